@@ -193,7 +193,7 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
         pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
         found = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
         assert found is not None
-        with patch("tranche.dashboard.cluster.pending.explain_gated", side_effect=KeyError("x")):
+        with patch("tranche.dashboard.cluster.pending.explain_waiting", side_effect=KeyError("x")):
             failed = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
         assert failed is not None
         assert "cannot be said" in failed.answer.message

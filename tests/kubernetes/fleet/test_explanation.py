@@ -32,11 +32,18 @@ from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
 from tranche.kubernetes.fleet.device_request import demanded_by, in_words
-from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_pod
+from tranche.kubernetes.fleet.explanation import (
+    GROUP_COLUMNS,
+    FleetExplanation,
+    WaitStatus,
+    explain_pod,
+    group_row,
+    head_lines,
+    tail_lines,
+)
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim
 from tranche.kubernetes.fleet.pool_usage import served
-from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
 
 P4D, T4 = published("p4d", a100s(2), NodeMode.DYNAMIC), published("t4", t4s(), NodeMode.SHARED)
 NODES = [node("p4d", mode="dynamic"), node("t4", mode="shared")]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import api_server
 from tests.strategies import node_views, requests_for
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.keeper import NOT_KNOWN_YET, Keeper, PodKeeper
 from tranche.core.request import Request, parse_request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.connection import ApiConnection
@@ -167,6 +168,31 @@ def test_nobody_is_called_by_an_id_of_his_node() -> None:
     found = explain_gated(WAITS, parse_request(gpus="1"), fleet_of(n1=taken))
     assert [each.text for each in found.groups] == ["held whole by pod team/other"]
     assert all("chosen-" not in text for text in (*found.remedies, found.message))
+
+
+def test_a_pod_ends_as_one_and_others_without_a_name_are_told_apart() -> None:
+    view, half = a100s(2), parse_request(mig_profile="3g.20gb")
+    one, two = (PodKeeper("nvidia.com/gpu", "team", "p", each) for each in ("one", "two"))
+    held: list[Keeper] = [one, two, NOT_KNOWN_YET, NOT_KNOWN_YET]
+    for number, keeper in enumerate(held):
+        granted = decide(view, half)
+        assert isinstance(granted, Granted)
+        share = Allocation(f"{number:08x}", half, granted.grants, Phase.ACTIVE, 0.0, "another namespace", keeper)
+        view = replace(view, allocations=(*view.allocations, share))
+    found = explain_gated(WAITS, parse_request(gpus="2"), fleet_of(n1=view))
+    assert found.remedies[-1] == "on node n1: wait for another namespace, another namespace (2), pod team/p to end"
+    assert {name for each in found.groups for name in each.holders} <= {
+        "another namespace",
+        "another namespace (2)",
+        "pod team/p",
+    }
+
+
+def test_a_node_that_cannot_be_read_could_serve_it_as_the_controller_takes_it() -> None:
+    dark = replace(fleet_of(n1=a100s(1)), unknown={"dark": "its lease cannot be read"})
+    found = explain_gated(WAITS, parse_request(gpus="2"), dark)
+    assert found.status is WaitStatus.WAITING
+    assert found.message == "none of 2 nodes can serve it now; 1 of them could later"
 
 
 def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_controllers_word() -> None:

@@ -13,23 +13,19 @@ if TYPE_CHECKING:
 
 async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
     """Why that pod waits, or what it has."""
-    from tranche.kubernetes.fleet.explanation import explain_pod
     from tranche.kubernetes.fleet.reading import read_fleet, read_pod
     from tranche.kubernetes.fleet.tier_reading import tier_in_force
-    from tranche.kubernetes.gates.changed_tier import as_in_tier
+    from tranche.kubernetes.gates.explaining import explain_waiting
+    from tranche.kubernetes.gates.reading import read_gate_fleet
 
     pod, tier = await read_pod(api, namespace, name), await tier_in_force(api)
-    if pod.by_gate is not None or pod.gate_problem:
-        from tranche.kubernetes.gates.explaining import explain_gated
-        from tranche.kubernetes.gates.reading import read_gate_fleet
-
-        return as_in_tier(explain_gated(pod, pod.by_gate, await read_gate_fleet(api, pod)), pod, tier)
-    return as_in_tier(explain_pod(pod, await read_fleet(api, namespace)), pod, tier)
+    fleet = await read_gate_fleet(api, pod) if pod.asks_at_gate else await read_fleet(api, namespace)
+    return explain_waiting(pod, fleet, tier)
 
 
 def print_explanation(found: FleetExplanation) -> None:
     """The answer, the nodes, and what would help."""
-    from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, head_lines, tail_lines
+    from tranche.kubernetes.fleet.explanation import GROUP_COLUMNS, group_row, head_lines, tail_lines
 
     for line in head_lines(found):
         show(line)

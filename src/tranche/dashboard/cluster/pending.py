@@ -15,15 +15,12 @@ from tranche.dashboard.cluster.redaction import redacted_view
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
-from tranche.kubernetes.fleet.answers import NodeReason, kept_out
-from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, as_far_as_seen, explain_pod
+from tranche.kubernetes.fleet.explanation import NOT_ASKED, FleetExplanation, WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
-from tranche.kubernetes.gates.changed_tier import as_in_tier
-from tranche.kubernetes.gates.explaining import explain_gated
+from tranche.kubernetes.gates.explaining import explain_views, explain_waiting
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.reading import GateFleet
-from tranche.planning.across import ChosenMachine, decide_across
 
 _NO_DEMAND = (
     "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off, or they offer "
@@ -31,8 +28,6 @@ _NO_DEMAND = (
 )
 _NEITHER = "this cluster gives no shares by demand: it has neither claims nor scheduling gates"
 _UNSAID = "why it waits cannot be said; the log of this page says more"
-_NAMED = 3
-_GROUPS = 12
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +42,7 @@ class PendingPod:
     @property
     def asks(self) -> bool:
         """Whether it asks for something that may be a GPU."""
-        return bool(
-            self.pod.by_gate or self.pod.gate_problem or self.pod.claims or self.pod.templates or self.pod.limits
-        )
+        return bool(self.pod.asks_at_gate or self.pod.claims or self.pod.templates or self.pod.limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +89,8 @@ def giving(gates: GateFleet, fleet: Fleet, tier: Tier) -> GateFleet:
 def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: Tier) -> WaitingPod | None:
     """Why it waits, in a cluster that gives shares that way; None where it wants no GPU of ours. Both are redacted."""
     pod = pending.pod
-    by_gate = pod.by_gate is not None or bool(pod.gate_problem)
     try:
-        found = explain_gated(pod, pod.by_gate, gates) if by_gate else explain_pod(pod, fleet)
-        answer = as_in_tier(found, pod, tier)
+        answer = explain_waiting(pod, gates if pod.asks_at_gate else fleet, tier)
     except Exception:
         # Whatever it is: who wrote one pod must not take the queue from all others.
         _log.exception("why a pod waits cannot be said", extra={"pod": str(pod)})
@@ -108,40 +99,17 @@ def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: T
 
 
 def explain_request(request: Request, gates: GateFleet, tier: Tier) -> FleetExplanation:
-    """What a request would get now, were it a pod that tolerates nothing, made as the cluster gives shares now; the words of
-    the nodes that differ in them, once.
-    """
+    """What a request would get now, were it a pod that tolerates nothing, made as the cluster gives shares now."""
     pod = FleetPod("", "a pod", gated=True, by_gate=request)
     if tier is Tier.NONE:
         return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NEITHER, (str(request),))
-    if not gates.views:
-        status, message = WaitStatus.IMPOSSIBLE, _NO_DEMAND
-        if not gates.whole:
-            status, message = as_far_as_seen(status, message)
-        return FleetExplanation(pod.name, status, message, (str(request),))
-    outs = {name: out for name, node in gates.nodes.items() if (out := kept_out(pod, node)) is not None}
-    views = {name: view for name, view in gates.views.items() if name not in outs}
-    found = decide_across(views, request)
-    if isinstance(found, ChosenMachine):
-        note = f": {found.granted.note}" if found.granted.note else ""
-        message = f"node {found.name} has what it wants{note}"
-        return FleetExplanation(pod.name, WaitStatus.STARTABLE, message, (str(request),))
-    said: dict[tuple[str, str], list[str]] = {}
-    for name, (reason, text) in outs.items():
-        said.setdefault((reason, text), []).append(name)
-    for name, text in found.reasons.items():
-        said.setdefault((NodeReason.HELD, text), []).append(name)
-    groups = [NodeGroup(reason, text, tuple(names[:_NAMED]), len(names)) for (reason, text), names in said.items()]
-    groups.sort(key=lambda each: -each.count)
-    status = WaitStatus.WAITING if found.possible else WaitStatus.IMPOSSIBLE
-    word = "now" if found.possible else "as they are"
-    message = f"none of {len(gates.views):,} nodes that give shares by demand can serve it {word}"
-    if not gates.whole:
-        status, message = as_far_as_seen(status, message)
-    shown, hidden = tuple(groups[:_GROUPS]), groups[_GROUPS:]
-    return FleetExplanation(
-        pod.name, status, message, (str(request),), groups=shown, unnamed=sum(each.count for each in hidden)
-    )
+    wanted = (str(request),)
+    if gates.views:
+        giving = replace(gates, nodes={name: node for name, node in gates.nodes.items() if name in gates.views})
+        return replace(explain_views(pod, request, giving), pod=pod.name, wanted=wanted)
+    if gates.whole:
+        return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NO_DEMAND, wanted)
+    return FleetExplanation(pod.name, WaitStatus.WAITING, f"{_NO_DEMAND}; {NOT_ASKED}", wanted)
 
 
 def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:

@@ -11,8 +11,7 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, moment, notes, span_since, table
 from tranche.dashboard.queue_page import ask_form, nothing_asked
 from tranche.documents.markup import Child, Element, element
-from tranche.kubernetes.fleet.explanation import FleetExplanation
-from tranche.kubernetes.fleet.text import GROUP_COLUMNS, group_row, tail_lines
+from tranche.kubernetes.fleet.explanation import GROUP_COLUMNS, FleetExplanation, group_row, tail_lines
 
 _VOUCHED = (
     "Whoever may write events in a namespace can write any about what is in it, and in default any about nodes: Kubernetes "

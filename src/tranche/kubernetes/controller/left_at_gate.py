@@ -11,7 +11,7 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.controller.cluster_pods import ClusterPod, decode_cluster_pod
-from tranche.kubernetes.gates.changed_tier import AT_GATE_ADVICE, LEFT_AT_GATE
+from tranche.kubernetes.gates.explaining import AT_GATE_ADVICE, LEFT_AT_GATE
 
 REASON = "WaitsForNobody"
 LOOK_SECONDS = 60.0

@@ -49,9 +49,19 @@ class NodeReason(StrEnum):
     REFUSED = "RefusedByNode"
 
 
+KEPT_OUT = (
+    NodeReason.NODE_NOT_READY,
+    NodeReason.NODE_CORDONED,
+    NodeReason.NODE_SELECTOR,
+    NodeReason.NODE_TAINT,
+)
+"""What is between pod and node alone: it keeps a pod off every device there."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What a node says. `reason` is a stable word. `devices` are what the pod would get. `missing` is memory in bytes.
+    """What a node says. `reason` is a stable word. `devices` are what the pod would get by a claim; where a controller chooses,
+    `text` says it. `missing` is memory in bytes.
 
     `holders` are who has what would serve, for people. `could` says that the node could serve were it free.
     """
@@ -102,7 +112,7 @@ def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsa
         return NodeAnswer(node.name, NodeReason.REFUSED, why[0], could=why[1])
     if given is not None:
         devices = tuple(each for several in given for each in several)
-        return NodeAnswer(node.name, NodeReason.FITS, "it fits", devices=devices, could=True)
+        return NodeAnswer(node.name, NodeReason.FITS, "", devices=devices, could=True)
     refusals = [_refused(each, node, room) for each in demands if served_together(room, (each,)) is None]
     if never := next((each for each in refusals if not each.could), None):
         return never

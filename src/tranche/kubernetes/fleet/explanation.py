@@ -5,8 +5,8 @@ Nodes that say the same are one group, so that the answer is as short on a thous
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tranche.core.quantity import format_memory
@@ -24,6 +24,8 @@ _UNANSWERED = "rpc error: code ="
 """In the kubelet's word where the driver gave no answer, so that it refused nothing."""
 _NAMED = 3
 _GROUPS = 12
+_DEVICES = 4
+GROUP_COLUMNS = ("NODES", "REASON", "MISSING", "HELD BY", "WHY")
 
 
 class WaitStatus(StrEnum):
@@ -182,43 +184,51 @@ def _waits(
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in fleet.pools)
     answers = [node_answer(pod, demands, node, rooms.get(node.name)) for node in nodes]
+    then = "it is gated until its place is chosen" if pod.gated else "the scheduler has yet to bind it"
+    notes = tuple(_notes(demands, fleet, claims))
+    found = explain_answers(str(pod), answers, fleet.whole, then=then)
+    found = replace(found, wanted=wanted, notes=notes)
+    if found.get is None:
+        found = replace(found, remedies=remedies(pod, demands, answers, nodes, rooms))
+    if not any(wanted.unread for demand in demands for wanted in demand.alternatives):
+        return found
+    found = replace(found, notes=(*notes, f"the scheduler says: {pod.message or 'nothing yet'}"))
+    if found.get is None:
+        return found
+    message = f"node {found.get.node} has what it wants, but for a condition that only the scheduler can judge"
+    message += "" if fleet.whole else f"; {NOT_ASKED}"
+    return replace(found, status=WaitStatus.WAITING, message=message, get=None)
+
+
+def explain_answers(pod: str, answers: Sequence[NodeAnswer], whole: bool, then: str = "") -> FleetExplanation:
+    """What nodes answer, put together. `then` is what a pod still waits for that a node could serve now.
+
+    Where the answers are not of the `whole` cluster, another node could serve it, so that nothing is impossible.
+    """
     get = next((each for each in answers if each.reason == NodeReason.FITS), None)
     groups = _groups(each for each in answers if each.reason != NodeReason.FITS)
-    advice = () if get is not None else remedies(pod, demands, answers, nodes, rooms)
-    notes = tuple(_notes(demands, fleet, claims))
-    shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
-    status, message = _status(pod, answers, get)
-    if any(wanted.unread for demand in demands for wanted in demand.alternatives):
-        notes += (f"the scheduler says: {pod.message or 'nothing yet'}",)
-        if get is not None:
-            message = f"node {get.node} has what it wants, but for a condition that only the scheduler can judge"
-            status, get = WaitStatus.WAITING, None
-    if get is None and not fleet.whole:
-        status, message = as_far_as_seen(status, message if answers else "you see no node that could be asked")
-    return FleetExplanation(
-        str(pod), status, message, wanted, (), get, shown, sum(each.count for each in hidden), advice, notes
-    )
-
-
-def _status(pod: FleetPod, answers: Sequence[NodeAnswer], get: NodeAnswer | None) -> tuple[WaitStatus, str]:
+    status, message = _status(answers)
     if get is not None:
-        wait = "it is gated until its place is chosen" if pod.gated else "the scheduler has yet to bind it"
-        return WaitStatus.STARTABLE, f"node {get.node} has what it wants; {wait}"
+        note = f": {get.text}" if get.text else ""
+        status = WaitStatus.STARTABLE
+        message = f"node {get.node} has what it wants{note}" + (f"; {then}" if then else "")
+    elif not whole:
+        status = WaitStatus.WAITING
+        message = f"{message if answers else 'you see no node that could be asked'}; {NOT_ASKED}"
+    unnamed = sum(each.count for each in groups[_GROUPS:])
+    named = get if get is not None and get.devices else None
+    return FleetExplanation(pod, status, message, get=named, groups=groups[:_GROUPS], unnamed=unnamed)
+
+
+def _status(answers: Sequence[NodeAnswer]) -> tuple[WaitStatus, str]:
+    """What is so where no node can serve it now."""
     if not answers:
         return WaitStatus.IMPOSSIBLE, "the cluster has no nodes"
-    able = [each for each in answers if each.could]
-    number = f"none of {len(answers):,} nodes" if len(answers) > 1 else f"node {answers[0].node} cannot"
-    if len(answers) > 1:
-        number += " can"
+    able = sum(each.could for each in answers)
+    number = f"none of {len(answers):,} nodes can" if len(answers) > 1 else f"node {answers[0].node} cannot"
     if not able:
         return WaitStatus.IMPOSSIBLE, f"{number} ever serve it as the cluster is"
-    could = f"{len(able):,} of them could" if len(answers) > 1 else "it could"
-    return WaitStatus.WAITING, f"{number} serve it now; {could} later"
-
-
-def as_far_as_seen(status: WaitStatus, message: str) -> tuple[WaitStatus, str]:
-    """What nodes say to whoever may not see all of them: another could serve, so that nothing is impossible."""
-    return WaitStatus.WAITING if status is WaitStatus.IMPOSSIBLE else status, f"{message}; {NOT_ASKED}"
+    return WaitStatus.WAITING, f"{number} serve it now; {f'{able:,} of them' if len(answers) > 1 else 'it'} could later"
 
 
 def _groups(answers: Iterable[NodeAnswer]) -> tuple[NodeGroup, ...]:
@@ -261,6 +271,39 @@ def _notes(demands: Sequence[DeviceRequest], fleet: Fleet, claims: Sequence[Flee
         )
     for each in dict.fromkeys(text for demand in demands for wanted in demand.alternatives for text in wanted.unread):
         yield f"a condition of the claim counts as met, as it is not in Tranche's words: {each}"
+
+
+def head_lines(found: FleetExplanation) -> Iterator[str]:
+    """What comes before the nodes: the answer, what is asked for, what it has or would get."""
+    yield f"{found.status}: {found.message}"
+    for each in found.wanted:
+        yield f"  asks for: {each}"
+    has = "has" if found.status is WaitStatus.HAS else "was given"
+    for holding in found.given:
+        yield f"  {has}: {given_text(holding)}"
+    if found.get is not None:
+        names = ", ".join(each.name for each in found.get.devices[:_DEVICES])
+        more = len(found.get.devices) - _DEVICES
+        yield f"  would get: {names}{f' and {more} more' if more > 0 else ''} on node {found.get.node}"
+
+
+def group_row(group: NodeGroup) -> tuple[object, ...]:
+    """Nodes that say the same, as a row."""
+    more = group.count - len(group.nodes)
+    nodes = ", ".join(group.nodes) + (f" and {more:,} more" if more else "")
+    missing = format_memory(group.missing) if group.missing else ""
+    return (nodes, group.reason, missing, ", ".join(group.holders), group.text)
+
+
+def tail_lines(found: FleetExplanation) -> Iterator[str]:
+    """What comes after the nodes: how many were not named, what would help, and what is not known."""
+    if found.unnamed:
+        yield f"and {found.unnamed:,} more nodes, for other reasons"
+    if found.remedies:
+        yield ""
+        yield "what would help, cheapest first:"
+        yield from (f"  {number}. {each}" for number, each in enumerate(found.remedies, start=1))
+    yield from (f"note: {each}" for each in found.notes)
 
 
 def given_text(holding: HeldDevice) -> str:

@@ -134,6 +134,11 @@ class FleetPod:
         return f"{self.namespace}/{self.name}"
 
     @property
+    def asks_at_gate(self) -> bool:
+        """Whether it asks for a share that a controller chooses, though it may never choose one."""
+        return self.by_gate is not None or bool(self.gate_problem)
+
+    @property
     def made_by_others(self) -> tuple[str, ...]:
         """The names of the claims that somebody has to make for it: of no template, and not the scheduler's."""
         own = {*self.templates, EXTENDED_RESOURCES}

@@ -10,7 +10,7 @@ from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
-from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason
+from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeAnswer, NodeReason
 from tranche.kubernetes.fleet.device_request import DeviceAlternative, DeviceRequest
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.fleet.pool_usage import (
@@ -37,22 +37,13 @@ def remedies(
 ) -> tuple[str, ...]:
     """At most six sentences."""
     by_name = {each.name: each for each in nodes}
-    # What keeps a pod off a node keeps it off every device there.
     open_rooms = [
         rooms[each.node]
         for each in answers
-        if each.node in rooms and each.reason not in _KEPT_OUT and rooms[each.node].pool.complete
+        if each.node in rooms and each.reason not in KEPT_OUT and rooms[each.node].pool.complete
     ][:_NODES]
     found = _all(pod, demands, answers, by_name, rooms, open_rooms)
     return tuple(islice(found, _MOST))
-
-
-_KEPT_OUT = (
-    NodeReason.NODE_NOT_READY,
-    NodeReason.NODE_CORDONED,
-    NodeReason.NODE_SELECTOR,
-    NodeReason.NODE_TAINT,
-)
 
 
 def _all(

@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.json_text import read_json
-from tranche.core.keeper import ChosenFor
+from tranche.core.keeper import NOT_KNOWN_YET, ChosenFor, PodKeeper
 from tranche.core.request import Request
 from tranche.core.wire import grant_from_dict
 from tranche.documents import describe
+from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.fleet.answers import NodeReason, kept_out
-from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus, as_far_as_seen
+from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeAnswer, NodeReason, kept_out
+from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_answers, explain_pod
+from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.gates.reading import GateFleet
-from tranche.planning.explain import Explanation, explain
+from tranche.planning.across import ChosenMachine, decide_across
+from tranche.planning.allocate import Granted, decide
+from tranche.planning.explain import explain
 
 _NAMED = 3
-_GROUPS = 12
 _ADVICE = 4
+_THEN = "it waits at the gate until the controller chooses"
 _MADE_ANEW = (
     "delete the pod and make it anew: by annotations in a namespace whose pods the webhook sees, or with the gate "
     f"{SHARE_GATE}, one annotation that says for what, and one of {SHARE_RESOURCE} for a container that stays"
 )
+LEFT_AT_GATE = (
+    "it waits at the gate tranche.dev/share, and this cluster gives shares by claims now: nobody chooses one for it"
+)
+AT_GATE_ADVICE = (
+    "delete the pod: what makes it anew gets a claim; a job of tranche submit is to be deleted and submitted again"
+)
+_LEFT_WITH_CLAIM = (
+    "it waits for a claim, and this cluster gives shares by scheduling gates now: no node serves its claim"
+)
+_WITH_CLAIM_ADVICE = (
+    "delete the pod: what makes it anew by its annotations waits at the gate; a job of tranche submit is to be deleted "
+    "and submitted again"
+)
+_WAITS = frozenset((WaitStatus.PREPARING, WaitStatus.STARTABLE, WaitStatus.WAITING, WaitStatus.IMPOSSIBLE))
+
+
+def explain_waiting(pod: FleetPod, fleet: Fleet | GateFleet, tier: Tier) -> FleetExplanation:
+    """Why the pod waits, or what it has, in a cluster that gives shares in that way; of a pod that asks at the gate by what nodes
+    tell of themselves. Pure.
+    """
+    found = explain_gated(pod, pod.by_gate, fleet) if isinstance(fleet, GateFleet) else explain_pod(pod, fleet)
+    if found.status not in _WAITS or pod.node:
+        return found
+    if pod.asks_at_gate and pod.gated and tier in BY_CLAIMS:
+        return _for_ever(pod, found.wanted, LEFT_AT_GATE, AT_GATE_ADVICE)
+    if not pod.asks_at_gate and (pod.claims or pod.templates) and tier is Tier.GATES:
+        return _for_ever(pod, found.wanted, _LEFT_WITH_CLAIM, _WITH_CLAIM_ADVICE)
+    return found
+
+
+def _for_ever(pod: FleetPod, wanted: tuple[str, ...], message: str, advice: str) -> FleetExplanation:
+    """The pod waits in another way than its cluster gives shares now: what it waits for never comes."""
+    return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(advice,))
 
 
 def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> FleetExplanation:
@@ -40,38 +80,70 @@ def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> F
         message = f"it waits at the gate for ever: {pod.gate_problem}"
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
     if not fleet.views:
-        word = fleet.last_word or "it waits at the gate until the controller chooses its share"
+        word = fleet.last_word or f"{_THEN} its share"
         return FleetExplanation(str(pod), WaitStatus.WAITING, word, wanted, notes=notes)
-    answers = {name: explain(view, request) for name, view in fleet.views.items()}
-    outs = {name: out for name, node in fleet.nodes.items() if (out := kept_out(pod, node)) is not None}
-    able = [name for name, each in sorted(answers.items()) if each.fits and name not in outs]
-    groups = _groups(_rows(answers, outs, fleet))
-    shown, hidden = groups[:_GROUPS], groups[_GROUPS:]
-    unnamed = sum(each.count for each in hidden)
+    return replace(explain_views(pod, request, fleet, then=_THEN), wanted=wanted, notes=notes)
+
+
+def explain_views(pod: FleetPod, request: Request, fleet: GateFleet, then: str = "") -> FleetExplanation:
+    """What the planning says of the nodes' views, were the request the pod's; `then` as for `explain_answers`. Pure."""
+    views = {name: _named(view) for name, view in fleet.views.items()}
+    answers = _answers(pod, request, fleet, views)
+    able = {each.node: views[each.node] for each in answers if each.reason == NodeReason.FITS}
+    best = decide_across(able, request) if len(able) > 1 else None
+    if isinstance(best, ChosenMachine):
+        answers.sort(key=lambda each: each.node != best.name)
+    found = explain_answers(str(pod), answers, fleet.whole, then)
     if able:
-        found = answers[able[0]].granted
-        note = "" if found is None else f": {found.note}"
-        message = f"node {able[0]} has what it wants{note}; it waits at the gate until the controller chooses"
-        return FleetExplanation(
-            str(pod), WaitStatus.STARTABLE, message, wanted, groups=shown, unnamed=unnamed, notes=notes
-        )
-    could = [name for name, each in answers.items() if each.impossible is None]
-    number = f"none of {len(fleet.nodes) or len(answers):,} nodes can"
-    status = WaitStatus.WAITING if could else WaitStatus.IMPOSSIBLE
-    message = (
-        f"{number} serve it now; {len(could):,} of them could later" if could else f"{number} ever serve it as they are"
+        return found
+    remedies = (
+        f"on node {each.node}: {remedy.text}"
+        for each in answers
+        if each.could and each.reason not in KEPT_OUT and each.node in views
+        for remedy in explain(views[each.node], request).remedies
     )
-    if not fleet.whole:
-        status, message = as_far_as_seen(status, message)
-    advice = tuple(
-        f"on node {name}: {_told(remedy.text, remedy.allocation_ids, fleet.views[name])}"
-        for name in could
-        for remedy in answers[name].remedies
-        if name not in outs
-    )
-    return FleetExplanation(
-        str(pod), status, message, wanted, groups=shown, unnamed=unnamed, remedies=advice[:_ADVICE], notes=notes
-    )
+    return replace(found, remedies=tuple(islice(remedies, _ADVICE)))
+
+
+def _answers(pod: FleetPod, request: Request, fleet: GateFleet, views: Mapping[str, NodeView]) -> list[NodeAnswer]:
+    found = []
+    for name in sorted({*fleet.nodes, *views, *fleet.unknown}):
+        if name in fleet.unknown:
+            answer = NodeAnswer(name, NodeReason.PUBLISHING, fleet.unknown[name], could=True)
+        elif name in views:
+            answer = _answer(name, views[name], request)
+        else:
+            answer = NodeAnswer(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
+        out = kept_out(pod, fleet.nodes[name]) if name in fleet.nodes and name not in fleet.unknown else None
+        found.append(answer if out is None else NodeAnswer(name, *out, could=answer.could))
+    return found
+
+
+def _answer(name: str, view: NodeView, request: Request) -> NodeAnswer:
+    """What the planning says of one node."""
+    try:
+        decision = decide(view, request)
+    except TrancheError as error:
+        return NodeAnswer(name, error.reason, error.message)
+    if isinstance(decision, Granted):
+        return NodeAnswer(name, NodeReason.FITS, decision.note, could=True)
+    obstacles = decision.obstacles
+    reason = str(obstacles[0].reason) if obstacles else NodeReason.HELD
+    text = "; ".join(list(dict.fromkeys(each.text for each in obstacles))[:_NAMED])
+    holders = dict.fromkeys(each for obstacle in obstacles for each in obstacle.allocation_ids)
+    return NodeAnswer(name, reason, text, holders=tuple(holders), could=True)
+
+
+def _named(view: NodeView) -> NodeView:
+    """The view in which shares have the names of whoever has them for ids, which mean something on the node alone."""
+    counts: Counter[str] = Counter()
+    allocations = []
+    for each in view.allocations:
+        name = str(each.keeper) if each.keeper != NOT_KNOWN_YET else each.command or str(each.keeper)
+        known = isinstance(each.keeper, ChosenFor) or (isinstance(each.keeper, PodKeeper) and each.keeper.admitted)
+        counts[name] += not known  # a pod ends as one
+        allocations.append(replace(each, id=f"{name} ({counts[name]})" if counts[name] > 1 else name))
+    return replace(view, allocations=tuple(allocations))
 
 
 def chosen_text(pod: FleetPod, fleet: GateFleet) -> str:
@@ -145,59 +217,3 @@ def _grant_text(grant: Grant, view: NodeView | None) -> str:
         return describe.grant(grant, view.node)
     slot = grant.slot
     return grant.gpu_uuid if slot is None else f"{slot.profile} at {slot.placement} of {grant.gpu_uuid}"
-
-
-def _told(text: str, ids: Collection[str], view: NodeView) -> str:
-    """The text with pods in the place of ids that mean something on the node alone."""
-    for each in view.allocations:
-        if each.id in ids:
-            text = text.replace(each.id, str(each.keeper))
-    return text
-
-
-class _Row(NamedTuple):
-    """Why a node cannot serve now, and who has what would serve."""
-
-    node: str
-    reason: str
-    text: str
-    holders: tuple[str, ...] = ()
-
-
-def _rows(
-    answers: Mapping[str, Explanation], outs: Mapping[str, tuple[NodeReason, str]], fleet: GateFleet
-) -> Iterator[_Row]:
-    for name in sorted({*fleet.nodes, *answers, *fleet.unknown}):
-        if name in fleet.unknown:
-            yield _Row(name, NodeReason.PUBLISHING, fleet.unknown[name])
-        elif name in outs:
-            yield _Row(name, *outs[name])
-        elif name not in answers:
-            yield _Row(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
-        elif not answers[name].fits:
-            yield _refusal(name, answers[name], fleet.views[name])
-
-
-def _refusal(name: str, found: Explanation, view: NodeView) -> _Row:
-    if found.impossible is not None:
-        return _Row(name, found.impossible.reason, found.summary)
-    obstacles = [each.obstacle for each in found.gpus if each.obstacle is not None]
-    reason = str(obstacles[0].reason) if obstacles else NodeReason.HELD
-    texts = (_told(each.text, each.allocation_ids, view) for each in obstacles)
-    text = "; ".join(list(dict.fromkeys(texts))[:_NAMED])
-    ids = {each for obstacle in obstacles for each in obstacle.allocation_ids}
-    holders = dict.fromkeys(str(each.keeper) for each in view.allocations if each.id in ids)
-    return _Row(name, reason, text, tuple(holders))
-
-
-def _groups(rows: Iterator[_Row]) -> tuple[NodeGroup, ...]:
-    together: dict[tuple[str, str], list[_Row]] = {}
-    for each in rows:
-        together.setdefault((each.reason, each.text), []).append(each)
-    return tuple(sorted(map(_group, together.values()), key=lambda each: -each.count))
-
-
-def _group(rows: Sequence[_Row]) -> NodeGroup:
-    names = tuple(each.node for each in rows[:_NAMED])
-    holders = tuple(dict.fromkeys(name for each in rows[:_NAMED] for name in each.holders))
-    return NodeGroup(rows[0].reason, rows[0].text, names, len(rows), holders=holders[:_NAMED])

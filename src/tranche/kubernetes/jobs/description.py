@@ -11,14 +11,13 @@ from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.fleet.documents import explanation_document, given_document
-from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explain_pod
+from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
 from tranche.kubernetes.fleet.pool_usage import HeldDevice
 from tranche.kubernetes.fleet.reading import read_fleet
 from tranche.kubernetes.fleet.tier_reading import tier_in_force
-from tranche.kubernetes.gates.changed_tier import as_in_tier
-from tranche.kubernetes.gates.explaining import chosen_text, explain_gated
+from tranche.kubernetes.gates.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gates.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
 from tranche.kubernetes.jobs.documents import job_document
@@ -56,25 +55,19 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     raw = await reader.objects("the job's pods", path, labelSelector=f"{JOB_LABEL}={name}") or ()
     pods, known = in_order(map(decode_job_pod, raw)), [decode_fleet_pod(each) for each in raw]
     warnings = await _warnings(reader, namespace, pods)
-    waits = any(not each.node and each.phase == "Pending" for each in known)
-    tier = await tier_in_force(connection) if waits else Tier.NONE
-    gated = [each for each in known if each.by_gate is not None or each.gate_problem]
+    waiting = [each for each in known if not each.node and each.phase == "Pending"]
+    tier = await tier_in_force(connection) if waiting else Tier.NONE
+    gated = [each for each in known if each.asks_at_gate]
+    chosen: dict[str, tuple[str, ...]] = {}
     if gated:
-        found = await read_gate_fleet(connection, gated[0])
-        chosen = {each.name: (text,) for each in gated if (text := chosen_text(each, found))}
-        explained = tuple(
-            as_in_tier(explain_gated(each, each.by_gate, found), each, tier)
-            for each in gated
-            if not each.node and each.phase == "Pending"
-        )
-        return JobDescription(
-            job, pods, _of_pods(pods, found.fleet()), explained, warnings, chosen, tuple(found.unread)
-        )
-    fleet = await read_fleet(connection, namespace)
-    explained = tuple(
-        as_in_tier(explain_pod(each, fleet), each, tier) for each in known if not each.node and each.phase == "Pending"
-    )
-    return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings, unread=tuple(fleet.unread))
+        told = await read_gate_fleet(connection, gated[0])
+        chosen = {each.name: (text,) for each in gated if (text := chosen_text(each, told))}
+        explained = tuple(explain_waiting(each, told, tier) for each in waiting if each.asks_at_gate)
+        fleet = told.fleet()
+    else:
+        fleet = await read_fleet(connection, namespace)
+        explained = tuple(explain_waiting(each, fleet, tier) for each in waiting)
+    return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings, chosen, tuple(fleet.unread))
 
 
 def description_document(found: JobDescription) -> dict[str, object]:
@@ -89,24 +82,18 @@ def description_document(found: JobDescription) -> dict[str, object]:
 
 
 def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[HeldDevice]]:
+    """What the pods have, by claims or because a controller chose it."""
     owners = {(pod.namespace, claim): pod.name for pod in pods for claim in pod.claims.values()}
+    names = {(pod.namespace, pod.name): pod.name for pod in pods}
     found: dict[str, list[HeldDevice]] = {}
     for room in fleet.rooms().values():
         for each in room.holdings:
-            owner = owners.get((each.claim.namespace, each.claim.name))
-            if owner is not None:
-                found.setdefault(owner, []).append(each)
-    return found
-
-
-def _of_pods(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[HeldDevice]]:
-    """What was chosen for pods without a claim."""
-    names = {(pod.namespace, pod.name) for pod in pods}
-    found: dict[str, list[HeldDevice]] = {}
-    for room in fleet.rooms().values():
-        for each in room.holdings:
-            if not each.claim.name and (each.claim.namespace, each.claim.pods[0]) in names:
-                found.setdefault(each.claim.pods[0], []).append(each)
+            claim = each.claim
+            known = (
+                owners.get((claim.namespace, claim.name)) if claim.name else names.get((claim.namespace, claim.pods[0]))
+            )
+            if known is not None:
+                found.setdefault(known, []).append(each)
     return found
 
 
