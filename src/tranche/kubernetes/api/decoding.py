@@ -140,6 +140,12 @@ def _event(
     }
 
 
+def part(raw: Json, key: str) -> Json:
+    """What an object has under that key; nothing where that is no object."""
+    value = raw.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
 def timestamp(moment: datetime) -> str:
     """RFC 3339 in seconds, as the API server writes it; the moment must be in UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

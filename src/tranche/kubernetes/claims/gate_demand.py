@@ -13,7 +13,7 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.core.request import Request
 from tranche.kubernetes.claims.annotations import pod_demand
-from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 
 
@@ -62,12 +62,5 @@ def _asking(spec: Mapping[str, Any]) -> Iterator[tuple[str, int, bool]]:
         for each in spec.get(kind) or ():
             resources = each.get("resources") or {}
             asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(SHARE_RESOURCE, "0")
-            if amount := _amount(str(asked)):
+            if amount := read_quantity(asked):
                 yield str(each.get("name") or ""), amount, kind == "containers" or each.get("restartPolicy") == "Always"
-
-
-def _amount(text: str) -> int:
-    try:
-        return parse_quantity(text)
-    except UsageError:
-        return 0  # the API server lets none in

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tranche.core.errors import UsageError
-from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.api.decoding import part
+from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType, TaintKey
 
 
@@ -32,7 +32,7 @@ def shared_cards(resource_slices: Iterable[Mapping[str, Any]], gpu_model: str = 
     for device in _devices(resource_slices):
         attributes = device.get("attributes") or {}
         memory = (attributes.get(AttributeName.CARD_MEMORY) or {}).get("int")
-        room = _amount((device.get("capacity") or {}).get(CapacityName.MEMORY))
+        room = read_quantity(part(part(device, "capacity"), CapacityName.MEMORY).get("value")) or 0
         shared = _text(attributes, AttributeName.TYPE) == DeviceType.SHARED and not _text(
             attributes, AttributeName.PROFILE
         )
@@ -56,10 +56,3 @@ def _offered(device: Mapping[str, Any]) -> bool:
 
 def _text(attributes: Mapping[str, Any], name: AttributeName) -> str:
     return str((attributes.get(name) or {}).get("string") or "")
-
-
-def _amount(capacity: Mapping[str, Any] | None) -> int:
-    try:
-        return parse_quantity(str((capacity or {}).get("value", "")))
-    except UsageError:
-        return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 from tranche.core.errors import UsageError
 
@@ -23,6 +24,19 @@ _UNITS = {
 def parse_quantity(text: str) -> int:
     """The quantity, rounded up to a whole number as the API server rounds; UsageError when it is none."""
     return _rounded_up(_amount(text))
+
+
+def read_quantity(text: object) -> int | None:
+    """As `parse_quantity`, of what the API server has let in; None for what is no quantity."""
+    return None if text is None else _read(str(text))
+
+
+@lru_cache(maxsize=4096)  # thousands of devices have a dozen amounts
+def _read(text: str) -> int | None:
+    try:
+        return parse_quantity(text)
+    except UsageError:
+        return None
 
 
 def parse_whole(text: str) -> int:

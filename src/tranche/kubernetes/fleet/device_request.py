@@ -11,7 +11,7 @@ from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceConditions, read_conditions
-from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
     WHOLE_RESOURCE,
@@ -179,9 +179,9 @@ def _wanted(raw: Mapping[str, Any], of_class: DeviceAlternative) -> DeviceAltern
         of_class,
         count=int(raw.get("count") or 1),
         every=raw.get("allocationMode") == "All",
-        memory=_amount(capacity.get(CapacityName.MEMORY)),
-        share=_amount(capacity.get(CapacityName.SHARE)),
-        compute=_amount(capacity.get(CapacityName.COMPUTE)),
+        memory=read_quantity(capacity.get(CapacityName.MEMORY)),
+        share=read_quantity(capacity.get(CapacityName.SHARE)),
+        compute=read_quantity(capacity.get(CapacityName.COMPUTE)),
         conditions=conditions,
         tolerations=tuple(Toleration.decode(each) for each in raw.get("tolerations") or ()),
         unread=unread,
@@ -194,13 +194,6 @@ def _label(profile: str) -> str:
     except UsageError:
         return ""
     return profile_label(name)
-
-
-def _amount(text: Any) -> int | None:
-    try:
-        return None if text is None else parse_quantity(str(text))
-    except UsageError:
-        return None
 
 
 def in_words(wanted: DeviceAlternative) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
-from tranche.core.errors import UsageError
-from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.api.decoding import part
+from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
 
 
@@ -91,19 +90,17 @@ class FleetSlice:
 
 def decode_fleet_slice(raw: Mapping[str, Any]) -> FleetSlice:
     """A `resource.k8s.io/v1.ResourceSlice`; another driver's without its devices."""
-    spec = _part(raw, "spec")
-    pool, driver, node = _part(spec, "pool"), str(spec.get("driver") or ""), str(spec.get("nodeName") or "")
+    spec = part(raw, "spec")
+    pool, driver, node = part(spec, "pool"), str(spec.get("driver") or ""), str(spec.get("nodeName") or "")
     ours = driver == DRIVER
     return FleetSlice(
-        name=str(_part(raw, "metadata").get("name") or ""),
+        name=str(part(raw, "metadata").get("name") or ""),
         driver=driver,
         node=node,
         generation=_number(pool.get("generation")),
         count=_number(pool.get("resourceSliceCount")),
         devices=tuple(_device(node, each) for each in spec.get("devices") or ()) if ours else (),
-        counters={
-            str(each.get("name")): _amounts(_part(each, "counters")) for each in spec.get("sharedCounters") or ()
-        },
+        counters={str(each.get("name")): _amounts(part(each, "counters")) for each in spec.get("sharedCounters") or ()},
     )
 
 
@@ -130,21 +127,21 @@ def _pool(node: str, slices: Sequence[FleetSlice]) -> Pool:
 
 
 def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
-    capacity = _part(raw, "capacity")
+    capacity = part(raw, "capacity")
     consumed: Mapping[str, Any] = next(iter(raw.get("consumesCounters") or ()), {})
-    policy = _part(_part(_part(capacity, CapacityName.MEMORY), "requestPolicy"), "validRange")
+    policy = part(part(part(capacity, CapacityName.MEMORY), "requestPolicy"), "validRange")
     device = fleet_device(
         node,
         str(raw.get("name") or ""),
-        {name: _value(each) for name, each in _part(raw, "attributes").items()},
+        {name: _value(each) for name, each in part(raw, "attributes").items()},
         _amounts(capacity),
     )
     return replace(
         device,
-        least=_quantity(policy.get("min")),
-        step=max(_quantity(policy.get("step")), 1),
+        least=read_quantity(policy.get("min")) or 0,
+        step=max(read_quantity(policy.get("step")) or 0, 1),
         counter_set=str(consumed.get("counterSet") or ""),
-        counters=_amounts(_part(consumed, "counters")),
+        counters=_amounts(part(consumed, "counters")),
         taints=tuple(_taints(raw)),
     )
 
@@ -184,29 +181,8 @@ def _value(attribute: Any) -> object:
 
 
 def _amounts(raw: Mapping[str, Any]) -> Mapping[str, int]:
-    return {name: _amount(value) for name, value in raw.items()}
-
-
-def _amount(raw: Any) -> int:
-    return _quantity(raw.get("value")) if isinstance(raw, dict) else 0
-
-
-def _quantity(text: Any) -> int:
-    return _parsed(text) if isinstance(text, str) else 0
-
-
-@lru_cache(maxsize=4096)  # thousands of devices have a dozen amounts
-def _parsed(text: str) -> int:
-    try:
-        return parse_quantity(text)
-    except UsageError:
-        return 0
+    return {name: read_quantity(part(raw, name).get("value")) or 0 for name in raw}
 
 
 def _number(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = raw.get(key)
-    return value if isinstance(value, dict) else {}

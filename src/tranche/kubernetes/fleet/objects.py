@@ -8,11 +8,12 @@ from typing import Any
 
 from tranche.core.errors import UsageError
 from tranche.core.request import Request
+from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.node_rules import NodeTaint, NodeTerm, Toleration, decode_terms
 from tranche.kubernetes.claims.claim import is_pod
 from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
-from tranche.kubernetes.claims.quantity import parse_quantity
+from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.share_request import read_share_request
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -147,7 +148,7 @@ class FleetPod:
 
 def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
     """A `v1.Node`."""
-    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     ready: Mapping[str, Any] = next(
         (each for each in status.get("conditions") or () if each.get("type") == "Ready"), {}
     )
@@ -155,18 +156,18 @@ def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
         name=str(meta.get("name") or ""),
         ready=ready.get("status") == "True",
         unschedulable=bool(spec.get("unschedulable")),
-        labels={str(key): str(value) for key, value in _part(meta, "labels").items()},
+        labels={str(key): str(value) for key, value in part(meta, "labels").items()},
         taints=tuple(NodeTaint.decode(each) for each in spec.get("taints") or ()),
-        resources=_counts(_part(status, "allocatable")),
-        hands_out=str(_part(status, "capacity").get(SHARE_RESOURCE, "0")) != "0",
+        resources=_counts(part(status, "allocatable")),
+        hands_out=str(part(status, "capacity").get(SHARE_RESOURCE, "0")) != "0",
     )
 
 
 def decode_fleet_claim(raw: Mapping[str, Any]) -> FleetClaim:
     """A `resource.k8s.io/v1.ResourceClaim`."""
-    meta, status = _part(raw, "metadata"), _part(raw, "status")
-    devices = _part(_part(raw, "spec"), "devices")
-    results = _part(_part(status, "allocation"), "devices").get("results") or ()
+    meta, status = part(raw, "metadata"), part(raw, "status")
+    devices = part(part(raw, "spec"), "devices")
+    results = part(part(status, "allocation"), "devices").get("results") or ()
     asked, ignored = _asked(devices)
     return FleetClaim(
         namespace=str(meta.get("namespace") or ""),
@@ -184,15 +185,15 @@ def decode_fleet_claim(raw: Mapping[str, Any]) -> FleetClaim:
 
 def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
     """A `v1.Pod`."""
-    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     scheduled: Mapping[str, Any] = next(
         (each for each in status.get("conditions") or () if each.get("type") == "PodScheduled"), {}
     )
     asked = {str(each.get("name")): each for each in spec.get("resourceClaims") or ()}
     made = {str(each.get("name")): each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     names = {name: made.get(name) or each.get("resourceClaimName") for name, each in asked.items()}
-    demand = gate_demand(_part(meta, "annotations"), spec)
-    extended = _part(status, "extendedResourceClaimStatus").get("resourceClaimName")
+    demand = gate_demand(part(meta, "annotations"), spec)
+    extended = part(status, "extendedResourceClaimStatus").get("resourceClaimName")
     return FleetPod(
         namespace=str(meta.get("namespace") or ""),
         name=str(meta.get("name") or ""),
@@ -200,7 +201,7 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
         node=str(spec.get("nodeName") or ""),
         gated=bool(spec.get("schedulingGates")),
         message=str(scheduled.get("message") or "") if scheduled.get("status") == "False" else "",
-        node_selector={str(key): str(value) for key, value in _part(spec, "nodeSelector").items()},
+        node_selector={str(key): str(value) for key, value in part(spec, "nodeSelector").items()},
         affinity=decode_terms(spec),
         tolerations=tuple(Toleration.decode(each) for each in spec.get("tolerations") or ()),
         claims={name: str(claim) for name, claim in {**names, EXTENDED_RESOURCES: extended}.items() if claim},
@@ -212,7 +213,7 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
         limits=_limits(spec),
         by_gate=demand.request,
         gate_problem=demand.wrong,
-        chosen=str(_part(meta, "annotations").get(SHARE_GATE) or ""),
+        chosen=str(part(meta, "annotations").get(SHARE_GATE) or ""),
         uid=str(meta.get("uid") or ""),
         prepared=_prepared(status),
     )
@@ -228,44 +229,37 @@ def _prepared(status: Mapping[str, Any]) -> bool:
     ):
         return True
     containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-    return any(not _part(each, "state").keys().isdisjoint(("running", "terminated")) for each in containers)
+    return any(not part(each, "state").keys().isdisjoint(("running", "terminated")) for each in containers)
 
 
 def _asked(devices: Mapping[str, Any]) -> tuple[str, str]:
     """The request in the driver's configuration, and why another is none."""
     ignored = ""
     for each in devices.get("config") or ():
-        opaque = _part(each, "opaque")
+        opaque = part(each, "opaque")
         if opaque.get("driver") == DRIVER:
             try:
-                return str(read_share_request(_part(opaque, "parameters"))), ""
+                return str(read_share_request(part(opaque, "parameters"))), ""
             except UsageError as error:
                 ignored = error.message  # of another version, or another hand
     return "", ignored
 
 
 def _given(raw: Mapping[str, Any]) -> ClaimedDevice:
-    consumed = _part(raw, "consumedCapacity")
+    consumed = part(raw, "consumedCapacity")
     return ClaimedDevice(
         node=str(raw.get("pool") or ""),
         device=str(raw.get("device") or ""),
         request=str(raw.get("request") or ""),
-        memory=_amount(consumed.get(CapacityName.MEMORY)),
-        compute=_amount(consumed.get(CapacityName.COMPUTE)),
+        memory=read_quantity(consumed.get(CapacityName.MEMORY)),
+        compute=read_quantity(consumed.get(CapacityName.COMPUTE)),
     )
-
-
-def _amount(text: Any) -> int | None:
-    try:
-        return None if text is None else parse_quantity(str(text))
-    except UsageError:
-        return None
 
 
 def _limits(spec: Mapping[str, Any]) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for container in spec.get("containers") or ():
-        for name, count in _counts(_part(_part(container, "resources"), "limits")).items():
+        for name, count in _counts(part(part(container, "resources"), "limits")).items():
             found[name] = found.get(name, 0) + count
     return found
 
@@ -276,10 +270,5 @@ def _counts(quantities: Mapping[str, Any]) -> Mapping[str, int]:
 
 def _of_gpus(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, text in quantities.items():
-        if is_gpu_resource(str(name)) and (amount := _amount(text)):
+        if is_gpu_resource(str(name)) and (amount := read_quantity(text)):
             yield str(name), amount
-
-
-def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = raw.get(key)
-    return value if isinstance(value, Mapping) else {}

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.jobs.manifest import REQUEST_ANNOTATION
 
 
@@ -92,7 +93,7 @@ _USUAL_WAITS = ("ContainerCreating", "PodInitializing")
 
 def decode_job(raw: Mapping[str, Any]) -> KubeJob:
     """A `batch/v1.Job`."""
-    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     conditions = {each.get("type"): each for each in status.get("conditions") or () if each.get("status") == "True"}
     failed = conditions.get("Failed") or conditions.get("FailureTarget") or {}
     parallelism = spec.get("parallelism")
@@ -100,7 +101,7 @@ def decode_job(raw: Mapping[str, Any]) -> KubeJob:
         namespace=str(meta.get("namespace") or ""),
         name=str(meta.get("name") or ""),
         status=_status(meta, spec, status, conditions),
-        request=str(_part(meta, "annotations").get(REQUEST_ANNOTATION) or ""),
+        request=str(part(meta, "annotations").get(REQUEST_ANNOTATION) or ""),
         uid=str(meta.get("uid") or ""),
         created=_moment(str(meta.get("creationTimestamp") or "")),
         completions=int(spec.get("completions") or (1 if parallelism is None else parallelism)),
@@ -114,10 +115,10 @@ def decode_job(raw: Mapping[str, Any]) -> KubeJob:
 
 def decode_job_pod(raw: Mapping[str, Any]) -> JobPod:
     """A `v1.Pod` of a Job."""
-    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     container: Mapping[str, Any] = next(iter(status.get("containerStatuses") or ()), {})
-    state = _part(container, "state")
-    ended, waiting = _part(state, "terminated"), _part(state, "waiting")
+    state = part(container, "state")
+    ended, waiting = part(state, "terminated"), part(state, "waiting")
     given = {each.get("name"): each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()}
     named = {each.get("name"): each.get("resourceClaimName") for each in spec.get("resourceClaims") or ()}
     return JobPod(
@@ -125,7 +126,7 @@ def decode_job_pod(raw: Mapping[str, Any]) -> JobPod:
         name=str(meta.get("name") or ""),
         phase=str(status.get("phase") or "Pending"),
         node=str(spec.get("nodeName") or ""),
-        index=str(_part(meta, "annotations").get("batch.kubernetes.io/job-completion-index") or ""),
+        index=str(part(meta, "annotations").get("batch.kubernetes.io/job-completion-index") or ""),
         ready=bool(container.get("ready")),
         started=bool(state) and not waiting,
         waiting=str(waiting.get("reason") or ""),
@@ -162,8 +163,3 @@ def _moment(text: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         return None
-
-
-def _part(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = raw.get(key)
-    return value if isinstance(value, dict) else {}

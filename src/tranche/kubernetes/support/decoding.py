@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.decoding import Json, part
 from tranche.kubernetes.api.node_rules import NodeTaint
 from tranche.kubernetes.claims.vocabulary import is_gpu_resource
 from tranche.kubernetes.support.facts import ConditionFacts, ControllerFacts, DaemonSetFacts, PodFacts, SurveyedNode
@@ -16,8 +16,8 @@ _OUR_ANNOTATIONS = ("tranche.dev/", "mig-manager.tranche.dev/")
 
 def decode_node(raw: Json) -> SurveyedNode:
     """A `v1.Node`."""
-    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
-    info = _part(status, "nodeInfo")
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
+    info = part(status, "nodeInfo")
     return SurveyedNode(
         name=_text(meta, "name"),
         labels=_texts(meta, "labels"),
@@ -26,8 +26,8 @@ def decode_node(raw: Json) -> SurveyedNode:
         },
         taints=tuple(map(NodeTaint.decode, spec.get("taints") or ())),
         conditions=tuple(_condition(each) for each in status.get("conditions") or ()),
-        capacity=_counts(_part(status, "capacity")),
-        allocatable=_counts(_part(status, "allocatable")),
+        capacity=_counts(part(status, "capacity")),
+        allocatable=_counts(part(status, "allocatable")),
         unschedulable=bool(spec.get("unschedulable")),
         kubelet_version=_text(info, "kubeletVersion"),
         kernel_version=_text(info, "kernelVersion"),
@@ -39,8 +39,8 @@ def decode_node(raw: Json) -> SurveyedNode:
 
 def decode_daemon_set(raw: Json) -> DaemonSetFacts:
     """An `apps/v1.DaemonSet`."""
-    meta, status = _part(raw, "metadata"), _part(raw, "status")
-    spec = _part(_part(_part(raw, "spec"), "template"), "spec")
+    meta, status = part(raw, "metadata"), part(raw, "status")
+    spec = part(part(part(raw, "spec"), "template"), "spec")
     containers = spec.get("containers") or ()
     first = containers[0] if containers else {}
     return DaemonSetFacts(
@@ -50,7 +50,7 @@ def decode_daemon_set(raw: Json) -> DaemonSetFacts:
         command=tuple(map(str, first.get("command") or ())),
         arguments=tuple(map(str, first.get("args") or ())),
         service_account=_text(spec, "serviceAccountName") or "default",
-        selector=_texts(_part(_part(raw, "spec"), "selector"), "matchLabels"),
+        selector=_texts(part(part(raw, "spec"), "selector"), "matchLabels"),
         tolerations=tuple(
             {key: str(each[key]) for key in ("key", "operator", "value", "effect") if each.get(key)}
             for each in spec.get("tolerations") or ()
@@ -62,9 +62,9 @@ def decode_daemon_set(raw: Json) -> DaemonSetFacts:
 
 def decode_controller(raw: Json) -> ControllerFacts | None:
     """An `apps/v1.Deployment` that runs `tranche controller`; None for another."""
-    meta, status = _part(raw, "metadata"), _part(raw, "status")
-    spec = _part(raw, "spec")
-    containers = _part(_part(spec, "template"), "spec").get("containers") or ()
+    meta, status = part(raw, "metadata"), part(raw, "status")
+    spec = part(raw, "spec")
+    containers = part(part(spec, "template"), "spec").get("containers") or ()
     words = [
         str(each) for container in containers[:1] for key in ("command", "args") for each in container.get(key) or ()
     ]
@@ -81,10 +81,10 @@ def decode_controller(raw: Json) -> ControllerFacts | None:
 
 def decode_pod(raw: Json) -> PodFacts:
     """A `v1.Pod` of a DaemonSet."""
-    meta, spec, status = _part(raw, "metadata"), _part(raw, "spec"), _part(raw, "status")
+    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
     statuses = status.get("containerStatuses") or ()
     first = statuses[0] if statuses else {}
-    waiting = _part(_part(first, "state"), "waiting")
+    waiting = part(part(first, "state"), "waiting")
     conditions = {_text(each, "type"): each for each in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled", {})
     return PodFacts(
@@ -104,8 +104,8 @@ def decode_pod(raw: Json) -> PodFacts:
 
 def _wanted_node(spec: Json) -> str:
     """The node that a DaemonSet made its pod for: by an affinity, until the scheduler has bound it."""
-    affinity = _part(_part(spec, "affinity"), "nodeAffinity")
-    required = _part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    affinity = part(part(spec, "affinity"), "nodeAffinity")
+    required = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     for term in required.get("nodeSelectorTerms") or ():
         for wanted in term.get("matchFields") or ():
             if wanted.get("key") == "metadata.name" and wanted.get("values"):
@@ -137,15 +137,10 @@ def _counts(quantities: Json) -> Mapping[str, int]:
     return found
 
 
-def _part(raw: Json, key: str) -> Json:
-    value = raw.get(key)
-    return value if isinstance(value, dict) else {}
-
-
 def _text(raw: Json, key: str) -> str:
     value: Any = raw.get(key)
     return "" if value is None else str(value)
 
 
 def _texts(raw: Json, key: str) -> Mapping[str, str]:
-    return {str(name): str(value) for name, value in _part(raw, key).items()}
+    return {str(name): str(value) for name, value in part(raw, key).items()}
