@@ -31,8 +31,8 @@ from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode, FleetPod, decode_fleet_node
-from tranche.kubernetes.gates.explaining import explain_gated
 from tranche.kubernetes.gates.reading import GateFleet
+from tranche.planning.across import ChosenMachine, decide_across
 
 EVERYBODY = NameVisibility(everywhere=True)
 MIXED = {"tranche.dev/mode": "mixed"}
@@ -53,14 +53,16 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
 
 
 @given(shared_machines(), requests())
-def test_the_short_way_over_many_nodes_says_the_same_as_the_long_one(view: NodeView, request: Request) -> None:
+def test_a_request_is_answered_as_the_controller_would_decide(view: NodeView, request: Request) -> None:
     nodes = {name: FleetNode(name, labels=MIXED) for name in ("n1", "n2")}
     gates = gate_fleet({"n1": view, "n2": a100s(1)}, nodes, EVERYBODY)
-    pod = FleetPod("", "a pod", gated=True, by_gate=request)
-    short, long = explain_request(request, gates, Tier.GATES), explain_gated(pod, request, gates)
-    assert short.status == long.status
-    if short.status is not WaitStatus.STARTABLE:
-        assert sum(each.count for each in short.groups) + short.unnamed == 2
+    found, decided = explain_request(request, gates, Tier.GATES), decide_across(gates.views, request)
+    if isinstance(decided, ChosenMachine):
+        assert found.status is WaitStatus.STARTABLE
+        assert found.message == f"node {decided.name} has what it wants: {decided.granted.note}"
+    else:
+        assert found.status is (WaitStatus.WAITING if decided.possible else WaitStatus.IMPOSSIBLE)
+        assert sum(each.count for each in found.groups) + found.unnamed == 2
 
 
 def test_only_nodes_that_give_shares_by_demand_and_take_pods_are_asked() -> None:
