@@ -207,8 +207,8 @@ def test_a_unit_that_would_close_a_circle_is_not_left_there(tmp_path: Path, by_f
 
 def test_a_driver_that_hangs_is_ended_by_systemd_and_nobody_waits_for_ever(bootable: MakeBootable) -> None:
     made = bootable("A100-40GB")
-    made.machine.machine.inject_latency(CREATE, 2.0)
-    made.drop_in("impatient", "[Service]\nTimeoutStartSec=2\n")
+    made.machine.machine.inject_latency(CREATE, 4.0)
+    made.drop_in("impatient", "[Service]\nTimeoutStartSec=8\n")
     booted = made.boot()
     assert_failed_and_said(booted, "it was told to end (SIGTERM)")
     assert booted.properties["Result"] == "timeout"
