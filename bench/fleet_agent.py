@@ -21,6 +21,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
@@ -140,6 +141,7 @@ class FleetAgent:
             node_pods=self._pods.latest,
             inventory=self._inventory,
             gpu_events=cast(GpuEvents, None),
+            device_health=cast(DeviceHealthWatch, None),
             pods=cast(PodRegister, None),
             host=cast(Host, self.machine),
             state_problem=LatestValue(),

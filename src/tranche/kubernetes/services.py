@@ -9,6 +9,7 @@ from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
@@ -35,6 +36,7 @@ class NodeServices:
     node_pods: LatestValue[tuple[KubePod, ...]]
     inventory: Inventory
     gpu_events: GpuEvents
+    device_health: DeviceHealthWatch
     pods: PodRegister
     host: Host
     state_problem: LatestValue[str]

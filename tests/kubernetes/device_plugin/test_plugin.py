@@ -39,8 +39,9 @@ from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECON
 from tranche.kubernetes.device_plugin.refused_devices import INSISTED_SECONDS
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
+from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.observation.gpu_events import GpuEvents
-from tranche.kubernetes.observation.health import QUIET_SECONDS
+from tranche.kubernetes.observation.health import QUIET_SECONDS, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.serving.supervisor import Supervisor
@@ -127,16 +128,24 @@ class Rig:
             driver_obstacle=lambda config: self.cdi_obstacle,
         )
         self.events = GpuEvents(GpuEventStream, self.inventory)
+        self.device_health = DeviceHealthWatch(
+            self.events,
+            self.inventory,
+            needs_recovery=needs_recovery,
+            policy=lambda: xid_policy(
+                self.config.latest.value.disabled_health_checks, self.config.latest.value.enabled_health_checks
+            ),
+            clock=self.clock,
+            recovery_seconds=0.01,
+        )
         files = SimulatedDeviceFiles(node.machine.state)
         self.plugin = DevicePlugin(
             self.config,
             self.inventory,
             self.pods,
-            self.events,
+            self.device_health.faults,
             self.kube_node,
-            Machine(
-                lambda config: files, read_links, needs_recovery, host.daemons.records.pipes, lambda: self.mps_tied
-            ),
+            Machine(lambda config: files, read_links, host.daemons.records.pipes, lambda: self.mps_tied),
             Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             cdi_folder=self.cdi_folder,
@@ -203,7 +212,7 @@ def run(
         if marks_to_come:
             rig.inventory.expect_marks()
         await rig.kubelet.start()
-        components = (rig.inventory, rig.config, rig.events, rig.plugin)
+        components = (rig.inventory, rig.config, rig.events, rig.device_health, rig.plugin)
         rig.hosted = Supervisor(components, clock=rig.clock)
         hosted = asyncio.create_task(rig.hosted.run())
         try:

@@ -20,11 +20,9 @@ from tranche.core.allocation import Allocation
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.kubelet.proto import dra_pb2
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.health import XidPolicy
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 GIB = 1 << 30
@@ -32,16 +30,12 @@ GIB = 1 << 30
 
 @dataclass
 class ClaimNodeStandIn:
-    """A node `n1` whose claims lie in namespace `team`. `now` is the monotonic clock of its driver, in seconds.
-
-    `wants_reset` is what the GPUs' driver says of sick GPUs.
-    """
+    """A node `n1` whose claims lie in namespace `team`. `now` is the monotonic clock of its driver, in seconds."""
 
     node: ManagedNode
     kubelet: DraKubelet
     cdi: Path
     now: float = 1000.0
-    wants_reset: bool = False
     reserved: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
     fallen: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
 
@@ -147,14 +141,6 @@ class ClaimNodeStandIn:
             files=lambda: SimulatedDeviceFiles(state),
             configured=configured,
             clock=lambda: self.now,
-            device_health=DeviceHealthWatch(
-                self.node.services.gpu_events,
-                self.node.services.inventory,
-                needs_recovery=lambda _: self.wants_reset,
-                policy=XidPolicy,
-                clock=lambda: self.now,
-                recovery_seconds=0.01,
-            ),
             care_seconds=care_seconds,
             patience=patience,
             proc=self.proc,

@@ -673,7 +673,7 @@ def test_what_has_reported_an_error_is_given_to_nobody_until_it_is_well() -> Non
                         break
                 claim = node.allocate("a", "gpu-0-1g-5gb-0", tolerations=ANY)
                 assert "it has reported an error (XID 79)" in (await node.prepare(claim))[0]
-                node.now += QUIET_SECONDS + 1
+                node.node.now += QUIET_SECONDS + 1
                 async for report in reports:
                     if all(each.health == 1 for each in report.devices):
                         break
@@ -831,7 +831,7 @@ def test_the_kubelet_hears_of_a_faulty_slice_and_of_its_recovery() -> None:
                 node.node.machine.machine.inject_xid(0, 94, gpu_instance_id=instance.id)
                 found = await patiently(told({"gpu-0", "gpu-0-2g-10gb-0"}))
                 assert found["gpu-0-2g-10gb-0"] == "the driver reported XID 94"
-                node.now += QUIET_SECONDS + 1
+                node.node.now += QUIET_SECONDS + 1
                 await patiently(told(set()))
                 await node.unprepare(claim)
         finally:

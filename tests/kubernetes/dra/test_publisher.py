@@ -29,11 +29,10 @@ from tranche.kubernetes.claims.vocabulary import (
     MODE_LABEL,
     TaintKey,
 )
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter, PluginAdvertisement
-from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
+from tranche.kubernetes.observation.health import QUIET_SECONDS
 from tranche.node.claims import ClaimRequest, ClaimReservation
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
@@ -41,11 +40,10 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
 
 @dataclass
 class PublishingNode:
-    """A node whose agent publishes; `wants_reset` is what the driver says of its GPUs."""
+    """A node whose agent publishes."""
 
     node: ManagedNode
     publisher: SlicePublisher
-    wants_reset: bool = False
 
     @property
     def slices(self) -> dict[str, dict[str, Any]]:
@@ -99,14 +97,6 @@ async def publishing(
     publisher = SlicePublisher(
         node.services,
         client,
-        device_health=DeviceHealthWatch(
-            node.services.gpu_events,
-            node.services.inventory,
-            needs_recovery=lambda _: found.wants_reset,
-            policy=XidPolicy,
-            clock=lambda: node.now,
-            recovery_seconds=0.01,
-        ),
         pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
         registered=registered,
         ways=ways,
@@ -362,12 +352,12 @@ def test_a_faulty_gpu_is_tainted_until_it_was_quiet_and_needs_no_reset(tmp_path:
             node.machine.machine.inject_xid(0, 79)
             await until(lambda: published.taints("gpu-0") == {TaintKey.FAULTY})
             assert published.taints("gpu-1") == set()
-            published.wants_reset = True
+            node.wants_reset = True
             node.now += QUIET_SECONDS + 1
             for _ in range(20):
                 await node.inventory.refresh()
             assert published.taints("gpu-0") == {TaintKey.FAULTY}
-            published.wants_reset = False
+            node.wants_reset = False
             await until(lambda: published.taints("gpu-0") == set())
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")

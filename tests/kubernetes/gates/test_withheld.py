@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,12 +20,11 @@ from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.controller.node_fit import NodeCapacity
 from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
 from tranche.kubernetes.controller.waiting_words import waiting_text
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.leases import gpus_from_lease
 from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.health import QUIET_SECONDS, XidPolicy
+from tranche.kubernetes.observation.health import QUIET_SECONDS
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
 LARGE, SMALL = parse_request(mig_profile="7g.40gb"), parse_request(gpu_memory="4Gi")
@@ -49,15 +48,7 @@ def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | Un
 
 
 @asynccontextmanager
-async def telling(node: ManagedNode, wants_reset: Callable[[str], bool]) -> AsyncIterator[None]:
-    bay = DeviceHealthWatch(
-        node.services.gpu_events,
-        node.services.inventory,
-        needs_recovery=wants_reset,
-        policy=XidPolicy,
-        clock=lambda: node.now,
-        recovery_seconds=0.01,
-    )
+async def telling(node: ManagedNode) -> AsyncIterator[None]:
     refused: LatestValue[Mapping[str, str]] = LatestValue()
 
     async def say(about: KubeNode, reason: str, message: str) -> None:
@@ -68,7 +59,7 @@ async def telling(node: ManagedNode, wants_reset: Callable[[str], bool]) -> Asyn
         node.inventory.latest,
         node.services.node,
         refused,
-        device_health=bay,
+        device_health=node.services.device_health,
         say=say,
         pause=0.0,
         sleep=lambda _: asyncio.sleep(0.001),
@@ -87,9 +78,9 @@ async def telling(node: ManagedNode, wants_reset: Callable[[str], bool]) -> Asyn
 
 def test_a_faulty_gpu_is_given_to_nobody_until_it_is_well_again(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        reset = True
+        node.wants_reset = True
         node.set_labels({MODE_LABEL: "dynamic"})
-        async with telling(node, lambda _: reset):
+        async with telling(node):
             node.machine.machine.inject_xid(0, 79)
             await until(lambda: bool(withheld(node)))
             (sick,) = withheld(node)
@@ -104,7 +95,7 @@ def test_a_faulty_gpu_is_given_to_nobody_until_it_is_well_again(tmp_path: Path) 
             for _ in range(20):
                 await node.inventory.refresh()
             assert withheld(node) == (sick,)
-            reset = False
+            node.wants_reset = False
             await until(lambda: not withheld(node))
             assert all(isinstance(each, PodPlacement) for each in placed(told(node), LARGE, LARGE))
 
@@ -114,7 +105,7 @@ def test_a_faulty_gpu_is_given_to_nobody_until_it_is_well_again(tmp_path: Path) 
 def test_room_is_kept_for_those_that_name_its_size(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         node.set_labels({MODE_LABEL: "dynamic"})
-        async with telling(node, lambda _: False):
+        async with telling(node):
             node.annotate({KEEP_ANNOTATION: "7g.40gb"})
             await until(lambda: bool(withheld(node)))
             (kept,) = withheld(node)

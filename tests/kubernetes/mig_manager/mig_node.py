@@ -22,7 +22,9 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeApi, PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.health import XidPolicy
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
@@ -39,7 +41,10 @@ CONFIG_MAP = "/api/v1/namespaces/tranche/configmaps/layouts"
 
 @dataclass
 class ManagedNode:
-    """A node of the cluster; `now` is the machine's monotonic clock in seconds, and stands still."""
+    """A node of the cluster; `now` is the machine's monotonic clock in seconds, and stands still.
+
+    `wants_reset` is what the driver says of its GPUs.
+    """
 
     server: FakeApiServer
     api: KubeApi
@@ -50,6 +55,7 @@ class ManagedNode:
     services: NodeServices
     now: float = 90_000.0
     restarts: int = 0
+    wants_reset: bool = False
 
     @property
     def labels(self) -> dict[str, str]:
@@ -222,6 +228,15 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
             inventory = Inventory(pods.look, clock=loop.time, period=0.05)
             watch = NodeWatch(api, "n1")
             pod_watch = PodWatch(api, "n1")
+            gpu_events = GpuEvents(GpuEventStream, inventory)
+            device_health = DeviceHealthWatch(
+                gpu_events,
+                inventory,
+                needs_recovery=lambda _: node.wants_reset,
+                policy=XidPolicy,
+                clock=lambda: node.now,
+                recovery_seconds=0.01,
+            )
             services = NodeServices(
                 node_name="n1",
                 namespace="tranche",
@@ -232,14 +247,16 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 node=watch.latest,
                 node_pods=pod_watch.latest,
                 inventory=inventory,
-                gpu_events=GpuEvents(GpuEventStream, inventory),
+                gpu_events=gpu_events,
+                device_health=device_health,
                 pods=pods,
                 host=host,
                 state_problem=LatestValue(),
             )
-            background = [asyncio.create_task(each.run()) for each in (watch, pod_watch, inventory)]
+            node = ManagedNode(server, api, machine, inventory, host, kubelet, services)
+            background = [asyncio.create_task(each.run()) for each in (watch, pod_watch, inventory, device_health)]
             try:
-                yield ManagedNode(server, api, machine, inventory, host, kubelet, services)
+                yield node
             finally:
                 for task in background:
                     task.cancel()

@@ -18,7 +18,6 @@ from tranche.hardware.daemon_group import why_tied
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
-from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.claims.tier import BY_CLAIMS
 from tranche.kubernetes.claims.vocabulary import DRIVER
@@ -27,7 +26,6 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
@@ -36,7 +34,6 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
 from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
-from tranche.kubernetes.observation.health import XidPolicy, xid_policy
 from tranche.kubernetes.rollout.budget import Budget
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
@@ -68,9 +65,9 @@ def device_plugin(
         config,
         services.inventory,
         services.pods,
-        services.gpu_events,
+        services.device_health.faults,
         services.node,
-        Machine(_device_files, read_links, needs_recovery, services.host.daemons.records.pipes, why_tied),
+        Machine(_device_files, read_links, services.host.daemons.records.pipes, why_tied),
         Announcer(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,
         cdi_folder=cdi_folder,
@@ -145,7 +142,6 @@ def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Pa
         files=files,
         configured=config.latest.first,
         clock=time.monotonic,
-        device_health=_device_health(services, config),
     )
 
 
@@ -180,7 +176,6 @@ def claim_driver(
         registered=registered,
         reserved=reserved,
         fallen=fallen,
-        device_health=_device_health(services, config),
     )
     # A kubelet gives back what its pods have by claims to nobody else, and ends no such pod before.
     return InTier(
@@ -219,7 +214,6 @@ def claim_slices(
     publisher = SlicePublisher(
         services,
         SliceClient(services.connection, services.node_name, DRIVER, random=random.random),
-        device_health=_device_health(services, config),
         pcie_roots=roots,
         registered=registered,
         reserved=reserved,
@@ -229,17 +223,6 @@ def claim_slices(
     # While the driver is still there the kubelet leaves them, and the scheduler would go on giving them away.
     return InTier(
         publisher, services.tier, BY_CLAIMS, owed=PendingCleanup(partial(_claims_left, services), publisher.withdraw)
-    )
-
-
-def _device_health(services: NodeServices, config: ConfigSource) -> DeviceHealthWatch:
-    def policy() -> XidPolicy:
-        if not config.latest.synced:
-            return XidPolicy()
-        return xid_policy(config.latest.value.disabled_health_checks, config.latest.value.enabled_health_checks)
-
-    return DeviceHealthWatch(
-        services.gpu_events, services.inventory, needs_recovery=needs_recovery, policy=policy, clock=time.monotonic
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream
+from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
@@ -35,7 +36,9 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSe
 from tranche.kubernetes.kubelet.pod_resources import PodResources
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager
+from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.health import XidPolicy, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
@@ -139,6 +142,15 @@ async def _serve(
     plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest, driver_obstacle=obstacle)
     state_folder = StateFolder(host.places, stand_by=options.stand_by)
     tier_watch = TierWatch(connection, options.tier)
+
+    def xids() -> XidPolicy:
+        config = plugin_config.latest
+        known = config.value if config.synced else None
+        return XidPolicy() if known is None else xid_policy(known.disabled_health_checks, known.enabled_health_checks)
+
+    device_health = DeviceHealthWatch(
+        gpu_events, inventory, needs_recovery=needs_recovery, policy=xids, clock=time.monotonic
+    )
     services = NodeServices(
         node_name=options.node_name,
         namespace=namespace,
@@ -150,6 +162,7 @@ async def _serve(
         node_pods=pod_watch.latest,
         inventory=inventory,
         gpu_events=gpu_events,
+        device_health=device_health,
         pods=pods,
         host=host,
         state_problem=state_folder.problem,
@@ -162,6 +175,7 @@ async def _serve(
         inventory,
         RegisterWatch(host.ledger.version, inventory),
         gpu_events,
+        device_health,
         plugin_config,
         tier_watch,
         *built,

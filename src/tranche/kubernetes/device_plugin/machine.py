@@ -13,7 +13,7 @@ from tranche.kubernetes.device_plugin.preferred import Links
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The answers, each asked for when it is needed. `links` and `needs_recovery` block.
+    """The answers, each asked for when it is needed. `links` blocks.
 
     `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID; `mps_tied` says why daemons end with the agent, ""
     when they outlive it.
@@ -21,6 +21,5 @@ class Machine:
 
     files: Callable[[PluginConfig], DeviceFiles]
     links: Callable[[], Links]
-    needs_recovery: Callable[[str], bool]
     mps_pipes: Callable[[str], Path]
     mps_tied: Callable[[], str]

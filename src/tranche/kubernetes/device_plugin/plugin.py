@@ -38,8 +38,7 @@ from tranche.kubernetes.device_plugin.refused_devices import RefusedDevices
 from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
-from tranche.kubernetes.observation.gpu_events import GpuEvents
-from tranche.kubernetes.observation.health import FaultyDevices, recall_lost, xid_policy
+from tranche.kubernetes.observation.health import FaultyDevices, recall_lost
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.replicas import held_with, replicated
@@ -72,7 +71,7 @@ class DevicePlugin:
         config: ConfigSource,
         inventory: Inventory,
         pods: PodRegister,
-        events: GpuEvents,
+        faults: LatestValue[FaultyDevices],
         node: LatestValue[KubeNode | None],
         machine: Machine,
         announcer: Announcer,
@@ -83,15 +82,15 @@ class DevicePlugin:
         to_claims: Callable[[], Collection[str] | None] = tuple,
         laid_out: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways` nothing is offered beside what
-        pods have already on a node whose mode is another than static, nor of GPUs of which claims are shown something free: by
-        UUID what `to_claims` says, None while nobody knows. `laid_out` says whether a layout has cut the GPUs as they are; else
-        those that were cut on demand are not offered as whole ones.
+        """`faults` are those of the GPUs, `node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways`
+        nothing is offered beside what pods have already on a node whose mode is another than static, nor of GPUs of which claims
+        are shown something free: by UUID what `to_claims` says, None while nobody knows. `laid_out` says whether a layout has cut
+        the GPUs as they are; else those that were cut on demand are not offered as whole ones.
         """
         self._config = config
         self._inventory = inventory
         self._pods = pods
-        self._events = events
+        self._faults = faults
         self._node = node
         self._machine = machine
         self._announcer = announcer
@@ -103,7 +102,6 @@ class DevicePlugin:
         self._counted = ListedDevices()
         self._unknown_since: float | None = None
         self._wake = asyncio.Event()
-        self._ward = FaultyDevices()
         self._remembered: dict[str, GpuState] = {}
         self._links: tuple[Collection[str], Links] = ((), {})
         self._offered: Mapping[str, Mapping[str, PluginDevice]] = {}
@@ -147,7 +145,7 @@ class DevicePlugin:
                 group.create_task(self._wake_with(self._node))
                 if self._ways is not None:
                     group.create_task(self._wake_with(self._ways.claims))
-                group.create_task(self._note_errors())
+                group.create_task(self._wake_with(self._faults))
                 group.create_task(self._keep_settled(self._endpoints))
         finally:
             await self._endpoints.close()
@@ -157,24 +155,14 @@ class DevicePlugin:
         async for _ in source.changes():
             self._wake.set()
 
-    async def _note_errors(self) -> None:
-        with self._events.listen() as reports:
-            while True:
-                event = await reports.get()
-                config = self._config.latest.value
-                policy = xid_policy(config.disabled_health_checks, config.enabled_health_checks)
-                self._ward = self._ward.admit(event, policy, self._inventory.latest.value.view.node, self._clock())
-                self._wake.set()
-
     async def _keep_settled(self, endpoints: Endpoints) -> None:
         while True:
             self._wake.clear()
-            await self._discharge()
             if (run := self._pods.kubelet_run) not in ("", self._run):
                 await self._look_with(run)
             snapshot, config = self._inventory.latest.value, self._config.latest.value
             self._insisted = self._insisted.left(self._offered, snapshot.view.allocations, run, self._clock())
-            basis = (snapshot, config, self._ward, self._blindness(endpoints), self._heeds_cuts, self._insisted)
+            basis = (snapshot, config, self._faults.value, self._blindness(endpoints), self._heeds_cuts, self._insisted)
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
                 self._listable = await self._decide(snapshot, config)
                 self._basis = basis
@@ -330,13 +318,6 @@ class DevicePlugin:
             if live.synced and live.value
         }
 
-    async def _discharge(self) -> None:
-        quiet = self._ward.quiet(self._clock())
-        if not quiet:
-            return
-        well = {uuid for uuid in quiet if not await asyncio.to_thread(self._machine.needs_recovery, uuid)}
-        self._ward = self._ward.discharge(well, self._clock())
-
     async def _read_links(self, node: NodeState) -> None:
         """Once for each set of GPUs. Without the answer GPUs are chosen by their index."""
         gpus = sorted(gpu.uuid for gpu in node)
@@ -354,7 +335,7 @@ class DevicePlugin:
         withheld = why_withheld(self._inventory.latest.value.view, device.gpu)
         return (
             self._blind
-            or self._ward.why_sick(device)
+            or self._faults.value.why_sick(device)
             or why_prohibited(device)
             or withheld
             or self._why_still_cut(device)

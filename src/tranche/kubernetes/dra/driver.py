@@ -20,7 +20,6 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
 from tranche.kubernetes.dra.claim_users import ClaimUsers
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch, faulty
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.kept_room import kept_sizes
@@ -30,6 +29,7 @@ from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, Prepare
 from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.device_health_watch import faulty
 from tranche.kubernetes.services import NodeServices
 
 _TICK_SECONDS = 1.0
@@ -63,7 +63,6 @@ class ClaimDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
-        device_health: DeviceHealthWatch,
         registered: LatestValue[bool] | None = None,
         reserved: LatestValue[frozenset[str]] | None = None,
         fallen: LatestValue[frozenset[str]] | None = None,
@@ -72,7 +71,7 @@ class ClaimDriver:
         proc: Path = PROC,
     ) -> None:
         self._inventory = services.inventory
-        self._device_health = device_health
+        self._device_health = services.device_health
         self._known: dict[str, NodeDevice] = {}
         self._basis: object = None
         self._health: LatestValue[tuple[DeviceHealth, ...]] = LatestValue()
@@ -132,7 +131,6 @@ class ClaimDriver:
                 self._preparer.open()
                 self._serves = True
                 group.create_task(self._keep_fresh())
-                group.create_task(self._device_health.run())
                 group.create_task(self._keep_health(self._inventory.latest.changes()))
                 group.create_task(self._keep_health(self._device_health.faults.changes()))
                 group.create_task(self._keep_caring())

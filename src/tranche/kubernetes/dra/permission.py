@@ -14,10 +14,10 @@ from tranche.core.errors import NotOffered
 from tranche.core.gpu_use import GpuUse
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
-from tranche.kubernetes.dra.device_health_watch import faulty
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.taints import is_offered
+from tranche.kubernetes.observation.device_health_watch import faulty
 from tranche.kubernetes.observation.health import FaultyDevices
 
 

@@ -25,7 +25,6 @@ from tranche.kubernetes.dra.claimable_devices import (
     open_gpus,
     to_claims,
 )
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch, faulty
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
 from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, kept_sizes, set_apart
@@ -34,6 +33,7 @@ from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
 from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter, PluginAdvertisement
+from tranche.kubernetes.observation.device_health_watch import faulty
 from tranche.kubernetes.observation.health import FaultyDevices
 from tranche.kubernetes.services import NodeServices
 
@@ -62,7 +62,6 @@ class SlicePublisher:
         services: NodeServices,
         slices: SliceApi,
         *,
-        device_health: DeviceHealthWatch,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: LatestValue[bool] | None = None,
         reserved: LatestValue[frozenset[str]] | None = None,
@@ -75,7 +74,7 @@ class SlicePublisher:
         self._services = services
         self._slices = slices
         self._pcie_roots = pcie_roots
-        self._device_health = device_health
+        self._device_health = services.device_health
         self._registered = registered
         self._fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
         self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
@@ -112,7 +111,6 @@ class SlicePublisher:
             group.create_task(self._listen(self._services.inventory.latest.changes()))
             group.create_task(self._listen(self._known.changes()))
             group.create_task(self._listen(self._ways.plugin.changes()))
-            group.create_task(self._device_health.run())
             group.create_task(self._listen(self._device_health.faults.changes()))
             group.create_task(self._listen(self._fallen.changes()))
             group.create_task(self._keep())

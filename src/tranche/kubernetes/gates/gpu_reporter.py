@@ -15,7 +15,6 @@ from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch, faulty
 from tranche.kubernetes.dra.kept_room import KeptSize, kept_sizes
 from tranche.kubernetes.gates.leases import (
     GPUS,
@@ -29,6 +28,7 @@ from tranche.kubernetes.gates.leases import (
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch, faulty
 from tranche.kubernetes.observation.health import FaultyDevices
 from tranche.kubernetes.observation.inventory import Snapshot
 from tranche.kubernetes.report_lease import PAUSE_SECONDS, ReportLease
@@ -88,7 +88,6 @@ class GpuReporter:
         others: list[LatestValue[Any]] = [self._refused]
         async with asyncio.TaskGroup() as group:
             if self._device_health is not None:
-                group.create_task(self._device_health.run())
                 others.append(self._device_health.faults)
             group.create_task(self._lease.run((self._snapshots, self._node), others))
 

@@ -22,7 +22,6 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.dra.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
 from tranche.kubernetes.gates.leases import CHOICES, ShareChoice, choices_from_lease, lease_name
@@ -62,7 +61,6 @@ class ShareDriver:
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
         clock: Callable[[], float],
-        device_health: DeviceHealthWatch,
     ) -> None:
         self._services = services
         self._folders = folders
@@ -96,7 +94,7 @@ class ShareDriver:
             inventory.latest,
             services.node,
             self._handover.refused,
-            device_health=device_health,
+            device_health=services.device_health,
             say=self._say,
         )
         self._news = InTier(news, services.tier, frozenset((Tier.GATES,)))

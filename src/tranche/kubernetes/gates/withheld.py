@@ -1,6 +1,7 @@
 """What of a node's GPUs is withheld from those whose share a controller chooses: what is faulty, and room that is kept. Pure.
 
-The rules are those of devices for claims (`tranche.kubernetes.dra.device_health_watch`, `tranche.kubernetes.dra.kept_room`).
+The rules are those of devices for claims: `tranche.kubernetes.observation.device_health_watch`,
+`tranche.kubernetes.dra.kept_room`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What reported an error that programs do not survive: GPUs, and instances where the driver named one. It is well again later."""
+"""What reported an error that programs do not survive: GPUs, and instances where the driver named one. It is well again later.
+
+A node has one, and every front end asks it: none gives away what another one refuses.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from contextlib import suppress
 
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.state import NodeState
+from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.gpu_events import GpuEvents
 from tranche.kubernetes.observation.health import FaultyDevices, XidPolicy
@@ -17,11 +21,13 @@ _RECOVERY_SECONDS = 5.0
 
 
 class DeviceHealthWatch:
-    """Keeps the faults by the driver's events.
+    """A component: keeps the faults by the driver's events.
 
     `needs_recovery` says whether the driver wants a GPU reset, and blocks; a sick GPU is asked about every `recovery_seconds`.
     `policy` says which errors make one sick. `clock` is monotonic, in seconds.
     """
+
+    name = "device-health"
 
     def __init__(
         self,
@@ -41,6 +47,10 @@ class DeviceHealthWatch:
         self._policy = policy
         self._clock = clock
         self._recovery_seconds = recovery_seconds
+
+    def ready(self) -> Readiness:
+        """Always: whether the driver is listened to is its events' own component's to say."""
+        return Readiness(True)
 
     async def run(self) -> None:
         """Listen until cancelled."""
