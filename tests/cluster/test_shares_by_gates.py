@@ -157,7 +157,7 @@ def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
         lease["metadata"] |= {key: {**lease["metadata"].get(key, {}), **each} for key, each in patch.items()}
         return refusal("replace", "-f-", stdin=json.dumps(lease))
 
-    own, another, word = "tranche-gpus-p4d", "tranche-gpus-t4", "own node only"
+    own, another, word = "tranche-report-p4d", "tranche-report-t4", "own node only"
     assert "runs on node p4d" in making(another, "gpus", "t4")
     assert "runs on node p4d" in making(another, "gpus", "p4d")
     assert "may not write" in making("tranche-choices-t4", "choices", "t4")
@@ -168,8 +168,6 @@ def test_an_agents_token_tells_of_its_own_node_only_and_chooses_nothing(
     assert word in writing(own, {"annotations": {"tranche.dev/node": "t4"}})
     assert word in writing(own, {"labels": {"tranche.dev/placing": "choices"}})
     assert word in making("tranche-layout.t4", "choices", "t4")
-    assert word in making("tranche-view-p4d", node="p4d")
-    assert "may not write" in making("tranche-view-t4", node="t4")
     assert making("tranche-layout.t4", node="t4") == ""
     assert making("tranche-rollout") == ""
     assert writing(own, {"annotations": {"tranche.dev/generation": "1"}}) == ""

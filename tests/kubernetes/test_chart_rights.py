@@ -18,6 +18,7 @@ from release.chart import NAMESPACE, KubeObject, Values, cases, render
 
 from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
+from tests.kubernetes.gates.reports import gpus_to_lease
 from tests.kubernetes.waiting import patiently, until
 from tests.strategies import node_views
 from tranche.cli import agent
@@ -40,7 +41,7 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
-from tranche.kubernetes.gates.leases import GPUS, NodeGpus, gpus_to_lease, lease_name
+from tranche.kubernetes.gates.leases import NodeGpus
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
@@ -50,7 +51,7 @@ from tranche.kubernetes.observation.replicas import ReplicaRules
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE
 from tranche.kubernetes.rollout.ticket import ticket_name
-from tranche.kubernetes.telling.told_view import told_to_lease, view_lease_name
+from tranche.kubernetes.telling.told_view import REPORT, ToldView, lease_name, told_to_lease
 
 OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm", "client")
 CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
@@ -323,20 +324,17 @@ def test_the_policy_knows_the_leases_that_agents_write_by_their_names_and_labels
     (rule,) = policy["spec"]["matchConstraints"]["resourceRules"]
     assert (rule["operations"], rule["resources"]) == (["CREATE", "UPDATE", "DELETE"], ["leases"])
     (own,) = [each["expression"] for each in policy["spec"]["variables"] if each["name"] == "own"]
-    for named in (lease_name(GPUS, ""), view_lease_name("")):
-        assert f"'{named}' + variables.node" in own
+    assert f"'{lease_name(REPORT, '')}' + variables.node" in own
     (pattern,) = re.findall(r"name[.]matches\('(.+)'\)", own)
     for length in (200, 201):
-        for named in (lease_name(GPUS, "n" * length), view_lease_name("n" * length)):
-            assert bool(re.search(pattern, named)) == (length > 200)
+        assert bool(re.search(pattern, lease_name(REPORT, "n" * length))) == (length > 200)
     who, labels, about = (each["expression"] for each in policy["spec"]["validations"])
     assert f"== '{LEADER_LEASE}'" in who
     assert ticket_name("n").removesuffix("n") in who
     view = NodeView(NodeState(()))
-    for lease in (gpus_to_lease(NodeGpus("n", view), ("n", "u")), told_to_lease("n", view, ("n", "u"))):
+    for lease in (gpus_to_lease(NodeGpus("n", view), ("n", "u")), told_to_lease(ToldView("n", view), ("n", "u"))):
         ((key, value),) = lease.labels.items()
-        assert f"labels[?'{key}'].orValue('') == (variables.own && variables.name.startsWith" in labels
-        assert f"('{lease.name.removesuffix('n')}') ? '{value}' : '')" in labels
+        assert f"labels[?'{key}'].orValue('') in (variables.own ? ['', '{value}'] : [''])" in labels
         (annotation,) = [key for key, value in lease.annotations.items() if value == "n"]
         assert f"'{annotation}'" in about
 

@@ -50,7 +50,7 @@ class HeldLeases(LeaseClient):
 
 
 class Agent:
-    """Says the latest of its words in a lease; with `believing` it takes the lease's word for what it has said."""
+    """Says the latest of its words in a lease."""
 
     def __init__(
         self,
@@ -58,25 +58,24 @@ class Agent:
         connection: ApiConnection,
         *,
         renew: bool = False,
-        believing: bool = True,
         every: float = NEVER,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.server = server
         self.words: LatestValue[str] = LatestValue()
         self.prompts: LatestValue[int] = LatestValue()
-        self.known = True
+        self.known = self.fresh = True
         self.complaints: list[str] = []
         self.paused = self.lookings = 0
         self.now_is = 0.0
         self.leases = HeldLeases(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
-        self.believing = believing
         self.lease = ReportLease(
             self.leases,
             self,
             every=every,
             renew=renew,
             clock=clock or (lambda: self.now_is),
+            fresh=lambda: self.fresh,
             trouble="nothing was said yet",
             sleep=self._sleep,
         )
@@ -94,13 +93,13 @@ class Agent:
         return f"word-{node.name}"
 
     def read(self, lease: Lease) -> str | None:
-        return lease.annotations.get("word") if self.believing else None
+        return lease.annotations.get("word")
 
     async def now(self, node: KubeNode, before: str | None) -> str:
         self.lookings += 1
         return self.words.value
 
-    async def to_lease(self, node: KubeNode, said: str, before: Lease | None) -> Lease:
+    async def to_lease(self, node: KubeNode, said: str, before: Lease | None, *, changed: bool) -> Lease:
         return Lease("word-n1", node.name, annotations={"word": said}, owner_node=(node.name, node.uid))
 
     def not_told(self, error: TrancheError) -> None:
@@ -175,7 +174,7 @@ def test_each_word_is_written_once_and_one_that_the_lease_says_already_is_not() 
     keeping(act)
 
 
-def test_whoever_believes_no_lease_writes_what_he_has_not_written_himself() -> None:
+def test_one_that_is_renewed_is_written_by_an_agent_that_starts_whatever_it_says() -> None:
     async def act(agent: Agent) -> None:
         await agent.say("one")
         await agent.end()
@@ -183,7 +182,25 @@ def test_whoever_believes_no_lease_writes_what_he_has_not_written_himself() -> N
         await until(lambda: agent.asked("PUT") == 1)
         assert agent.said == "one"
 
-    keeping(act, believing=False)
+    keeping(act, renew=True)
+
+
+def test_while_what_is_said_is_not_of_now_news_is_written_and_the_lease_is_not_renewed() -> None:
+    async def act(agent: Agent) -> None:
+        await agent.say("one")
+        renewed = agent.server.objects[LEASE]["spec"]["renewTime"]
+        agent.fresh = False
+        agent.now_is = 60.0
+        await agent.look()
+        assert agent.asked("PUT") == 0
+        await agent.say("two")
+        assert agent.server.objects[LEASE]["spec"]["renewTime"] == renewed
+        agent.fresh = True
+        agent.now_is = 120.0
+        await agent.look()
+        assert agent.server.objects[LEASE]["spec"]["renewTime"] > renewed
+
+    keeping(act, renew=True, every=60.0)
 
 
 def test_after_somebody_elses_write_the_lease_is_read_anew_and_then_written() -> None:
@@ -358,10 +375,9 @@ HAPPENINGS = ("word", "same", "foreign", "deleted", "fails", "lost", "down", "up
 @given(
     happenings=st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 12)), max_size=14),
     renew=st.booleans(),
-    believing=st.booleans(),
 )
 def test_whatever_happens_the_lease_says_the_last_word_in_the_end(
-    happenings: list[tuple[str, int]], renew: bool, believing: bool
+    happenings: list[tuple[str, int]], renew: bool
 ) -> None:
     """Each happening, and how many turns the event loop has afterwards."""
 
@@ -404,4 +420,4 @@ def test_whatever_happens_the_lease_says_the_last_word_in_the_end(
         await until(lambda: agent.lookings > before + 2)
         assert (agent.said, agent.lease.trouble) == ("the last word", "")
 
-    keeping(act, renew=renew, believing=believing, every=0.005, clock=time.monotonic)
+    keeping(act, renew=renew, every=0.005, clock=time.monotonic)

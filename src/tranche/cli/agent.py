@@ -106,7 +106,8 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     reserved: LatestValue[frozenset[str]] = LatestValue()
     fallen: LatestValue[frozenset[str]] = LatestValue()
     ways = AdvertisementArbiter() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
-    shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"])
+    refused: LatestValue[Mapping[str, str]] = LatestValue()
+    shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"], refused=refused)
     driver = partial(
         parts.claim_driver,
         kubelet_folder=values["kubelet_folder"],
@@ -124,7 +125,8 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         "dra": (driver, slices, shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
-    return [*chosen, partial(parts.view_news, layouts=told)] if values["tell_view"] else chosen
+    report = partial(parts.node_report, to_people=values["tell_view"], layouts=told, refused=refused)
+    return [*chosen, report] if values["tell_view"] or by_claims else chosen
 
 
 def _tier(values: dict[str, Any]) -> Tier | None:

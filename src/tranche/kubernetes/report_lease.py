@@ -31,15 +31,15 @@ class LeaseReport(Protocol[Said]):
         ...
 
     def read(self, lease: Lease) -> Said | None:
-        """What a lease says that this process has not written; None when it shall be written, whatever it says."""
+        """What a lease says; None when that cannot be read."""
         ...
 
     async def now(self, node: KubeNode, before: Said | None) -> Said:
         """What is to be said; the lease says `before`, None where there is none or nobody knows."""
         ...
 
-    async def to_lease(self, node: KubeNode, said: Said, before: Lease | None) -> Lease:
-        """The lease that says it, in the place of that one, None where there is none."""
+    async def to_lease(self, node: KubeNode, said: Said, before: Lease | None, *, changed: bool) -> Lease:
+        """The lease that says it, in the place of that one, None where there is none; `changed` is whether it is news."""
         ...
 
     def not_told(self, error: TrancheError) -> None:
@@ -59,8 +59,9 @@ class _Standing(Generic[Said]):
 class ReportLease(Generic[Said]):
     """Writes the lease when there is news, at most once in `pause` seconds.
 
-    `every` seconds after it was read or written it is written again with `renew`; else it is read again, since somebody may have
-    deleted it. `trouble` says why the lease does not say what it shall, "" when it does. `clock` is monotonic, in seconds.
+    With `renew` it is written again when it was read, and `every` seconds after it was written; else it is read again so often,
+    since somebody may have deleted it. While `fresh` says no, news alone is written, and the lease stays as old as it is.
+    `trouble` says why the lease does not say what it shall, "" when it does. `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ReportLease(Generic[Said]):
         every: float,
         renew: bool,
         clock: Callable[[], float],
+        fresh: Callable[[], bool] = lambda: True,
         trouble: str = "",
         pause: float = PAUSE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -80,6 +82,7 @@ class ReportLease(Generic[Said]):
         self._news = news
         self._every = every
         self._renew = renew
+        self._fresh = fresh
         self._clock = clock
         self._pause = pause
         self._sleep = sleep
@@ -126,19 +129,23 @@ class ReportLease(Generic[Said]):
         node = self._news.about()
         if node is None:
             return
-        due = not self._left()
-        if self._standing is None or (due and not self._renew):
+        fresh, due = self._fresh(), self._standing is None or not self._left()
+        renew = self._renew and fresh
+        if self._standing is None or (due and not renew):
             lease = await self._leases.get(self._news.lease_name(node))
             self._standing = _Standing(lease, None if lease is None else self._news.read(lease), self._clock())
         standing, at = self._standing, self._clock()
         said = await self._news.now(node, standing.says)
-        if said == standing.says and not (due and self._renew):
+        changed = said != standing.says
+        if not changed and not (due and renew):
             return
-        wanted = await self._news.to_lease(node, said, standing.lease)
+        wanted = await self._news.to_lease(node, said, standing.lease, changed=changed)
         if standing.lease is None:
             answer = await self._leases.create(wanted)
         else:
-            answer = await self._leases.replace(replace(wanted, version=standing.lease.version))
+            before = standing.lease
+            wanted = replace(wanted, version=before.version, renewed=before.renewed)
+            answer = await self._leases.replace(wanted, renew=fresh or not before.renewed)
         self._standing = None if answer is None else _Standing(answer, said, at)
         if answer is None:
             self._wake.set()  # somebody else has written it, or removed it: it is read anew

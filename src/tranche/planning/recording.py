@@ -128,12 +128,14 @@ def _fault(error: Exception) -> str:
     return str(error)
 
 
-def _withheld_to_dict(withheld: Withheld) -> dict[str, Any]:
+def withheld_to_dict(withheld: Withheld) -> dict[str, Any]:
+    """A withheld place as JSON data."""
     place, why, for_large, faulty = withheld
     return {"place": grant_to_dict(place), "why": why, "forLarge": for_large, "faulty": faulty}
 
 
-def _withheld_from_dict(data: Mapping[str, Any]) -> Withheld:
+def withheld_from_dict(data: Mapping[str, Any]) -> Withheld:
+    """The place that withheld_to_dict wrote; any of Python's errors about data when it is not one."""
     for_large, faulty = bool(data["forLarge"]), bool(data.get("faulty"))
     return Withheld(grant_from_dict(data["place"]), str(data["why"]), for_large, faulty)
 
@@ -146,7 +148,7 @@ _CODEC = Codec(
         Form(Request, request_to_dict, request_from_dict),
         Form(Grant, grant_to_dict, grant_from_dict),
         Form(Keeper, keeper_to_dict, keeper_from_dict),
-        Form(Withheld, _withheld_to_dict, _withheld_from_dict),
+        Form(Withheld, withheld_to_dict, withheld_from_dict),
         Form(Step, Step.to_dict, step_from_dict),
     ]
 )

@@ -20,7 +20,7 @@ from tests.kubernetes.telling.garbling import lease_of
 from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
 from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.telling.told_view import told, told_to_lease, view_lease_name
+from tranche.kubernetes.telling.told_view import REPORT, ToldView, lease_name, told, told_to_lease
 from tranche.planning.layout_offer import LayoutOffer
 
 NAMESPACE = "tranche-system"
@@ -39,10 +39,10 @@ def tell(
     layouts: ToldLayouts | None = WAITING,
 ) -> None:
     """As the node's agent does it; what it tells counts for `lasts` seconds, or for as long as an agent says."""
-    lease = told_to_lease(node, told(view), (node, f"uid-{node}"), layouts)
+    lease = told_to_lease(ToldView(node, told(view), layouts=layouts), (node, f"uid-{node}"))
     moment = (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     server.put(
-        f"{_LEASES}/{view_lease_name(node)}",
+        f"{_LEASES}/{lease_name(REPORT, node)}",
         {
             "metadata": {"labels": dict(lease.labels), "annotations": dict(lease.annotations)},
             "spec": {"holderIdentity": node, "leaseDurationSeconds": lasts or lease.seconds, "renewTime": moment},
@@ -64,7 +64,7 @@ def tell_garbage(server: FakeApiServer, node: str, text: str) -> None:
 
 def forget_told(server: FakeApiServer, node: str) -> None:
     """As somebody who removes the lease."""
-    if (path := f"{_LEASES}/{view_lease_name(node)}") in server.objects:
+    if (path := f"{_LEASES}/{lease_name(REPORT, node)}") in server.objects:
         server.delete(path)
 
 

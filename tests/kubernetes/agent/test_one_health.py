@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
+from tests.kubernetes.agent.reporting import gates_reporter
 from tests.kubernetes.device_plugin.kubelet import KubeletStandIn
 from tests.kubernetes.dra.claim_node import ClaimNodeStandIn, on_claim_node
 from tests.kubernetes.dra.test_publisher import publishing
@@ -17,12 +17,10 @@ from tranche.kubernetes.agent.parts import device_plugin
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.leases import gpus_from_lease
-from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 
 
 @isolated
@@ -46,15 +44,7 @@ def test_device_plugin_claims_slices_and_gates_say_the_same_of_a_faulty_gpu() ->
         )
         config = ConfigSource(start, services.api, "tranche", services.node, driver_obstacle=lambda _: "")
         plugin = device_plugin(services, config, cdi_folder=node.cdi)
-        refused: LatestValue[Mapping[str, str]] = LatestValue()
-        news = GpuReporter(
-            services.leases,
-            services.inventory.latest,
-            services.node,
-            refused,
-            device_health=services.device_health,
-            pause=0.0,
-        )
+        news = gates_reporter(services, lambda: node.node.now)
         tasks = [asyncio.create_task(each.run()) for each in (config, plugin, news)]
         uuids = [gpu.uuid for gpu in services.inventory.latest.value.view.node]
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import api_server
+from tests.kubernetes.gates.reports import gpus_to_lease
 from tests.strategies import node_views, requests_for
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, PodKeeper
@@ -30,7 +31,6 @@ from tranche.kubernetes.gates.leases import (
     NodeGpus,
     ShareChoice,
     choices_to_lease,
-    gpus_to_lease,
 )
 from tranche.kubernetes.gates.reading import GateFleet, read_gate_fleet
 from tranche.planning.across import ChosenMachine, decide_across
@@ -71,7 +71,7 @@ def test_nodes_that_are_out_say_why_and_what_would_help_is_named() -> None:
             "small": FleetNode("small"),
             "bare": FleetNode("bare"),
         },
-        unknown={"dark": "lease tranche-gpus-dark does not say what GPUs there are"},
+        unknown={"dark": "lease tranche-report-dark does not say what GPUs there are"},
     )
     found = explain_gated(WAITS, parse_request(gpus="2"), fleet)
     reasons = {name: each.reason for each in found.groups for name in each.nodes}

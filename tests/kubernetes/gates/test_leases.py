@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.gates.reports import gpus_to_lease
 from tests.strategies import node_views
-from tranche.core.allocation import NodeView, WholeGpu
+from tranche.core.allocation import NodeView, WholeGpu, Withheld
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.gpu_use import GpuUse
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import PlacedPodKeeper, ProcessKeeper
 from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
-from tranche.core.state import GpuProcess
+from tranche.core.state import GpuProcess, GpuState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.gates.leases import (
     NodeChoices,
@@ -24,14 +27,19 @@ from tranche.kubernetes.gates.leases import (
     ShareChoice,
     choices_from_lease,
     choices_to_lease,
-    generation_of,
     gpus_from_lease,
-    gpus_to_lease,
-    lasting,
-    lease_name,
     node_of,
 )
 from tranche.kubernetes.gates.offered import offered_view
+from tranche.kubernetes.telling.told_view import (
+    MOST_BYTES,
+    ShareOffer,
+    ToldView,
+    bare,
+    generation_of,
+    lease_name,
+    told_to_lease,
+)
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.foresee import with_granted
 
@@ -42,9 +50,11 @@ OWNER = ("n1", "uid-n1")
 def test_what_an_agent_says_arrives(view: NodeView, generation: int, refused: dict[str, str]) -> None:
     said = NodeGpus("n1", view, generation, refused)
     lease = gpus_to_lease(said, OWNER)
-    assert gpus_from_lease(lease) == replace(said, view=lasting(view))
+    assert gpus_from_lease(lease) == replace(
+        said, view=replace(offered_view(bare(view), NodeMode.MIXED), withheld=view.withheld)
+    )
     assert (node_of(lease), generation_of(lease)) == ("n1", generation)
-    assert lasting(lasting(view)) == lasting(view)
+    assert bare(bare(view)) == bare(view)
     keepers = [each.keeper for each in gpus_from_lease(lease).view.allocations]
     assert not any(each.key_digest for each in keepers if isinstance(each, ProcessKeeper))
 
@@ -59,6 +69,26 @@ def test_56_slices_take_a_few_kilobytes() -> None:
     assert sum(map(len, lease.annotations.values())) < 10_000
 
 
+def test_sixteen_gpus_in_slices_with_all_there_is_to_say_of_them_fit_into_a_lease() -> None:
+    view, request = a100s(16), parse_request(gpu_memory="4Gi")
+    for number in range(112):
+        found = decide(view, request)
+        assert isinstance(found, Granted)
+        view = with_granted(view, request, found)
+        keeper = PlacedPodKeeper(f"team-{number}", f"train-{number * 7919}", f"{number * 15485863:08x}-0000-4000-8000")
+        given = replace(view.allocations[-1], id=f"pod-{number}", keeper=keeper)
+        view = replace(view, allocations=(*view.allocations[:-1], given))
+    view = replace(view, node=replace(view.node, gpus=tuple(map(_numbered, view.node))))
+    words = (hashlib.sha256(str(number).encode()).hexdigest() * 5 for number in itertools.count())
+    refused = {f"{number * 32452843:08x}-0000-4000-8000": next(words) for number in range(250)}
+    faulty = tuple(Withheld(WholeGpu(gpu.uuid), "it has reported an error (XID 79)", faulty=True) for gpu in view.node)
+    said = ToldView("n1", view, offer=ShareOffer(NodeMode.DYNAMIC, faulty, refused))
+    lease = told_to_lease(said, OWNER)
+    assert sum(map(len, lease.annotations.values())) < MOST_BYTES
+    read = gpus_from_lease(lease)
+    assert (len(read.view.allocations), read.view.withheld, len(read.refused)) == (112, faulty, 250)
+
+
 def test_free_memory_and_names_of_more_processes_are_no_news() -> None:
     (gpu,) = a100s(1).node
     view = a100s(1)
@@ -67,12 +97,18 @@ def test_free_memory_and_names_of_more_processes_are_no_news() -> None:
         processes = tuple(GpuProcess(pid, f"p{pid}", free) for pid in pids)
         return replace(view, node=replace(view.node, gpus=(replace(gpu, memory_free=free, processes=processes),)))
 
-    assert lasting(used(1, 7, 8)) == lasting(used(2, 7, 9))
-    assert lasting(used(1, 7)) != lasting(used(1))
+    assert bare(used(1, 7, 8)) == bare(used(2, 7, 9))
+    assert bare(used(1, 7)) != bare(used(1))
 
 
 @pytest.mark.parametrize(
-    "change", [{"tranche.dev/view": "AAAA"}, {"tranche.dev/view": "%"}, {"tranche.dev/generation": "x"}]
+    "change",
+    [
+        {"tranche.dev/view": "AAAA"},
+        {"tranche.dev/view": "%"},
+        {"tranche.dev/offer": "AAAA"},
+        {"tranche.dev/node": "n2"},
+    ],
 )
 def test_what_cannot_be_read_is_not_known(change: dict[str, str]) -> None:
     lease = gpus_to_lease(NodeGpus("n1", a100s(1), 3), OWNER)
@@ -95,7 +131,7 @@ def test_choices_arrive_in_the_place_of_what_was_read() -> None:
 
 
 def test_a_long_name_of_a_node_makes_a_lease_of_its_own() -> None:
-    names = {lease_name("gpus", "a" * 250), lease_name("gpus", "a" * 249 + "b"), lease_name("choices", "a" * 250)}
+    names = {lease_name("report", "a" * 250), lease_name("report", "a" * 249 + "b"), lease_name("choices", "a" * 250)}
     assert len(names) == 3
     assert all(len(name) <= 253 for name in names)
 
@@ -116,6 +152,19 @@ def test_only_what_the_mode_offers_can_be_chosen(mode: NodeMode, use: GpuUse) ->
     offered = offered_view(view, mode)
     assert offered.use_of(gpu.uuid) is use
     assert Sharing.MEMORY_LIMITS not in offered.node.sharing.offered
-    assert offered_view(view, mode, [gpu.uuid]).changing == {gpu.uuid}
     off = offered_view(replace(view, uses={gpu.uuid: GpuUse.OFF}), mode)
     assert off.use_of(gpu.uuid) is GpuUse.OFF
+
+
+def _numbered(gpu: GpuState) -> GpuState:
+    """With ids as a driver gives them: what is foreseen has none yet."""
+    instances = (
+        replace(
+            each,
+            id=number,
+            profile_id=19,
+            compute_instances=tuple(replace(piece, id=0, profile_id=0) for piece in each.compute_instances),
+        )
+        for number, each in enumerate(gpu.instances, 7)
+    )
+    return replace(gpu, instances=tuple(instances))

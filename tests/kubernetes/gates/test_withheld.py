@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from tests.kubernetes.agent.reporting import gates_reporter
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView, Slice, WholeGpu, Withheld
 from tranche.core.request import Request, parse_request
 from tranche.kubernetes.api.leases import decode_lease
-from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.controller.node_fit import NodeCapacity
 from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
 from tranche.kubernetes.controller.waiting_words import waiting_text
-from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.leases import gpus_from_lease
 from tranche.kubernetes.gates.withheld import withheld_places
-from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import QUIET_SECONDS
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 LARGE, SMALL = parse_request(mig_profile="7g.40gb"), parse_request(gpu_memory="4Gi")
 
 
@@ -49,21 +47,7 @@ def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | Un
 
 @asynccontextmanager
 async def telling(node: ManagedNode) -> AsyncIterator[None]:
-    refused: LatestValue[Mapping[str, str]] = LatestValue()
-
-    async def say(about: KubeNode, reason: str, message: str) -> None:
-        await node.api.create_node_event(about, Severity.WARNING, reason, message)
-
-    news = GpuReporter(
-        node.services.leases,
-        node.inventory.latest,
-        node.services.node,
-        refused,
-        device_health=node.services.device_health,
-        say=say,
-        pause=0.0,
-        sleep=lambda _: asyncio.sleep(0.001),
-    )
+    news = gates_reporter(node.services, lambda: node.now)
     tasks = [asyncio.create_task(news.run()), asyncio.create_task(node.services.gpu_events.run())]
     try:
         await until(lambda: node.services.gpu_events.ready().ready and told(node) is not None)

@@ -11,12 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.gates.reports import gpus_to_lease
 from tests.kubernetes.telling.garbling import garbled, lease_of, with_value
 from tests.strategies import node_views, sharing_views
 from tranche.core.errors import UsageError
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease, gpus_to_lease
+from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.telling.told_layouts import layouts_from_text
 from tranche.kubernetes.telling.told_view import told_from_lease, told_node
 from tranche.planning.recording import view_to_dict
@@ -68,7 +69,7 @@ def test_a_lease_tells_of_the_node_of_its_name_alone() -> None:
         told_from_lease(other)
     long = lease_of(json.dumps(SOME), "n" * 240)
     assert told_node(long) == told_node(replace(long, holder="")) == "n" * 240
-    assert told_node(Lease("tranche-view-x")) == "x"
+    assert told_node(Lease("tranche-report-x")) == "x"
 
 
 def _packed(text: str) -> str:

@@ -25,10 +25,10 @@ from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.registration import socket_folder
-from tranche.kubernetes.gates.leases import CHOICES, GPUS, lease_name
+from tranche.kubernetes.gates.leases import CHOICES
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
-from tranche.kubernetes.telling.told_view import TOLD_LABEL, view_lease_name
+from tranche.kubernetes.telling.told_view import REPORT, TOLD_LABEL, lease_name
 from tranche.node.host import Host
 
 _LOOK_SECONDS = 0.5
@@ -82,7 +82,7 @@ def leave(
 
 
 def _leases_of(node: str) -> tuple[str, ...]:
-    return (ticket_name(node), lease_name(GPUS, node), lease_name(CHOICES, node), view_lease_name(node))
+    return (ticket_name(node), lease_name(REPORT, node), lease_name(CHOICES, node))
 
 
 async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patience: float, say: Say) -> set[str]:

@@ -1,5 +1,5 @@
 """Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims and its slices, feature labels,
-news of the node.
+the node's report.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from tranche.hardware.daemon_group import why_tied
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
+from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
+from tranche.kubernetes.api.objects import KubeNode, Severity
 from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.claims.tier import BY_CLAIMS
 from tranche.kubernetes.claims.vocabulary import DRIVER
@@ -39,7 +41,6 @@ from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.services import NodeServices
 from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.telling.view_reporter import ViewReporter
 from tranche.kubernetes.tier_watch import LOOK_SECONDS, InTier, PendingCleanup
 from tranche.planning.layout_offer import LayoutOffer
 
@@ -117,16 +118,38 @@ def feature_labels(services: NodeServices, config: ConfigSource, *, heeds_mode: 
     return FeatureLabeler(services, config.strategy, config.sharing, heeds_mode=heeds_mode)
 
 
-def view_news(services: NodeServices, _: ConfigSource, *, layouts: LatestValue[ToldLayouts]) -> ViewReporter:
-    """What tells of the node, for a page of the cluster; `layouts` is what the MIG manager makes of a layout's name."""
-    inventory = services.inventory
-    return ViewReporter(
-        services.leases, inventory.latest, services.node, lambda: inventory.ready().ready, layouts, clock=time.monotonic
+def node_report(
+    services: NodeServices,
+    _: ConfigSource,
+    *,
+    to_people: bool,
+    layouts: LatestValue[ToldLayouts],
+    refused: LatestValue[Mapping[str, str]],
+) -> NodeReporter:
+    """What tells of the node: people, and a controller where one chooses. `layouts` is what the MIG manager makes of a layout's
+    name, `refused` why pods, by uid, cannot have what was chosen for them.
+    """
+    inventory, health = services.inventory, services.device_health
+
+    async def say(node: KubeNode, reason: str, message: str) -> None:
+        await services.api.create_node_event(node, Severity.WARNING, reason, message)
+
+    news = ReportSource(
+        inventory.latest,
+        services.node,
+        services.tier,
+        lambda: inventory.ready().ready,
+        health.faults,
+        refused,
+        layouts,
     )
+    return NodeReporter(services.leases, news, to_people=to_people, clock=time.monotonic, say=say)
 
 
-def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Path) -> ShareDriver:
-    """What hands shares to pods that a controller chose for, and tells the controller of the GPUs."""
+def share_driver(
+    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, refused: LatestValue[Mapping[str, str]]
+) -> ShareDriver:
+    """What hands shares to pods that a controller chose for; `refused` is told why, by their uids, some cannot have theirs."""
 
     def files() -> DeviceFiles:
         return _device_files(config.latest.value)
@@ -141,6 +164,7 @@ def share_driver(services: NodeServices, config: ConfigSource, *, cdi_folder: Pa
         cdi_folder=cdi_folder,
         files=files,
         configured=config.latest.first,
+        refused=refused,
         clock=time.monotonic,
     )
 

@@ -22,15 +22,14 @@ from tranche.kubernetes.controller.cluster_pods import (
 from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.gates.leases import (
     CHOICES,
-    GPUS,
     NodeChoices,
     NodeGpus,
     choices_from_lease,
     gpus_from_lease,
-    lease_name,
     node_of,
 )
 from tranche.kubernetes.rollout.ticket import version_number
+from tranche.kubernetes.telling.told_view import GPUS, generation_of, lease_name
 
 Item = TypeVar("Item")
 
@@ -117,17 +116,23 @@ class ClusterWatch:
 
     def _heard_pods(self, found: Mapping[str, ClusterPod]) -> None:
         self._pods = {pod.uid: pod for pod in found.values()}
+        self.changed.set()
 
     def _heard_nodes(self, found: Mapping[str, ClusterNode]) -> None:
         self._nodes = {node.name: node for node in found.values()}
+        self.changed.set()
 
     def _heard_gpus(self, found: Mapping[str, Lease]) -> None:
-        self._gpus = {lease.name: lease for lease in found.values()}
+        before, self._gpus = self._gpus, {lease.name: lease for lease in found.values()}
+        # A lease that was only renewed is nothing to choose by; there is a look now and then in any case.
+        if before is None or _generations(before) != _generations(self._gpus):
+            self.changed.set()
 
     def _heard_choices(self, found: Mapping[str, Lease]) -> None:
         self._choices = {lease.name: lease for lease in found.values()}
         shown = {name: version_number(lease) for name, lease in self._choices.items()}
         self._own = {name: own for name, own in self._own.items() if version_number(own) > shown.get(name, 0)}
+        self.changed.set()
 
     async def _follow(
         self,
@@ -142,4 +147,7 @@ class ClusterWatch:
         async with aclosing(informer.snapshots()) as snapshots:
             async for found in snapshots:
                 heard(found)
-                self.changed.set()
+
+
+def _generations(leases: Mapping[str, Lease]) -> Mapping[str, int]:
+    return {name: generation_of(lease) for name, lease in leases.items()}

@@ -72,7 +72,8 @@ class ShareNode:
 
 
 class ShareHandover:
-    """Hands shares to the containers of one node. `changed` is called when a pod has come to have something.
+    """Hands shares to the containers of one node. `changed` is called when a pod has come to have something,
+    `refused` is told why pods, by uid, cannot have their share.
 
     A container that meets what time alone mends waits for it, `patience` seconds at most. Call `news` when something on the node
     has changed.
@@ -84,9 +85,10 @@ class ShareHandover:
         files: PlacedFiles,
         changed: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
+        refused: LatestValue[Mapping[str, str]] | None = None,
     ) -> None:
         self.backlog = ClaimBacklog(node.shares)
-        self.refused: LatestValue[Mapping[str, str]] = LatestValue()
+        self.refused: LatestValue[Mapping[str, str]] = LatestValue() if refused is None else refused
         self._node = node
         self._files = files
         self._changed = changed

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from tranche.core.allocation import NodeView
-from tranche.core.devices import devices
 from tranche.core.gpu_use import GpuUse
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.claims.node_mode import NodeMode
 
 
-def offered_view(view: NodeView, mode: NodeMode, condemned: Collection[str] = ()) -> NodeView:
-    """The view in which nothing can be had that the mode does not offer, nor anything on a GPU of which a change takes away
-    `condemned` devices.
+def offered_view(view: NodeView, mode: NodeMode) -> NodeView:
+    """The view in which nothing can be had that the mode does not offer.
 
     A memory limit of the driver is put on a control group, and no container has one before its share is handed over.
     """
     uses = {gpu.uuid: _use(view.use_of(gpu.uuid), mode) for gpu in view.node}
-    by_uuid = devices(view.node)
-    changing = {by_uuid[each].gpu_uuid for each in condemned if each in by_uuid}
     sharing = replace(view.node.sharing, offered=view.node.sharing.offered - {Sharing.MEMORY_LIMITS})
-    node = replace(view.node, sharing=sharing)
-    return replace(view, node=node, uses=uses, changing=view.changing | changing)
+    return replace(view, node=replace(view.node, sharing=sharing), uses=uses)
 
 
 def _use(word: GpuUse, mode: NodeMode) -> GpuUse:

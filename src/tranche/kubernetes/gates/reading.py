@@ -20,13 +20,13 @@ from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.lease_pools import fleet_of
 from tranche.kubernetes.gates.leases import (
     CHOICES,
-    GPUS,
     NodeGpus,
     ShareChoice,
     choices_from_lease,
     gpus_from_lease,
     node_of,
 )
+from tranche.kubernetes.telling.told_view import GPUS
 
 _LEASES = "/apis/coordination.k8s.io/v1/leases"
 

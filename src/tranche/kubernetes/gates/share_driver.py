@@ -14,7 +14,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.decoding import decode_pod
-from tranche.kubernetes.api.objects import KubeNode, PodRef, Severity
+from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.tier import Tier
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
@@ -22,13 +22,13 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.gates.gpu_reporter import GpuReporter
 from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
-from tranche.kubernetes.gates.leases import CHOICES, ShareChoice, choices_from_lease, lease_name
+from tranche.kubernetes.gates.leases import CHOICES, ShareChoice, choices_from_lease
 from tranche.kubernetes.gates.placed_files import PlacedFiles, cdi_name
 from tranche.kubernetes.gates.share_reconciler import ShareReconciler
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.services import NodeServices
-from tranche.kubernetes.tier_watch import InTier
+from tranche.kubernetes.telling.told_view import lease_name
 from tranche.node.claims import ClaimRequest
 from tranche.node.pod_processes import pods_with_processes
 
@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 class ShareDriver:
     """A component: serves the kubelet, and gives back what is over.
 
-    `folders` are the kubelet's for device plugins and its registration socket, known once `configured` returns. `clock` is
-    monotonic, in seconds.
+    `refused` is told why pods, by uid, cannot have their share. `folders` are the kubelet's for device plugins and its
+    registration socket, known once `configured` returns. `clock` is monotonic, in seconds.
     """
 
     name = "shares"
@@ -60,6 +60,7 @@ class ShareDriver:
         cdi_folder: Path,
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
+        refused: LatestValue[Mapping[str, str]],
         clock: Callable[[], float],
     ) -> None:
         self._services = services
@@ -80,7 +81,7 @@ class ShareDriver:
         )
         placed = PlacedFiles(cdi_folder)
         self._changed = asyncio.Event()
-        self._handover = ShareHandover(node, placed, self._changed.set)
+        self._handover = ShareHandover(node, placed, self._changed.set, refused=refused)
         self._care = ShareReconciler(
             node,
             self._handover,
@@ -89,25 +90,15 @@ class ShareDriver:
             living=pods_with_processes,
             clock=clock,
         )
-        news = GpuReporter(
-            services.leases,
-            inventory.latest,
-            services.node,
-            self._handover.refused,
-            device_health=services.device_health,
-            say=self._say,
-        )
-        self._news = InTier(news, services.tier, frozenset((Tier.GATES,)))
         self._over = asyncio.Event()
         self._endpoints: Endpoints | None = None
         self._failure = "shares are not handed over yet"
 
     def ready(self) -> Readiness:
-        """Ready when the kubelet knows the resource, and the controller the GPUs."""
+        """Ready when the kubelet knows the resource."""
         if self._failure or self._endpoints is None:
             return Readiness(False, self._failure)
-        endpoints = self._endpoints.ready()
-        return self._news.ready() if endpoints.ready else endpoints
+        return self._endpoints.ready()
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -127,7 +118,6 @@ class ShareDriver:
                 group.create_task(self._follow_pods())
                 group.create_task(self._keep_caring())
                 group.create_task(self._keep_telling())
-                group.create_task(self._news.run())
         finally:
             await self._endpoints.close()
             self._endpoints = None
@@ -205,9 +195,6 @@ class ShareDriver:
             holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
         )
         holders.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
-
-    async def _say(self, node: KubeNode, reason: str, message: str) -> None:
-        await self._services.api.create_node_event(node, Severity.WARNING, reason, message)
 
     async def _chosen(self) -> Mapping[str, ShareChoice]:
         lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))

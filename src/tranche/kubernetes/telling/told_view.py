@@ -1,31 +1,37 @@
-"""The lease in which an agent tells of its node: the whole view, of which a page of the cluster makes the documents. Pure.
+"""The lease in which an agent tells of its node: its view, what a controller may choose of it, and what layouts would do. Pure.
 
-It tells people; nobody decides by it. What a controller decides by is another lease (`tranche.kubernetes.gates.leases`),
-which has only what the node's mode offers.
+Whoever may read leases reads all of one. So it has processes and amounts of memory only where people are to be told.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tranche.core.allocation import Allocation, NodeView
+from tranche.core.allocation import Allocation, NodeView, Withheld
 from tranche.core.credible import credible
 from tranche.core.devices import devices
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.printable import shortened
-from tranche.core.state import GpuProcess, GpuState
+from tranche.core.state import GpuProcess, GpuState, NodeState
 from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.kubernetes.telling.told_layouts import ToldLayouts, layouts_from_text, layouts_to_text
-from tranche.planning.recording import view_from_dict, view_to_dict
+from tranche.planning.recording import view_from_dict, view_to_dict, withheld_from_dict, withheld_to_dict
 
+REPORT = "report"
+"""What these leases are called in their names."""
 TOLD_LABEL = "tranche.dev/told"
-"""The label of these leases."""
+"""The label of those that tell people."""
 VIEW = "view"
 """Its value."""
+GPUS = "gpus"
+"""The value of the label `tranche.dev/placing` of those of which a controller may choose."""
 RENEWED_SECONDS = 60.0
 """So often a lease is written although nothing has changed: nobody else can tell a quiet node from one that is gone."""
 SILENT_SECONDS = 150
@@ -34,15 +40,30 @@ SILENT_SECONDS = 150
 MOST_BYTES = 192 * 1024
 """Kubernetes takes 256 KiB of annotations of an object; the rest is left to others."""
 
-_NODE = "tranche.dev/node"
+NODE = "tranche.dev/node"
+_GENERATION = "tranche.dev/generation"
+_OFFER = "tranche.dev/offer"
 _VIEW = "tranche.dev/view"
 _SHORT = "tranche.dev/short"
 _LAYOUTS = "tranche.dev/layouts"
 _MARKED = "tranche.dev/marked"
 _LONGEST_NAME = 200
 _LONGEST_REASON = 300
+_LONGEST_NUMBER = 18
 
 _Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOffer:
+    """What a controller may choose of the node's GPUs: by its mode, and without what is withheld from those that it chooses for.
+
+    `refused` says why pods, by uid, cannot have what was chosen for them.
+    """
+
+    mode: NodeMode
+    withheld: tuple[Withheld, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +71,8 @@ class ToldView:
     """What an agent tells of its node. `short` says that there was too much to tell, and that processes are left out.
 
     `layouts` is None where that is not told. `marked` are those of the GPUs that are being changed on which no change is at work
-    yet: a layout waits for what is in use, and another one may still take its place.
+    yet: a layout waits for what is in use, and another one may still take its place. `offer` is None where no controller chooses.
+    `to_people` is whether people are told, or a controller alone. `generation` grows with each change but of amounts.
     """
 
     node: str
@@ -58,12 +80,15 @@ class ToldView:
     short: bool = False
     layouts: ToldLayouts | None = None
     marked: frozenset[str] = frozenset()
+    offer: ShareOffer | None = None
+    to_people: bool = True
+    generation: int = 0
 
 
-def view_lease_name(node: str) -> str:
-    """The name of a node's lease."""
+def lease_name(kind: str, node: str) -> str:
+    """The name of a node's lease of that kind."""
     word = node if len(node) <= _LONGEST_NAME else hashlib.sha256(node.encode()).hexdigest()[:32]
-    return f"tranche-view-{word}"
+    return f"tranche-{kind}-{word}"
 
 
 def told(view: NodeView, condemned: Collection[str] = ()) -> NodeView:
@@ -86,30 +111,39 @@ def steady(view: NodeView) -> NodeView:
     return replace(view, node=replace(view.node, gpus=tuple(_without_amounts(gpu) for gpu in view.node)))
 
 
-def told_to_lease(
-    node: str,
-    view: NodeView,
-    owner: tuple[str, str],
-    layouts: ToldLayouts | None = None,
-    marked: Collection[str] = (),
-) -> Lease:
+def bare(view: NodeView) -> NodeView:
+    """The view with no more than a controller needs: no amounts of memory, one process of each device, no name of one that it
+    belongs to.
+    """
+    gpus = tuple(_without_amounts(_with_processes(gpu, _first)) for gpu in view.node)
+    return replace(
+        view, node=replace(view.node, gpus=gpus), allocations=tuple(_anonymous(each) for each in view.allocations)
+    )
+
+
+def told_to_lease(said: ToldView, owner: tuple[str, str]) -> Lease:
     """The lease in which it is told; `owner` is name and uid of the node object. UsageError when it is too much for a lease."""
-    text, short = packed(view_to_dict(view)), False
-    if len(text) > MOST_BYTES:
-        bare = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
-        text, short = packed(view_to_dict(bare)), True
-    if len(text) > MOST_BYTES:
-        raise UsageError(f"node {node} has more to tell than a lease holds: {len(text):,} bytes of {MOST_BYTES:,}")
-    annotations = {_NODE: node, _VIEW: text, **({_SHORT: "true"} if short else {})}
-    if layouts is not None:
-        annotations[_LAYOUTS] = layouts_to_text(layouts)
-    if marked:
-        annotations[_MARKED] = ",".join(sorted(marked))
+    view, annotations = said.view, {NODE: said.node, _GENERATION: str(said.generation)}
+    if said.offer is not None:
+        annotations[_OFFER] = packed(_offer_to_dict(said.offer))
+    most = MOST_BYTES - len(annotations.get(_OFFER, ""))
+    text = packed(view_to_dict(view))
+    if len(text) > most:
+        few = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
+        text, annotations[_SHORT] = packed(view_to_dict(few)), "true"
+    if len(text) > most:
+        raise UsageError(f"node {said.node} has more to tell than a lease holds: {len(text):,} bytes of {most:,}")
+    annotations[_VIEW] = text
+    if said.layouts is not None:
+        annotations[_LAYOUTS] = layouts_to_text(said.layouts)
+    if said.marked:
+        annotations[_MARKED] = ",".join(sorted(said.marked))
+    offered = {} if said.offer is None else {PLACING_LABEL: GPUS}
     return Lease(
-        view_lease_name(node),
-        node,
+        lease_name(REPORT, said.node),
+        said.node,
         seconds=SILENT_SECONDS,
-        labels={TOLD_LABEL: VIEW},
+        labels={**offered, **({TOLD_LABEL: VIEW} if said.to_people else {})},
         annotations=annotations,
         owner_node=owner,
     )
@@ -118,12 +152,15 @@ def told_to_lease(
 def told_from_lease(lease: Lease) -> ToldView:
     """What an agent told; UsageError when it cannot be read or cannot be true: nothing is known of the node then."""
     try:
-        if lease.annotations[_NODE] != told_node(lease):
+        if lease.annotations[NODE] != told_node(lease):
             raise ValueError("it is not the lease of the node that it names")
         view = credible(view_from_dict(unpacked(lease.annotations[_VIEW])))
         marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
         short = lease.annotations.get(_SHORT) == "true"
-        return ToldView(lease.annotations[_NODE], view, short, _layouts(lease), marked)
+        to_people = TOLD_LABEL in lease.labels
+        return ToldView(
+            told_node(lease), view, short, _layouts(lease), marked, _offer(lease), to_people, generation_of(lease)
+        )
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
         why = shortened(str(error), _LONGEST_REASON)
         raise UsageError(f"lease {lease.name} does not say what the node has: {why}") from error
@@ -131,11 +168,40 @@ def told_from_lease(lease: Lease) -> ToldView:
 
 def told_node(lease: Lease) -> str:
     """The node that the lease is about, by its name, whatever is in it."""
-    named = (lease.annotations.get(_NODE, ""), lease.holder)
+    named = (lease.annotations.get(NODE, ""), lease.holder)
     return next(
-        (each for each in named if each and view_lease_name(each) == lease.name),
-        lease.name.removeprefix("tranche-view-"),
+        (each for each in named if each and lease_name(REPORT, each) == lease.name),
+        lease.name.removeprefix(lease_name(REPORT, "")),
     )
+
+
+def generation_of(lease: Lease) -> int:
+    """The generation that the lease names, whether the rest of it can be read or not; 0 where it names none."""
+    text = lease.annotations.get(_GENERATION, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < _LONGEST_NUMBER else 0
+
+
+def _offer(lease: Lease) -> ShareOffer | None:
+    """None where there is none, or none that can be read: people are told of the view all the same."""
+    try:
+        data = unpacked(lease.annotations[_OFFER]) if _OFFER in lease.annotations else None
+        return None if data is None else _offer_from_dict(data)
+    except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError):
+        return None
+
+
+def _offer_to_dict(offer: ShareOffer) -> dict[str, Any]:
+    return {
+        "mode": str(offer.mode),
+        "withheld": [withheld_to_dict(each) for each in offer.withheld],
+        "refused": {uid: shortened(reason, _LONGEST_REASON) for uid, reason in offer.refused.items()},
+    }
+
+
+def _offer_from_dict(data: Mapping[str, Any]) -> ShareOffer:
+    withheld = tuple(withheld_from_dict(each) for each in data["withheld"])
+    refused = {str(uid): str(reason) for uid, reason in data["refused"].items()}
+    return ShareOffer(NodeMode(data["mode"]), credible(NodeView(NodeState(()), withheld=withheld)).withheld, refused)
 
 
 def _layouts(lease: Lease) -> ToldLayouts | None:
@@ -150,6 +216,13 @@ def _discreet(allocation: Allocation) -> Allocation:
     keeper = allocation.keeper
     if isinstance(keeper, ProcessKeeper):
         keeper = replace(keeper, key_digest="")
+    return replace(allocation, command="", keeper=keeper)
+
+
+def _anonymous(allocation: Allocation) -> Allocation:
+    keeper = allocation.keeper
+    if isinstance(keeper, ProcessKeeper):
+        keeper = ProcessKeeper(keeper.pid, keeper.started)
     return replace(allocation, command="", keeper=keeper)
 
 

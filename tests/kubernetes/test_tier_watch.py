@@ -1,31 +1,19 @@
-"""The lease in which an agent tells of its GPUs is written when something has changed, and put back when it is gone."""
+"""How the cluster gives shares is found out, and a part runs only where it is so, but for what it owes elsewhere."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently, until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import LeaseClient, decode_lease
-from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.gates.gpu_reporter import GpuReporter
-from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.inventory import Snapshot
 from tranche.kubernetes.tier_watch import InTier, PendingCleanup, TierWatch
-
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-gpus-n1"
-NODE = KubeNode("n1", "uid-n1", {"tranche.dev/mode": "dynamic"})
 
 
 def on_server(act: Callable[[FakeApiServer, ApiConnection], Coroutine[Any, Any, None]]) -> None:
@@ -38,50 +26,6 @@ def on_server(act: Callable[[FakeApiServer, ApiConnection], Coroutine[Any, Any, 
                 await connection.close()
 
     asyncio.run(run())
-
-
-def said(server: FakeApiServer) -> NodeGpus | None:
-    return gpus_from_lease(decode_lease(server.objects[LEASE])) if LEASE in server.objects else None
-
-
-def test_each_change_is_told_once_and_a_lease_that_is_gone_comes_back() -> None:
-    async def act(server: FakeApiServer, connection: ApiConnection) -> None:
-        snapshots: LatestValue[Snapshot] = LatestValue()
-        node: LatestValue[KubeNode | None] = LatestValue()
-        refused: LatestValue[Mapping[str, str]] = LatestValue()
-        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
-        news = GpuReporter(leases, snapshots, node, refused, pause=0.0)
-        task = asyncio.create_task(news.run())
-        node.publish(NODE)
-        snapshots.publish(Snapshot(a100s(1)))
-        await until(lambda: said(server) is not None and news.ready().ready)
-        first = said(server)
-        assert first is not None
-        assert first.generation == 1
-        # What changes from moment to moment is no news.
-        (gpu,) = a100s(1).node
-        view = a100s(1)
-        idle = replace(view, node=replace(view.node, gpus=(replace(gpu, memory_free=5),)))
-        snapshots.publish(Snapshot(idle))
-        refused.publish({"u1": "it is taken"})
-        await until(lambda: (found := said(server)) is not None and bool(found.refused))
-        second = said(server)
-        assert second is not None
-        assert (second.generation, second.refused) == (2, {"u1": "it is taken"})
-        server.delete(LEASE)
-        refused.publish({})
-        await until(lambda: (found := said(server)) is not None and not found.refused)
-        # What cannot be read is written over, and counted on.
-        broken = server.objects[LEASE]
-        broken["metadata"]["annotations"] |= {"tranche.dev/view": "%", "tranche.dev/generation": "40"}
-        server.put(LEASE, broken)
-        node.publish(replace(NODE, labels={"tranche.dev/mode": "off"}))
-        await until(lambda: server.objects[LEASE]["metadata"]["annotations"]["tranche.dev/generation"] == "41")
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    on_server(act)
 
 
 class Counting:

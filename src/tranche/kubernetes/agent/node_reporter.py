@@ -1,0 +1,189 @@
+"""The agent's part that tells of its node in a lease: people, where they are to be told, and a controller that chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tranche.core.allocation import Withheld
+from tranche.core.errors import TrancheError, UsageError
+from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.dra.kept_room import KeptSize, kept_sizes
+from tranche.kubernetes.gates.offered import offered_view
+from tranche.kubernetes.gates.withheld import withheld_places
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.observation.device_health_watch import faulty
+from tranche.kubernetes.observation.health import FaultyDevices
+from tranche.kubernetes.observation.inventory import Snapshot
+from tranche.kubernetes.report_lease import PAUSE_SECONDS, ReportLease
+from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.telling.told_view import (
+    RENEWED_SECONDS,
+    REPORT,
+    ShareOffer,
+    ToldView,
+    bare,
+    generation_of,
+    lease_name,
+    marked,
+    steady,
+    told,
+    told_from_lease,
+    told_to_lease,
+)
+
+CHECK_SECONDS = 300.0
+"""So often the lease is read again where nobody renews it: somebody may have deleted it."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSource:
+    """What there is to tell, each as it was last known.
+
+    `node` is the node object. `fresh` says whether the latest of `snapshots` is of now. `refused` says why pods, by uid, cannot
+    have the share that a controller chose for them, and `layouts` is what the agent makes of the layout label: while there is
+    none it is not told.
+    """
+
+    snapshots: LatestValue[Snapshot]
+    node: LatestValue[KubeNode | None]
+    tier: LatestValue[Tier]
+    fresh: Callable[[], bool]
+    faults: LatestValue[FaultyDevices]
+    refused: LatestValue[Mapping[str, str]]
+    layouts: LatestValue[ToldLayouts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What is told, and what of it is news when it changes: amounts alone are not."""
+
+    told: ToldView = field(compare=False)
+    news: ToldView
+
+
+class NodeReporter:
+    """A component: writes the lease when something has changed, at most once in `pause` seconds.
+
+    With `to_people` it is written at least every `RENEWED_SECONDS` while the driver answers, so that nobody takes what is old for
+    true. Without it only a controller is told, where one chooses of the node's GPUs. `say` records an event of the node, by
+    reason and message. `clock` is monotonic, in seconds.
+    """
+
+    name = "report"
+
+    def __init__(
+        self,
+        leases: LeaseApi,
+        news: ReportSource,
+        *,
+        to_people: bool,
+        clock: Callable[[], float],
+        say: Callable[[KubeNode, str, str], Awaitable[None]],
+        pause: float = PAUSE_SECONDS,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._news = news
+        self._to_people = to_people
+        self._say_event = say
+        self._unknown_size = ""
+        self._lease = ReportLease(
+            leases,
+            self,
+            every=RENEWED_SECONDS if to_people else CHECK_SECONDS,
+            renew=to_people,
+            clock=clock,
+            fresh=news.fresh,
+            trouble="the controller was told nothing of the GPUs yet",
+            pause=pause,
+            sleep=sleep,
+        )
+
+    def ready(self) -> Readiness:
+        """Ready when a controller that chooses could be told of the last change. A page that shows less is no reason to take the
+        node's agent out of service.
+        """
+        trouble = self._lease.trouble if self._chosen_of else ""
+        return Readiness(not trouble, trouble)
+
+    async def run(self) -> None:
+        """Keep the lease true until cancelled. It stays then: what the node has is not free because nobody tells of it, and pages
+        say since when nobody has heard of the node.
+        """
+        news = self._news
+        others: tuple[LatestValue[Any], ...] = (news.refused, news.faults, news.layouts)
+        await self._lease.run((news.snapshots, news.node, news.tier), others)
+
+    def about(self) -> KubeNode | None:
+        """The node, where somebody is to be told; people are while the driver answers."""
+        node = self._news.node.value
+        wanted = self._chosen_of or (self._to_people and self._news.fresh())
+        return node if node is not None and node.uid and wanted else None
+
+    def lease_name(self, node: KubeNode) -> str:
+        """That of the node's report."""
+        return lease_name(REPORT, node.name)
+
+    def read(self, lease: Lease) -> _Said | None:
+        """What it says; None when it cannot be read."""
+        try:
+            return _said(told_from_lease(lease))
+        except UsageError:
+            return None
+
+    async def now(self, node: KubeNode, before: _Said | None) -> _Said:
+        """What is to be told, of which what was withheld before has its say."""
+        offer = None if before is None else before.told.offer
+        sizes = await self._sizes(node) if self._chosen_of else None
+        return await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
+
+    async def to_lease(self, node: KubeNode, said: _Said, before: Lease | None, *, changed: bool) -> Lease:
+        """The next generation of the one before, whether the rest of that can be read or not."""
+        generation = (0 if before is None else generation_of(before)) + changed
+        return await asyncio.to_thread(told_to_lease, replace(said.told, generation=generation), (node.name, node.uid))
+
+    def not_told(self, error: TrancheError) -> None:
+        """A line of the log."""
+        _log.warning("node not told of", extra={"reason": error.reason, "error": str(error)})
+
+    @property
+    def _chosen_of(self) -> bool:
+        """Whether a controller chooses of the node's GPUs."""
+        return self._news.tier.synced and self._news.tier.value is Tier.GATES
+
+    async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
+        """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
+        sizes, problem = kept_sizes(node.annotations)
+        if problem and problem != self._unknown_size:
+            await self._say_event(node, "KeptRoomUnknown", problem)
+        self._unknown_size = problem
+        return sizes
+
+    def _to_say(self, node: KubeNode, sizes: Collection[KeptSize] | None, before: Collection[Withheld]) -> _Said:
+        """`sizes` is None where no controller chooses."""
+        news = self._news
+        snapshot, offer = news.snapshots.value, None
+        view = told(snapshot.view, snapshot.condemned)
+        if sizes is not None:
+            mode = mode_in_force(node.labels)
+            offered = offered_view(view, mode)
+            kept = withheld_places(offered, mode, faulty(news.faults.value, view.node), tuple(sizes), before)
+            offer = ShareOffer(mode, kept, news.refused.value if news.refused.synced else {})
+        if not self._to_people:
+            return _said(ToldView(node.name, bare(view), offer=offer, to_people=False))
+        layouts = news.layouts.value if news.layouts.synced else None
+        waiting = marked(snapshot.view, snapshot.condemned)
+        return _said(ToldView(node.name, view, layouts=layouts, marked=waiting, offer=offer))
+
+
+def _said(told: ToldView) -> _Said:
+    return _Said(told, replace(told, view=steady(told.view), short=False, generation=0))
