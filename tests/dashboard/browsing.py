@@ -15,7 +15,7 @@ from release.browser import driving_packages
 from tests.dashboard.served import ServedDashboard
 
 _DOCS = Path(__file__).parents[2] / "docs"
-WIDE, NARROW = (1200, 800), (390, 800)
+LARGE, WIDE, NARROW = (1920, 1080), (1000, 800), (360, 800)
 
 
 def keep_pictures(taken: Mapping[str, bytes], config: pytest.Config) -> None:

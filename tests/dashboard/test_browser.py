@@ -11,7 +11,7 @@ import pytest
 from release.browser import browser_running
 
 from tests.busy_machine import set_to_work
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, keep_pictures, viewer_of
+from tests.dashboard.browsing import LARGE, NARROW, WIDE, Viewer, keep_pictures, viewer_of
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 # Every look with some machine, every machine in some look.
 LOOKS = {
     "p4d.24xlarge": [("light", WIDE), ("dark", NARROW)],
-    "p5.48xlarge": [("dark", WIDE)],
+    "p5.48xlarge": [("dark", LARGE)],
     "g4dn.xlarge": [("light", NARROW)],
 }
 
@@ -113,6 +113,26 @@ def test_a_slice_that_a_command_cuts_appears_by_itself(
         viewer.page.locator(".bar text", has_text="1g.5gb").wait_for()
         assert viewer.focused == held
         assert viewer.page.locator("details#as-table").get_attribute("open") is not None
+        assert viewer.complaints == []
+
+
+def test_a_table_keeps_the_order_that_was_asked_for_while_the_machine_changes(
+    browser: Any, machine: TestMachine, dashboard: ServedDashboard
+) -> None:
+    machine.hold("--mig-profile", "3g.20gb")
+    with viewer_of(browser, dashboard) as viewer:
+        viewer.page.locator("details#as-table summary").click()
+        for _ in range(2):
+            viewer.page.locator("#gpus thead a", has_text="Memory").click()
+            viewer.wait_for_live()
+        assert viewer.page.locator("#gpus th[aria-sort=descending]").inner_text() == "Memory ▼"
+        assert viewer.violations() == []
+        scrolled = viewer.page.evaluate("() => { scrollTo(0, 50); return scrollY; }")
+        machine.hold("--mig-profile", "1g.5gb")
+        viewer.page.locator("#gpus tbody tr", has_text="1g.5gb").wait_for()
+        amounts = viewer.page.locator("#gpus td[data-label=Memory]").all_inner_texts()
+        assert [each for each in amounts if each != "–"] == ["19.62 GiB", "4.75 GiB"]
+        assert viewer.page.evaluate("() => scrollY") == scrolled
         assert viewer.complaints == []
 
 

@@ -126,8 +126,8 @@ def _compare_fleet(state: State, numbers: dict[str, str], rows: list[list[str]])
     for gpu, each in slices:
         place = f"{each['profile']} at {each['placement']['start']}:{each['placement']['size']}"
         row = shown[f"GPU {gpu['index']}", place]
-        assert row[4] == format_memory(each["memoryBytes"])
-        assert [id for id in each["allocationIds"] if id not in row[3]] == []
+        assert row[6] == format_memory(each["memoryBytes"])
+        assert [id for id in each["allocationIds"] if id not in row[4]] == []
 
 
 def _compare_gpu(gpu: State, numbers: dict[str, str], rows: list[list[str]]) -> None:
@@ -138,7 +138,7 @@ def _compare_gpu(gpu: State, numbers: dict[str, str], rows: list[list[str]]) -> 
         for each in gpu["slices"]
     ]
     for row, each in zip(rows, gpu["slices"], strict=True):
-        assert [id for id in each["allocationIds"] if id not in row[3]] == []
+        assert [id for id in each["allocationIds"] if id not in row[4]] == []
 
 
 def _grants(state: State) -> dict[str, Any]:

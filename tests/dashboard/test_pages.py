@@ -14,10 +14,10 @@ from tests.dashboard.reading import figures, parsed, shape, tables, text_of
 from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import requests, sharing_views
-from tranche.core.allocation import NodeView, WholeGpu, Withheld
+from tranche.core.allocation import NodeView, Slice, WholeGpu, Withheld
 from tranche.core.errors import LedgerUnavailable, TrancheError
-from tranche.core.events import Event
-from tranche.core.request import Request, parse_request
+from tranche.core.events import Event, ShareGranted, StepDone
+from tranche.core.request import MigSlice, Request, parse_request
 from tranche.core.state import NodeState
 from tranche.dashboard.acting.action import ActionPlan
 from tranche.dashboard.acting.pages import plan_page
@@ -25,12 +25,14 @@ from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
 from tranche.dashboard.pages import page_at
+from tranche.dashboard.parts import moment
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import blocks_of
 from tranche.documents.events import event_document
 from tranche.documents.explanation import explanation_document
 from tranche.documents.machine import gpu_document
-from tranche.documents.markup import printable
+from tranche.documents.markup import Child, printable
 from tranche.documents.overview import overview_data
 from tranche.node.records import Waiter
 from tranche.planning.effect import apply
@@ -38,6 +40,7 @@ from tranche.planning.explain import explain
 from tranche.planning.generate import generate_layouts
 from tranche.planning.queue import WaitingRequest
 from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.steps import CreateInstance
 
 
 def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:
@@ -90,9 +93,9 @@ def test_a_gpus_page_has_every_slice_with_its_holders(view: NodeView) -> None:
         ]
         assert [tuple(row[:3]) for row in rows] == expected
         for row, each in zip(rows, gpu["slices"], strict=True):
-            assert all(id in row[3] for id in each["allocationIds"])
+            assert all(id in row[4] for id in each["allocationIds"])
         whole = tables(page).get("Who holds the uncut GPU", [])
-        assert [row[0] for row in whole] == gpu["allocationIds"]
+        assert [row[0].split()[-1] for row in whole] == gpu["allocationIds"]
 
 
 @given(VIEWS, st.lists(requests(), min_size=1, max_size=4).map(tuple))
@@ -222,7 +225,78 @@ def test_a_slice_that_is_held_says_for_how_long() -> None:
     seen = replace(snapshot_of(every_kind()), taken=1e9)
     for gpu in seen.overview["gpus"]:
         rows = tables(tree_of(page_of(f"/gpus/{gpu['uuid']}", seen))).get("Slices and holders", [])
-        assert [row[-1] != "–" for row in rows] == [bool(each["allocationIds"]) for each in gpu["slices"]]
+        assert [row[3] != "–" for row in rows] == [bool(each["allocationIds"]) for each in gpu["slices"]]
+
+
+def test_what_nobody_holds_says_since_when() -> None:
+    """It was held, or cut, or cordoned: its events tell when that ended or began."""
+    view = every_kind()
+    cut, cordoned = view.node.gpus[0], view.node.gpus[7]
+    released, made = (cut.key(each) for each in cut.instances[1:3])
+    created = CreateInstance(cut.uuid, made.profile, made.placement, (made.profile,))
+    slot = Slice(released.gpu_uuid, released.profile, released.placement)
+    granted = ShareGranted("", "p", Request(MigSlice(slot.profile)), (slot,))
+    events = (
+        Event(1, 100.0, "Granted", "", "99999999", "", None, granted),
+        Event(2, 400.0, "Released", "", "99999999", "", 1),
+        Event(3, 700.0, "CreateInstance", cut.uuid, "", "", None, StepDone("q", created.to_dict())),
+        Event(4, 940.0, "Cordoned", cordoned.uuid, "", "cordoned by root"),
+    )
+    page = tree_of(page_of("/", snapshot_of(view), events))
+    said = {(row[0], row[1]): row[3] for row in tables(page)["The same as a table"]}
+    assert said["GPU 0", "1g.5gb at 1:1"] == "10m"
+    assert said["GPU 0", "2g.10gb at 2:2"] == "5m"
+    assert said["GPU 0", "1g.5gb at 5:1"] == "–", "nobody knows since when somebody else uses it"
+    assert said["GPU 7", "3g.20gb at 0:4"] == "1m"
+
+
+@pytest.mark.parametrize(
+    ("sort", "memories"),
+    [
+        ("gpus.memory", ["4 GiB", "6 GiB", "40 GiB"]),
+        ("-gpus.memory", ["40 GiB", "6 GiB", "4 GiB"]),
+    ],
+)
+def test_a_table_is_in_the_order_that_its_address_asks_for(sort: str, memories: list[str]) -> None:
+    seen = snapshot_of(every_kind())
+    page = tree_of(page_of("/", seen, sort=sort, q="held"))
+    table = next(each for each in page.iter("table"))
+    shown = [row[6] for row in tables(page)["The same as a table"]]
+    named = [each for each in shown if each != "–"]
+    assert shown == [*named, *["–"] * (len(shown) - len(named))]
+    assert [each for each in dict.fromkeys(named) if each in memories] == memories
+    heads = {text_of(each): each for each in table.iter("th") if each.get("scope") == "col"}
+    (sorted_by,) = [(word, each.get("aria-sort")) for word, each in heads.items() if each.get("aria-sort")]
+    down = sort.startswith("-")
+    assert sorted_by == (("Memory ▼", "descending") if down else ("Memory ▲", "ascending"))
+    ways = {
+        text_of(each).rstrip(" ▲▼"): each.get("href")
+        for each in table.iter("a")
+        if str(each.get("id")).startswith("sort-")
+    }
+    assert ways["Memory"] == f"/?sort={'' if down else '-'}gpus.memory&q=held#gpus"
+    assert ways["Held by"] == "/?sort=gpus.held-by&q=held#gpus"
+    assert next(each for each in page.iter("details")).get("open") is not None
+
+
+def test_columns_are_sorted_by_what_they_say() -> None:
+    times = [moment("2026-11-23T08:00:00Z"), moment("2026-11-23T07:59:00Z")]
+    rows: list[tuple[Child | None, ...]] = [
+        ("GPU 10", "512 MiB", times[0]),
+        ("GPU 9", "1 GiB", times[1]),
+        ("GPU 11", None, None),
+    ]
+
+    def order(sort: str) -> list[str]:
+        made = TableOrder("/", {"sort": sort}).table("t", "T", ("GPU", "Memory", "Held for"), rows, "")
+        return [row[0] for row in tables(parsed(str(made)))["T"]]
+
+    assert order("t.gpu") == ["GPU 9", "GPU 10", "GPU 11"]
+    assert order("-t.gpu") == ["GPU 11", "GPU 10", "GPU 9"]
+    assert order("t.memory") == ["GPU 10", "GPU 9", "GPU 11"]
+    assert order("-t.memory") == ["GPU 9", "GPU 10", "GPU 11"]
+    assert order("t.held-for") == ["GPU 9", "GPU 10", "GPU 11"]
+    assert order("u.gpu") == order("t.nothing") == ["GPU 10", "GPU 9", "GPU 11"]
 
 
 def test_a_share_has_a_page_while_it_lives_and_after() -> None:

@@ -22,7 +22,7 @@ from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess
-from tranche.documents.bar import fitted, text_width
+from tranche.documents.bar import bar, fitted, text_width
 from tranche.documents.blocks import GpuBlocks, Look, blocks_of
 from tranche.documents.machine import gpu_document
 from tranche.documents.markup import printable
@@ -123,6 +123,21 @@ def test_each_kind_of_use_has_its_look() -> None:
     assert not drawn[5].blocks[0].foreign
     assert drawn[2].blocks[0].who == "team-a/train-0"
     assert drawn[4].changing
+
+
+def test_a_narrow_block_names_the_user_rather_than_half_a_command() -> None:
+    """`notebook (ada) 1f2e3d4c`, without the id, or the user alone: the longest that there is room for."""
+    view = every_kind()
+    gpus, allocations = documents_of(view)
+    owned = [{**each, "owner": {"kind": "user", "name": "ada"}} for each in allocations]
+    (drawn, *_) = blocks_of(gpus[:1], owned)
+
+    def shown(width: float) -> list[str]:
+        return [str(each.children[-1].children[0]) for each in bar(drawn, width)[:1]]  # type: ignore[union-attr]
+
+    assert shown(2400) == ["python train.py (ada) 11111111"]
+    assert shown(1300) == ["python train.py (ada)"]
+    assert shown(700) == ["ada"]
 
 
 def covered(gpu: GpuBlocks) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tranche.dashboard.event_choice import EventChoice
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, share_link, span_since, table
 from tranche.documents.blocks import Document, holder_without_id
@@ -11,55 +12,34 @@ from tranche.documents.markup import Child, Element, element
 
 MOST = 300
 """Events on one page."""
+_ALL = EventChoice()
 
 
 def events_page(events: Sequence[Document], gpus: Sequence[Document], query: Mapping[str, str]) -> DashboardPage:
     """Of all events that are kept, oldest first, the newest, or those that `query` asks for."""
-    kind, text, oldest = query.get("kind", ""), query.get("q", ""), query.get("order", "") == "oldest"
-    found = [each for each in events if (not kind or each["type"] == kind) and text.casefold() in _said(each, gpus)]
-    shown = found[:MOST] if oldest else found[-MOST:]
-    said = f"{len(found):,} of {len(events):,} events are such." if kind or text else ""
+    choice = EventChoice.asked(query)
+    found = [each for each in events if choice.takes(each["type"], _said(each, gpus))]
+    shown = found[:MOST] if choice.oldest else found[-MOST:]
+    said = choice.said(len(found), len(events)) if choice.leaves_out else ""
     if len(shown) < len(found):
-        said = f"{said} The {'oldest' if oldest else 'newest'} {MOST}; 'tranche events --last N' prints more.".strip()
-    made = element("div", element("p", said) if said else None, event_table(shown, gpus, oldest=oldest))
-    return DashboardPage("Events", made, _filter(events, kind, text, oldest=oldest))
+        said = f"{said} The {'oldest' if choice.oldest else 'newest'} {MOST}; 'tranche events --last N' prints more.".strip()
+    made = element("div", element("p", said) if said else None, event_table(shown, gpus, choice))
+    return DashboardPage("Events", made, choice.form({event["type"] for event in events}))
 
 
 def _said(event: Document, gpus: Sequence[Document]) -> str:
-    """All that a row says of an event, in lower case."""
+    """All that a row says of an event."""
     labels = [f"GPU {gpu['index']}" for gpu in gpus if gpu["uuid"] == event["gpuUUID"]]
-    said = [event["type"], event["gpuUUID"], *labels, event["allocationId"], event["message"]]
-    return " ".join(filter(None, said)).casefold()
+    return " ".join(filter(None, (event["type"], event["gpuUUID"], *labels, event["allocationId"], event["message"])))
 
 
-def _filter(events: Sequence[Document], kind: str, text: str, *, oldest: bool) -> Element:
-    kinds = {"": "every"} | {each: each for each in sorted({event["type"] for event in events} | {kind} - {""})}
-    orders = {"": "newest first", "oldest": "oldest first"}
-    return element(
-        "form",
-        element("label", "Find", element("input", type="search", name="q", value=text, id="q")),
-        _select("kind", "What", kinds, kind),
-        _select("order", "Order", orders, "oldest" if oldest else ""),
-        element("button", "Show"),
-        action="/events",
-        method="get",
-        role="search",
-        class_="ask",
-    )
-
-
-def _select(name: str, word: str, offered: Mapping[str, str], chosen: str) -> Element:
-    options = [element("option", said, value=value, selected=value == chosen) for value, said in offered.items()]
-    return element("label", word, element("select", options, name=name, id=name))
-
-
-def event_table(events: Sequence[Document], gpus: Sequence[Document], *, oldest: bool = False) -> Element:
-    """Events as a table, newest first or the `oldest`; each leads to what caused it, where that is on the page."""
+def event_table(events: Sequence[Document], gpus: Sequence[Document], choice: EventChoice = _ALL) -> Element:
+    """Events, oldest first, as a table in the order that is asked for; each leads to what caused it, where it is on the page."""
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in gpus}
     here = {event["position"] for event in events}
-    rows = [_row(event, labels, here) for event in (events if oldest else reversed(events))]
+    rows = [_row(event, labels, here) for event in (events if choice.oldest else reversed(events))]
     return table(
-        "Events, oldest first" if oldest else "Events, newest first",
+        choice.caption,
         ("Number", "When", "What", "About", "In words", "Because of"),
         rows,
         "No events.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, gpu_link, held_since, memory, notes, share_link, table
+from tranche.dashboard.parts import figures, gpu_link, memory, notes, share_and_user
+from tranche.dashboard.state_history import StateHistory
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import HEIGHT, bar, swatch
-from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Piece, blocks_of
+from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Look, Piece, blocks_of
 from tranche.documents.markup import Child, Element, element
 from tranche.documents.picture import headline, legend
 
@@ -16,9 +18,18 @@ BAR_PIXELS = 700
 
 
 def fleet_page(
-    overview: Document, said: Sequence[str], now: float, looked_for: str = "", needs: Element | None = None
+    overview: Document,
+    said: Sequence[str],
+    now: float,
+    order: TableOrder,
+    needs: Element | None = None,
+    events: Sequence[Document] = (),
 ) -> DashboardPage:
-    """The GPUs of the overview, or those that have the text looked for in what is said of them; `needs` come first."""
+    """The GPUs of the overview, or those that have the text looked for in what is said of them; `needs` come first.
+
+    `events` are all that are kept: they tell since when things are as they are.
+    """
+    looked_for = order.query.get("q", "")
     every = blocks_of(overview["gpus"], overview["allocations"])
     found = [gpu for gpu in every if looked_for.casefold() in f"{gpu.uuid} {gpu.told}".casefold()]
     live = element(
@@ -29,7 +40,7 @@ def fleet_page(
         element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs have “{looked_for}”."),
         key(found),
         element("div", [gpu_row(gpu) for gpu in found], class_="gpus"),
-        _as_table(overview, found, now),
+        _as_table(overview["gpus"], found, StateHistory(overview, events, now), order),
     )
     return DashboardPage("Fleet", live, _filter(looked_for))
 
@@ -59,10 +70,10 @@ def gpu_row(gpu: GpuBlocks) -> Element:
     )
 
 
-def gpu_bar(gpu: GpuBlocks, when: str = "") -> Element:
-    """The bar alone, as wide as there is room; `when` comes first in its text alternative."""
+def gpu_bar(gpu: GpuBlocks, when: str = "", width: float = BAR_PIXELS) -> Element:
+    """The bar alone, as wide as there is room, with texts cut for `width`; `when` comes first in its text alternative."""
     said = f"{when}{gpu.told}"
-    return element("svg", bar(gpu, BAR_PIXELS), role="img", aria_label=said, width="100%", height=HEIGHT, class_="bar")
+    return element("svg", bar(gpu, width), role="img", aria_label=said, width="100%", height=HEIGHT, class_="bar")
 
 
 def key(gpus: Sequence[GpuBlocks]) -> Element:
@@ -86,28 +97,26 @@ def _filter(looked_for: str) -> Element:
     )
 
 
-def _as_table(overview: Document, found: Sequence[GpuBlocks], now: float) -> Element:
-    columns = ("GPU", "What", "State", "Held by", "Memory", "Made by", "Held for")
-    gpus = {gpu["uuid"]: gpu for gpu in overview["gpus"]}
-    known = {each["id"]: each for each in overview["allocations"]}
-    rows = [row for gpu in found for row in _rows(gpus[gpu.uuid], gpu, known, now)]
-    shown = table("The same as a table", columns, rows, "No GPU.")
-    return element("details", element("summary", "As a table"), shown, id="as-table")
+def _as_table(gpus: Sequence[Document], found: Sequence[GpuBlocks], since: StateHistory, order: TableOrder) -> Element:
+    columns = ("GPU", "What", "State", "For", "Held by", "User", "Memory", "Made by")
+    documents = {gpu["uuid"]: gpu for gpu in gpus}
+    rows = [row for gpu in found for row in _rows(documents[gpu.uuid], gpu, since)]
+    shown = order.table("gpus", "The same as a table", columns, rows, "No GPU.")
+    return element("details", element("summary", "As a table"), shown, id="as-table", open=order.asks_for("gpus"))
 
 
-def _rows(
-    gpu: Document, drawn: GpuBlocks, known: Mapping[str, Document], now: float
-) -> Iterator[Sequence[Child | None]]:
+def _rows(gpu: Document, drawn: GpuBlocks, since: StateHistory) -> Iterator[Sequence[Child | None]]:
     for each in drawn.blocks:
         place, device = _device_of(gpu, each)
         made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
-        amount = "" if each.piece is Piece.ROOM else memory(device["memoryBytes"])
-        holders = device["allocationIds"] if each.piece is not Piece.ROOM else []
-        since = held_since(device, known, now) if holders else None
-        shown: Child = each.who
-        if len(holders) == 1:
-            shown = element("span", each.who.removesuffix(holders[0]), share_link(holders[0]))
-        yield gpu_link_of(drawn), f"{each.name} {place}".strip(), str(each.look), shown, amount, made, since
+        amount = (
+            each.name if each.piece is Piece.PART else "" if each.piece is Piece.ROOM else memory(device["memoryBytes"])
+        )
+        held_by, user = share_and_user(each.holders, since.known)
+        long = since.said(gpu, each.look, {"start": each.start, "size": each.size}, each.holders)
+        used_by = each.who if each.look is Look.IN_USE else held_by
+        what = f"{each.name} {place}".strip()
+        yield gpu_link_of(drawn), what, str(each.look), long, used_by, user, amount, made
 
 
 def gpu_link_of(drawn: GpuBlocks) -> Child:

@@ -63,7 +63,7 @@ def gauges_view(
     return element(
         "section",
         element("h2", "Use"),
-        element("div", charts, axis, class_="card"),
+        element("div", element("div", charts, class_="charts"), axis, class_="card"),
         table("Use since then", ("Gauge", "Last", "Least", "Mean", "Most"), rows, ""),
         element("p", note, class_="muted"),
     )

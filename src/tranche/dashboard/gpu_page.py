@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tranche.dashboard.events_page import MOST, event_table
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import history_view
-from tranche.dashboard.parts import code, figures, held_since, memory, named_share, notes, share_link, table
+from tranche.dashboard.parts import code, figures, memory, notes, share_and_user, table
 from tranche.dashboard.reading_log import GaugeSample
-from tranche.documents.blocks import Document, blocks_of, holder_without_id
+from tranche.dashboard.state_history import StateHistory
+from tranche.dashboard.table_order import TableOrder
+from tranche.documents.blocks import Document, Look, blocks_of
 from tranche.documents.history import events_by_gpu
 from tranche.documents.markup import Child, Element, element
+
+_COLUMNS = (
+    *("Place", "Profile", "State", "For", "Held by", "User"),
+    *("Memory", "Used", "Busy", "Made by", "MIG device"),
+)
+_NO_ORDER = TableOrder()
+_BAR_PIXELS = 1200
 
 
 def gpu_page(
@@ -27,6 +36,7 @@ def gpu_page(
     samples: Sequence[GaugeSample] = (),
     plans: Sequence[Document] = (),
     past: Element | None = None,
+    order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
     """The GPU of that UUID, with its last so many hours; None where the machine has none.
 
@@ -36,6 +46,7 @@ def gpu_page(
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
         return None
+    since = StateHistory(overview, events, now)
     events = events_by_gpu(events).get(uuid, [])
     known = {each["id"]: each for each in overview["allocations"]}
     reading = next((each for each in readings if each["gpuUUID"] == uuid), None)
@@ -44,33 +55,34 @@ def gpu_page(
     live = element(
         "div",
         notes(said),
-        _facts(gpu, reading),
+        _facts(gpu, reading, since),
         key(drawn),
-        element("div", gpu_bar(drawn[0]), class_="card"),
+        element("div", gpu_bar(drawn[0], width=_BAR_PIXELS), class_="card"),
         [_running(plan, uuid) for plan in plans if any(each["gpuUUID"] == uuid for each in plan["steps"])],
-        table(
+        order.table(
+            "slices",
             "Slices and holders",
-            ("Place", "Profile", "State", "Held by", "Memory", "Used", "Busy", "Made by", "MIG device", "Held for"),
+            _COLUMNS,
             [
                 (
                     f"{each['placement']['start']}:{each['placement']['size']}",
                     each["profile"],
                     each["state"],
-                    _holders(each, known),
+                    since.said(gpu, each["state"], each["placement"], each["allocationIds"]),
+                    *share_and_user(each["allocationIds"], known),
                     memory(each["memoryBytes"]),
                     memory(inside.get(each["gpuInstanceId"], _UNKNOWN)["memoryUsedBytes"]),
                     _measured(inside.get(each["gpuInstanceId"], _UNKNOWN)["busy"], "%"),
                     None if each["owned"] is None else "Tranche" if each["owned"] else "others",
                     element("span", [code(device["uuid"]) for device in each["devices"]]) if each["devices"] else None,
-                    held_since(each, known, now),
                 )
                 for each in gpu["slices"]
             ],
             "It is not cut into slices.",
         ),
-        _whole(gpu, known),
-        _processes(gpu),
-        _past(gpu, overview, events, now, hours, samples) if past is None else past,
+        _whole(gpu, since, order),
+        _processes(gpu, order),
+        _past(gpu, overview, events, now, hours, samples, order) if past is None else past,
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
 
@@ -82,9 +94,10 @@ def _past(
     now: float,
     hours: int,
     samples: Sequence[GaugeSample],
+    order: TableOrder,
 ) -> Element:
     shown = event_table(events[-MOST:], overview["gpus"])
-    history = history_view(gpu, overview, events, now, hours)
+    history = history_view(gpu, overview, events, now, hours, order)
     return element("div", gauges_view(gpu, samples), history, element("h2", "What happened"), shown)
 
 
@@ -110,7 +123,7 @@ def _measured(value: float | None, unit: str) -> str:
     return f"{value:.0%}" if unit == "%" else f"{value:.0f}{unit}"
 
 
-def _facts(gpu: Document, reading: Document | None) -> Element:
+def _facts(gpu: Document, reading: Document | None, since: StateHistory) -> Element:
     mode, pending = gpu["mig"]["mode"], gpu["mig"]["pendingMode"]
     room = [f"{each['count']}×{each['profile']}" for each in gpu["room"] if each["count"]]
     pairs: list[tuple[str, Child]] = [
@@ -124,7 +137,8 @@ def _facts(gpu: Document, reading: Document | None) -> Element:
     if reading is not None:
         pairs += [(word, _measured(reading[name], unit)) for word, name, unit in _GAUGES]
     if gpu["withheld"]:
-        pairs.insert(0, ("not given away", gpu["withheld"]))
+        cordoned = since.said(gpu, Look.CORDONED, None, ())
+        pairs.insert(0, ("not given away", element("span", gpu["withheld"], [" for ", cordoned] if cordoned else None)))
     if gpu["lost"]:
         pairs.insert(0, ("health", "lost by the driver"))
     if gpu["mig"]["mode"] == "enabled":
@@ -132,30 +146,18 @@ def _facts(gpu: Document, reading: Document | None) -> Element:
     return figures(pairs)
 
 
-def _holders(device: Document, known: dict[str, Document]) -> Child | None:
-    if not device["allocationIds"]:
-        return None
-    return element("span", _names(device["allocationIds"], known))
-
-
-def _names(ids: Sequence[str], known: dict[str, Document]) -> Iterator[Child]:
-    for place, each in enumerate(ids):
-        yield from (", ",) if place else ()
-        yield named_share(each, known)
-
-
-def _whole(gpu: Document, known: dict[str, Document]) -> Element | None:
+def _whole(gpu: Document, since: StateHistory, order: TableOrder) -> Element | None:
     if not gpu["allocationIds"]:
         return None
     rows = [
         (
-            share_link(each),
-            holder_without_id(known[each]) if each in known else "",
-            _amount(gpu, known.get(each)),
+            *share_and_user([each], since.known),
+            _amount(gpu, since.known.get(each)),
+            since.said(gpu, Look.HELD, None, [each]),
         )
         for each in gpu["allocationIds"]
     ]
-    return table("Who holds the uncut GPU", ("Share", "For", "Memory"), rows, "Nobody.")
+    return order.table("whole", "Who holds the uncut GPU", ("Held by", "User", "Memory", "For"), rows, "Nobody.")
 
 
 def _amount(gpu: Document, allocation: Document | None) -> str:
@@ -163,11 +165,12 @@ def _amount(gpu: Document, allocation: Document | None) -> str:
     return memory(sum(each.get("memoryBytes", gpu["memoryBytes"]) for each in grants)) if grants else ""
 
 
-def _processes(gpu: Document) -> Element:
+def _processes(gpu: Document, order: TableOrder) -> Element:
     rows: list[tuple[Child | None, ...]] = []
     places = [("the uncut GPU", gpu)] + [
         (f"{each['profile']} at {each['placement']['start']}", each) for each in gpu["slices"]
     ]
     for place, device in places:
         rows += [(str(each["pid"]), each["name"], place, memory(each["memoryBytes"])) for each in device["processes"]]
-    return table("Processes", ("Pid", "Program", "Where", "Memory"), rows, "No process runs on it.")
+    columns = ("Pid", "Program", "Where", "Memory")
+    return order.table("processes", "Processes", columns, rows, "No process runs on it.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from tranche.dashboard.parts import moment, share_link, table
+from tranche.dashboard.parts import moment, share_link
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, Look, holder_without_id
 from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
@@ -19,7 +20,9 @@ _UNIT, _UNCUT = 20, 8
 _SHORT_PERCENT = 9.0
 
 
-def history_view(gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int) -> Element:
+def history_view(
+    gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int, order: TableOrder
+) -> Element:
     """The last so many hours of the GPU."""
     known = {each["id"]: each for each in overview["allocations"]}
     slices = slices_over_time(gpu, events)
@@ -29,7 +32,7 @@ def history_view(gpu: Document, overview: Document, events: Sequence[Document], 
         element("h2", "Over time"),
         hours_choice(gpu["uuid"], hours),
         spans_drawn(gpu, slices, shares, now, hours),
-        _as_table([each for each in shares if each.meets(now - hours * 3600)], known),
+        _as_table([each for each in shares if each.meets(now - hours * 3600)], known, order),
     )
 
 
@@ -142,7 +145,7 @@ def hours_choice(uuid: str, chosen: int, node: str = "") -> Element:
     return element("ul", ways, class_="choices", aria_label="How long")
 
 
-def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document]) -> Element:
+def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document], order: TableOrder) -> Element:
     rows: list[tuple[Child | None, ...]] = [
         (
             share_link(each.allocation_id),
@@ -153,6 +156,5 @@ def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document]) -> E
         )
         for each in reversed(shares)
     ]
-    return table(
-        "Who held what of it, newest first", ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it."
-    )
+    columns = ("Share", "What", "Whose", "From", "Until")
+    return order.table("held", "Who held what of it, newest first", columns, rows, "Nobody held any of it.")

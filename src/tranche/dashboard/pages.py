@@ -19,9 +19,11 @@ from tranche.dashboard.needs import needs_line
 from tranche.dashboard.previewing import layout_names, layout_preview
 from tranche.dashboard.queue_page import ASKED, ask_page, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.dashboard.state_history import StateHistory
+from tranche.dashboard.table_order import TableOrder
 from tranche.dashboard.waste_page import waste_page
 from tranche.documents.blocks import Document
-from tranche.documents.markup import Element, element
+from tranche.documents.markup import element
 from tranche.documents.waste import use_over_time, waste_data
 from tranche.documents.waste_by_owner import waste_by_owner
 
@@ -41,11 +43,12 @@ def page_at(
     """The page of that path, of what was seen; None where there is none."""
     match path.strip("/").split("/"):
         case [""]:
-            return fleet_page(seen.overview, seen.notes, seen.taken, query.get("q", ""), _needs(seen, events))
+            return _fleet(seen, events, TableOrder(path, query))
         case ["gpus", uuid]:
             hours = hours_asked(query.get("hours", ""))
             history = (seen.samples, seen.plans)
-            return gpu_page(uuid, seen.overview, seen.readings, events(), seen.notes, seen.taken, hours, *history)
+            shown = (seen.overview, seen.readings, events(), seen.notes, seen.taken, hours, *history)
+            return gpu_page(uuid, *shown, order=TableOrder(path, query))
         case ["shares", allocation_id]:
             of_it = [each for each in events() if each["allocationId"] == allocation_id]
             return share_page(allocation_id, seen.overview, of_it, seen.taken)
@@ -56,19 +59,23 @@ def page_at(
         case ["events"]:
             return events_page(events(), seen.overview["gpus"], query)
         case ["waste"]:
-            return waste_page(waste_of(seen, events()), seen.overview, seen.notes, seen.taken)
+            since = StateHistory(seen.overview, events(), seen.taken)
+            return waste_page(waste_of(seen, events()), seen.overview, seen.notes, since, TableOrder(path, query))
         case ["layouts"]:
             return _previewed(query.get("layout", ""), seen)
         case _:
             return None
 
 
-def _needs(seen: MachineSnapshot, events: Events) -> Element:
-    """What needs somebody; where the register cannot be read, nobody knows that nothing does."""
+def _fleet(seen: MachineSnapshot, events: Events, order: TableOrder) -> DashboardPage:
+    """With what needs somebody; where the register cannot be read, nobody knows that nothing does."""
+    known: Sequence[Document] = ()
     try:
-        return needs_line(machine_needs(seen.view, seen.overview, events(), seen.taken), seen.taken)
+        known = events()
+        needs = needs_line(machine_needs(seen.view, seen.overview, known, seen.taken), seen.taken)
     except TrancheError as error:
-        return element("p", f"What needs you is not known: {error.message}.", class_="note")
+        needs = element("p", f"What needs you is not known: {error.message}.", class_="note")
+    return fleet_page(seen.overview, seen.notes, seen.taken, order, needs, known)
 
 
 def waste_of(seen: MachineSnapshot, events: Sequence[Document]) -> Mapping[str, Any]:

@@ -8,26 +8,39 @@ from urllib.parse import quote
 
 from tranche.core.quantity import format_memory
 from tranche.documents import describe
-from tranche.documents.blocks import Document, holder_without_id
-from tranche.documents.history import seconds_of
+from tranche.documents.blocks import Document, holder_without_id, holder_without_user, whose
 from tranche.documents.markup import Child, Element, element
 
 
-def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Child | None]], empty: str) -> Element:
-    """A table with a caption, the first cell of each row its head; `empty` is said where there is no row."""
+def table(
+    name: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Child | None]],
+    empty: str,
+    heads: Sequence[Element] = (),
+    id: str | None = None,
+) -> Element:
+    """A table with a caption, the first cell of each row its head; `empty` is said where there is no row.
+
+    `heads` are cells that stand for the columns, where these can do more than be read.
+    """
     if not rows:
         return element("p", empty, class_="muted")
-    head = element("tr", [element("th", each, scope="col") for each in columns])
+    head = element("tr", heads or [element("th", each, scope="col") for each in columns])
     body = [
         element(
             "tr",
             element("th", _shown(row[0]), scope="row"),
-            [element("td", _shown(each), data_label=column) for each, column in zip(row[1:], columns[1:], strict=True)],
+            [
+                element("td", _shown(each), data_label=column, class_="none" if each is None or each == "" else None)
+                for each, column in zip(row[1:], columns[1:], strict=True)
+            ],
         )
         for row in rows
     ]
-    made = element("table", element("caption", name), element("thead", head), element("tbody", body))
-    return element("div", made, class_="wide", role="region", aria_label=name, tabindex=0)
+    sortable = "sortable" if heads else None
+    made = element("table", element("caption", name), element("thead", head), element("tbody", body), class_=sortable)
+    return element("div", made, class_="wide", role="region", aria_label=name, tabindex=0, id=id)
 
 
 def figures(pairs: Iterable[tuple[str, Child]]) -> Element:
@@ -69,15 +82,22 @@ def share_link(allocation_id: str) -> Element:
     return element("a", allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
 
 
-def held_since(device: Document, known: Mapping[str, Document], now: float) -> Element | None:
-    """For how long the share that was first has had something of the device; None where nobody has."""
-    began = [known[each]["created"] for each in device["allocationIds"] if each in known]
-    return span_since(min(began, key=seconds_of), now) if began else None
+def share_and_user(ids: Sequence[str], known: Mapping[str, Document]) -> tuple[Element | None, str]:
+    """Who holds something, each by what runs in it, and the users or namespaces; None and "" where nobody does."""
+    found: list[Child] = []
+    for each in ids:
+        found += [", "] if found else []
+        found.append(_share(each, holder_without_user(known[each]) if each in known else ""))
+    users = dict.fromkeys(whose(known[each]) for each in ids if each in known)
+    return element("span", found) if found else None, ", ".join(filter(None, users))
 
 
 def named_share(allocation_id: str, known: Mapping[str, Document]) -> Element:
     """A share by what runs in it and whose it is, as a way to its page; of the `known` ones."""
-    name = holder_without_id(known[allocation_id]) if allocation_id in known else ""
+    return _share(allocation_id, holder_without_id(known[allocation_id]) if allocation_id in known else "")
+
+
+def _share(allocation_id: str, name: str) -> Element:
     way = element("a", name or allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
     return element("span", way, [" ", element("span", allocation_id, class_="muted")] if name else None)
 

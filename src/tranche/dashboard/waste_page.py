@@ -6,15 +6,26 @@ from collections.abc import Mapping, Sequence
 
 from tranche.core.quantity import GIB
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, memory, named_share, notes, span_since, table
-from tranche.documents.blocks import Document
+from tranche.dashboard.parts import figures, memory, notes, share_and_user
+from tranche.dashboard.state_history import StateHistory
+from tranche.dashboard.table_order import TableOrder
+from tranche.documents.blocks import Document, Look
 from tranche.documents.markup import Child, element
 
 
-def waste_page(waste: Document, overview: Document, said: Sequence[str], now: float) -> DashboardPage:
+def waste_page(
+    waste: Document, overview: Document, said: Sequence[str], since: StateHistory, order: TableOrder
+) -> DashboardPage:
     """A Waste document: waste now, and who held what and the use of each GPU over some hours."""
-    known = {each["id"]: each for each in overview["allocations"]}
-    unused = [(*_held_by(each, known), span_since(_oldest(each, known), now)) for each in waste["unused"]]
+    known = since.known
+    gpus = {each["index"]: each for each in overview["gpus"]}
+    unused = [
+        (
+            *_held_by(each, known),
+            since.said(gpus[each["gpuIndex"]], Look.HELD, each["placement"], each["allocationIds"]),
+        )
+        for each in waste["unused"]
+    ]
     too_large = [
         (
             *_held_by(each, known),
@@ -28,6 +39,7 @@ def waste_page(waste: Document, overview: Document, said: Sequence[str], now: fl
             _place(each),
             memory(each["memoryBytes"]),
             None if each["owned"] is None else "Tranche" if each["owned"] else "others",
+            since.said(gpus[each["gpuIndex"]], Look.IDLE, each["placement"], ()),
         )
         for each in waste["idle"]
     ]
@@ -44,27 +56,37 @@ def waste_page(waste: Document, overview: Document, said: Sequence[str], now: fl
         "div",
         notes(said),
         figures([(word, memory(_sum(waste[kind]))) for word, kind in _WORDS]),
-        table(
+        order.table(
+            "unused",
             "Held, and no process is in it now",
-            ("What", "Memory", "Held by", "For"),
+            ("What", "Memory", "Held by", "User", "For"),
             unused,
             "All that is held is in use.",
         ),
-        table(
+        order.table(
+            "too-large",
             "Held, and what is in it now would fit a smaller slice",
-            ("What", "Memory", "Held by", "Used now", "Enough"),
+            ("What", "Memory", "Held by", "User", "Used now", "Enough"),
             too_large,
             "No slice is larger than what is in it, as far as it can be measured.",
         ),
-        table("Cut, and held by nobody", ("What", "Memory", "Made by"), idle, "Every slice is held or in use."),
+        order.table(
+            "idle",
+            "Cut, and held by nobody",
+            ("What", "Memory", "Made by", "For"),
+            idle,
+            "Every slice is held or in use.",
+        ),
         element("h2", f"The last {waste['hours']} hours"),
-        table(
+        order.table(
+            "owners",
             "By user and namespace, who held most first",
             ("Whose", "Shares", "Held", "Unused now", "More than needed now"),
             [_owned(each) for each in waste["owners"]],
             "Nobody held anything.",
         ),
-        table(
+        order.table(
+            "use",
             "Shares of each GPU's grid and of the time",
             ("GPU", "Held, at least in part", "Cut by Tranche, held by nobody", "Neither"),
             over_time,
@@ -100,12 +122,5 @@ def _place(each: Document) -> str:
     return f"{each['profile']} at {each['placement']['start']}:{each['placement']['size']} of GPU {each['gpuIndex']}"
 
 
-def _held_by(each: Document, known: Mapping[str, Document]) -> tuple[Child, ...]:
-    names: list[Child] = []
-    for id in each["allocationIds"]:
-        names.append(element("li", named_share(id, known)))
-    return _place(each), memory(each["memoryBytes"]), element("ul", names, class_="plain")
-
-
-def _oldest(each: Document, known: Mapping[str, Document]) -> str:
-    return str(min(known[id]["created"] for id in each["allocationIds"] if id in known))
+def _held_by(each: Document, known: Mapping[str, Document]) -> tuple[Child | None, ...]:
+    return _place(each), memory(each["memoryBytes"]), *share_and_user(each["allocationIds"], known)

@@ -46,7 +46,8 @@ def _block(each: BarBlock, units: int, width: float) -> Element:
     ]
     # A text stands on a plate of the block's colour, for patterns run through letters otherwise.
     plate = element("rect", height=15, rx=2, class_=CLASSES[each.look])
-    for text, kind, y in ((each.name, "tr-text tr-strong", 18), (each.who, "tr-text tr-small", 34)):
+    who = next((text for text in (each.who, *each.shorter) if text_width(text) <= room), each.who)
+    for text, kind, y in ((each.name, "tr-text tr-strong", 18), (who, "tr-text tr-small", 34)):
         if shown := fitted(text, room):
             width = min(room, text_width(shown)) + PADDING
             inside.append(plate.with_attributes(x=PADDING - 3, y=y - 12, width=width))

@@ -67,7 +67,8 @@ _SLICE_LOOKS = {
 class BarBlock:
     """A stretch of a GPU: `start` and `size` in units of its grid. `name` is what it is, `who` in short who has it.
 
-    `told` says all of that in a sentence. `foreign`: Tranche did not make it.
+    `told` says all of that in a sentence. `foreign`: Tranche did not make it. `shorter` are shorter words for `who`: without ids,
+    and the users alone. `holders` are the ids of the allocations that have it.
     """
 
     start: float
@@ -78,6 +79,8 @@ class BarBlock:
     told: str
     foreign: bool = False
     piece: Piece = Piece.ROOM
+    shorter: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,9 @@ def _lost(gpu: Document, units: int, known: Mapping[str, Document]) -> BarBlock:
     holders = [known.get(each, {"id": each}) for each in ids]
     promised = f", and it is promised to {', '.join(map(told_holder, holders))}" if holders else ""
     told = f"the driver has lost it{promised}"
-    return BarBlock(0, units, Look.LOST, "lost", ", ".join(map(short_holder, holders)), told, piece=Piece.GPU)
+    who = ", ".join(map(short_holder, holders))
+    drawn = BarBlock(0, units, Look.LOST, "lost", who, told, piece=Piece.GPU)
+    return replace(drawn, shorter=_shorter(holders), holders=tuple(ids))
 
 
 def _cut(
@@ -214,7 +219,8 @@ def _device(
             amount = format_memory(memory)
             told = f"{amount} of {where} held by {told_holder(holder)}{made}"
             at, who = start + reached, short_holder(holder)
-            yield BarBlock(at, memory * scale, Look.SHARED, amount, who, told, foreign, Piece.PART)
+            drawn = BarBlock(at, memory * scale, Look.SHARED, amount, who, told, foreign, Piece.PART)
+            yield replace(drawn, shorter=_shorter([holder]), holders=(holder["id"],))
             reached += memory * scale
         if (left := size - reached) > size / 1000:
             rest = _room(start + reached, left, f"the rest of {where}", vacancy)
@@ -236,7 +242,8 @@ def _device(
         look, who = _VACANT_LOOKS[vacancy["state"]], f"idle, {vacancy['state']}"
         said = f"idle, {_told_vacancy(vacancy)}"
     piece = Piece.GPU if placed is None else Piece.SLICE
-    yield BarBlock(start, size, look, name, who, f"{where} {said}{made}", foreign, piece)
+    drawn = BarBlock(start, size, look, name, who, f"{where} {said}{made}", foreign, piece)
+    yield replace(drawn, shorter=_shorter(holders), holders=tuple(each["id"] for each in holders))
 
 
 def _parts(
@@ -261,6 +268,20 @@ def _process(each: Document) -> str:
     return f"{each['name']} ({each['pid']})"
 
 
+def _shorter(holders: Sequence[Document]) -> tuple[str, ...]:
+    """Without ids, and the users alone, each once; a text that would leave somebody out is none."""
+    texts = ([_short(each) for each in holders], list(dict.fromkeys(map(whose, holders))))
+    return tuple(", ".join(each) for each in texts if each and all(each))
+
+
+def whose(allocation: Document) -> str:
+    """The user or the namespace that has an allocation; "" where nobody knows."""
+    if _in_namespace(allocation):
+        return str(allocation["keeper"]["namespace"])
+    owner = allocation.get("owner")
+    return str(owner["name"]) if owner else ""
+
+
 def short_holder(allocation: Document) -> str:
     """Whoever has an allocation: its command, user and id, or namespace and name of its pod or claim."""
     return _short(allocation) if _in_namespace(allocation) else f"{_short(allocation)} {allocation['id']}".strip()
@@ -276,12 +297,16 @@ def holder_without_id(allocation: Document) -> str:
     return f"{_kind(allocation)}{_short(allocation)}"
 
 
-def _short(allocation: Document) -> str:
+def holder_without_user(allocation: Document) -> str:
+    """The same where the user is shown anyway: `python train.py`."""
+    return f"{_kind(allocation)}{_short(allocation, '')}"
+
+
+def _short(allocation: Document, user: str | None = None) -> str:
     if _in_namespace(allocation):
         keeper = allocation["keeper"]
         return f"{keeper['namespace']}/{keeper['name']}" if keeper["name"] else "a pod that is being admitted"
-    owner = allocation.get("owner")
-    return name_and_user(allocation.get("command", ""), owner["name"] if owner else "")
+    return name_and_user(allocation.get("command", ""), whose(allocation) if user is None else user)
 
 
 def _kind(allocation: Document) -> str:

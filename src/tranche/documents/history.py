@@ -130,6 +130,23 @@ def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Ite
     return sorted(found, key=lambda span: (span.began or 0.0, span.place))
 
 
+def changed_at(placement: Document | None, spans: Iterable[HistorySpan]) -> float | None:
+    """When something last began or ended in that stretch of the grid, or anywhere on the GPU; None where nobody knows."""
+    here = [each for each in spans if placement is None or not each.place.size or _meet(placement, each.place)]
+    return max((when for each in here for when in (each.began, each.ended) if when is not None), default=None)
+
+
+def cordoned_at(gpu_uuid: str, events: Iterable[Document]) -> float | None:
+    """When the GPU was cordoned last."""
+    times = [each["time"] for each in events if each["type"] == "Cordoned" and each["gpuUUID"] == gpu_uuid]
+    return seconds_of(times[-1]) if times else None
+
+
+def _meet(placement: Document, place: HistoryPlace) -> bool:
+    start = placement["start"]
+    return bool(start < place.start + place.size and place.start < start + placement["size"])
+
+
 def seconds_of(rfc3339: str) -> float:
     """A document's time as seconds since the epoch."""
     return datetime.datetime.fromisoformat(rfc3339).timestamp()

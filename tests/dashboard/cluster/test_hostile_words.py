@@ -106,7 +106,7 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         "queue": cluster_queue_page([waiting], 1, 1, (said,), NOW),
         "ask": cluster_ask_page({"kind": said, "amount": said, "gpu_model": said}, answer(said), ""),
         "no answer": cluster_ask_page({"amount": said}, None, said),
-        "events": cluster_events_page([event], (said,), True),
+        "events": cluster_events_page([event], (said,), True, {}),
         "waste": cluster_waste_page(waste_data(report, ALL, True), seen, ALL),
         "layout": plan_page(layout, "key", "", said, moved=said),
         "release": plan_page(release, "", said, said),

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.dashboard.reading import parsed, tables
 from tranche.dashboard.cluster.kube_event import KubeEvent, decode_kube_event, newest_fairly
+from tranche.dashboard.cluster.waiting_page import cluster_events_page
+from tranche.dashboard.frame import whole_page
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 CREATED = "2027-01-15T07:00:00Z"
@@ -129,3 +132,26 @@ def test_what_is_left_out_is_of_those_who_have_most(found: list[KubeEvent], most
             if (other.kind, other.written_in, other.component) == (each.kind, each.written_in, each.component)
         ]
         assert all(other.at >= each.at for other in same)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({}, ["p", "q", "n1"]),
+        ({"order": "oldest"}, ["n1", "q", "p"]),
+        ({"kind": "Applied"}, ["q"]),
+        ({"q": "NODE N1"}, ["n1"]),
+    ],
+)
+def test_events_are_chosen_and_ordered(query: dict[str, str], names: list[str]) -> None:
+    events = [
+        KubeEvent("1", "Pod", "blue", "p", "Waits", "for a slice"),
+        KubeEvent("2", "Pod", "blue", "q", "Applied", "done"),
+        KubeEvent("3", "Node", "", "n1", "Waits", "for its turn"),
+    ]
+    page = cluster_events_page(events, (), True, query)
+    made = parsed(whole_page(page, path="/", machine="here", version="a.1", taken=1.0))
+    (rows,) = tables(made).values()
+    assert [row[2].split("/")[-1].removeprefix("node ") for row in rows] == names
+    chosen = [each.get("value") for each in made.iter("option") if each.get("selected") is not None]
+    assert chosen == [query.get("kind", ""), query.get("order", "")]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.dashboard.reading import figures, parsed, shape, text_of
 from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
-from tests.strategies import sharing_views
+from tests.strategies import sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.dashboard.cluster.choice import NodeChoice
 from tranche.dashboard.cluster.feed import rows_message
@@ -105,6 +105,25 @@ def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text
         assert {each.get("id"): ElementTree.tostring(each) for each in rows_of(page)} == shown
         (summary,) = (each for each in page.iter("div") if each.get("id") == "summary")
         assert ElementTree.tostring(parsed(told["summary"])) == ElementTree.tostring(summary)
+
+
+def test_nodes_are_in_the_order_that_is_asked_for_and_what_is_unknown_comes_last() -> None:
+    views = [every_kind(), every_kind(), view_of(uncuttable_gpu(1))]
+    empty, *others = snapshot_of([views[2], *views[:2]]).nodes.values()
+    unheard = replace(others[0], trouble="its agent does not answer")
+    seen = ClusterSnapshot().after([empty, unheard, others[1]], 2.0)
+
+    def order(sort: str) -> list[str]:
+        page = tree_of(seen, NodeChoice(sort=sort))
+        assert "data-feed" not in {name for each in page.iter("body") for name in each.attrib}
+        return [str(each.get("id")).removeprefix("node-") for each in rows_of(page)]
+
+    low, gone, high = empty.name, unheard.name, others[1].name
+    assert order("nodes.held") == [low, high, gone]
+    assert order("-nodes.held") == [high, low, gone]
+    assert order("nodes.state")[-1] == low
+    assert order("-nodes.node") == sorted((low, gone, high), reverse=True)
+    assert order("nodes.nothing") == sorted((low, gone, high))
 
 
 def test_nothing_is_told_of_what_is_as_it_was() -> None:

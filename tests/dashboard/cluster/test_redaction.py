@@ -22,6 +22,7 @@ from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents.explanation import explanation_document
 from tranche.documents.overview import overview_data
 from tranche.planning.explain import explain
@@ -56,7 +57,9 @@ ALLOCATION_FIELDS = {
 def test_nothing_of_a_hidden_team_is_in_the_document_or_on_a_page(view: NodeView) -> None:
     overview = overview_data(view, (), ())
     shown = redacted_overview(overview, OUR_SIGHT)
-    pages: list[DashboardPage | None] = [fleet_page(shown, (), 2e9), fleet_page(shown, (), 2e9, THEIRS)]
+    pages: list[DashboardPage | None] = [
+        fleet_page(shown, (), 2e9, TableOrder("/", {"q": each})) for each in ("", THEIRS)
+    ]
     pages += [gpu_page(gpu["uuid"], shown, (), (), (), 2e9, 1) for gpu in shown["gpus"]]
     written = [str(each.live) for each in pages if each is not None]
     assert THEIRS not in json.dumps(shown)

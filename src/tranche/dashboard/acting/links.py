@@ -21,7 +21,7 @@ def with_ways(page: DashboardPage, path: str, query: Mapping[str, str], seen: Ma
     ways = [_way(action) for action in _deeds(path, query, seen)]
     if not ways:
         return page
-    listed = element("nav", element("ul", ways, class_="choices"), aria_label="What can be done")
+    listed = element("nav", element("ul", ways, class_="choices acts"), aria_label="What can be done")
     return replace(page, live=element("div", page.live, listed))
 
 

@@ -12,22 +12,33 @@ from tranche.dashboard.cluster.visibility import NameVisibility
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """What an address asks for; "" is everything. `q` is a text that is said of the node or of a holder."""
+    """What an address asks for; "" is everything. `q` is a text that is said of the node or of a holder. `sort` is the order."""
 
     q: str = ""
     state: str = ""
     model: str = ""
     namespace: str = ""
+    sort: str = ""
 
     @classmethod
     def asked(cls, query: Mapping[str, str]) -> NodeChoice:
         """What the address asks for."""
-        return cls(*(query.get(name, "").strip() for name in ("q", "state", "model", "namespace")))
+        return cls(*(query.get(name, "").strip() for name in ("q", "state", "model", "namespace", "sort")))
 
     @property
     def query(self) -> str:
         """The same in an address; "" for everything."""
-        return urlencode({name: value for name, value in asdict(self).items() if value}, errors="replace")
+        return urlencode(self.asked_for, errors="replace")
+
+    @property
+    def asked_for(self) -> Mapping[str, str]:
+        """The fields of the address that ask for something."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it is not everything."""
+        return bool(self.q or self.state or self.model or self.namespace)
 
     def takes(self, row: NodeRow, sight: NameVisibility) -> bool:
         """Whether the node is one of those, as far as the viewer may know."""

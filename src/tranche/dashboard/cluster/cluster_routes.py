@@ -43,6 +43,7 @@ from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.queue_page import ASKED
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
@@ -91,7 +92,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def node(request: Request) -> Response:
         found = user_view.snapshot.nodes.get(request.path_params["name"])
-        return await _shown(pages, request, lambda: _node_page(pages, found))
+        return await _shown(pages, request, lambda: _node_page(pages, found, _order(request)))
 
     async def layouts(request: Request) -> Response:
         found = user_view.layouts(request.path_params["name"])
@@ -100,7 +101,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def gpu(request: Request) -> Response:
         uuid, hours = request.path_params["uuid"], hours_asked(request.query_params.get("hours", ""))
-        return await _shown(pages, request, lambda: _gpu_page(pages, uuid, hours, request.query_params))
+        return await _shown(pages, request, lambda: _gpu_page(pages, uuid, hours, _order(request)))
 
     async def share(request: Request) -> Response:
         return await _shown(pages, request, lambda: _share_page(pages, request.path_params["id"], request.query_params))
@@ -121,7 +122,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def waste(request: Request) -> Response:
         found, seen, sight = _waste_of(pages), user_view.snapshot, user_view.rights.sight
-        return await _shown(pages, request, lambda: cluster_waste_page(found, seen, sight))
+        return await _shown(pages, request, lambda: cluster_waste_page(found, seen, sight, _order(request)))
 
     async def api_waste(request: Request) -> Response:
         found = _waste_of(pages)
@@ -132,7 +133,9 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def events(request: Request) -> Response:
         everywhere, notes = user_view.rights.sight.everywhere, user_view.snapshot.notes
-        return await _shown(pages, request, lambda: cluster_events_page(user_view.events, notes, everywhere))
+        return await _shown(
+            pages, request, lambda: cluster_events_page(user_view.events, notes, everywhere, request.query_params)
+        )
 
     async def you(request: Request) -> Response:
         viewer = request.scope["viewer"]
@@ -217,11 +220,15 @@ def _node_data(node: SeenNode, trouble: str) -> dict[str, Any]:
     return {**found, "trouble": found["trouble"] or trouble or None}
 
 
-def _node_page(pages: ClusterPages, node: SeenNode | None) -> DashboardPage | None:
+def _order(request: Request) -> TableOrder:
+    return TableOrder(str(request.scope["path"]), request.query_params)
+
+
+def _node_page(pages: ClusterPages, node: SeenNode | None, order: TableOrder) -> DashboardPage | None:
     seen = pages.user_view.snapshot
 
     def made(of: SeenNode) -> DashboardPage:
-        return node_page(of, seen.notes, seen.taken, None if pages.acts is None else node_acts(of))
+        return node_page(of, seen.notes, seen.taken, None if pages.acts is None else node_acts(of), order)
 
     return None if node is None else apart(node.name, lambda: made(node), lambda: made(unshown(node)))
 
@@ -235,10 +242,12 @@ def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> Das
     return node_layouts_page(layouts, chosen, outlook, "", acts=acts)
 
 
-def _gpu_page(pages: ClusterPages, uuid: str, hours: int, query: Mapping[str, str]) -> DashboardPage | None:
+def _gpu_page(pages: ClusterPages, uuid: str, hours: int, order: TableOrder) -> DashboardPage | None:
     """No two GPUs have one UUID. Where several nodes say that they have it, none of them is believed more than another."""
     seen = pages.user_view.snapshot
-    pairs = ((each, apart(each.name, partial(_gpu_of, each, uuid), lambda: None)) for each in _asked_for(seen, query))
+    pairs = (
+        (each, apart(each.name, partial(_gpu_of, each, uuid), lambda: None)) for each in _asked_for(seen, order.query)
+    )
     found = [(node, gpu) for node, gpu in pairs if gpu is not None]
     if len(found) > 1:
         said, address = "Several nodes have a GPU of that name:", f"/gpus/{quote(uuid, safe='')}"
@@ -248,7 +257,7 @@ def _gpu_page(pages: ClusterPages, uuid: str, hours: int, query: Mapping[str, st
         past = pages.past.past(node.name, uuid)
         used = pages.memory.samples(node.name, uuid, node.seen or seen.taken, past.silences)
         shown = past_view(node, gpu, past, pages.user_view.rights.sight, seen.taken, hours, used)
-        return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown)
+        return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown, order)
 
     if not found:
         return None

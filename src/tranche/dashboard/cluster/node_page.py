@@ -12,13 +12,18 @@ from tranche.dashboard.events_page import share_page
 from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
-from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, notes, share_link, span_since, table
+from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, notes, share_link, span_since
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
-from tranche.documents.blocks import Document, blocks_of, holder_without_id
+from tranche.documents.blocks import Document, blocks_of, holder_without_id, whose
 from tranche.documents.markup import Child, Element, element
 
+_NO_ORDER = TableOrder()
 
-def node_page(node: SeenNode, said: Sequence[str], now: float, acts: Element | None = None) -> DashboardPage:
+
+def node_page(
+    node: SeenNode, said: Sequence[str], now: float, acts: Element | None = None, order: TableOrder = _NO_ORDER
+) -> DashboardPage:
     """The node; `acts` are forms by which somebody changes it."""
     drawn = blocks_of(node.overview["gpus"], node.overview["allocations"])
     live = element(
@@ -28,17 +33,23 @@ def node_page(node: SeenNode, said: Sequence[str], now: float, acts: Element | N
         fleet_figures(node.overview) if drawn else None,
         key(drawn),
         element("div", [gpu_row(gpu) for gpu in drawn], class_="gpus") if drawn else None,
-        _holders(node, now) if node.seen is not None else None,
+        _holders(node, now, order) if node.seen is not None else None,
         element("p", element("a", "What would a layout do?", href=layouts_address(node.name))) if drawn else None,
     )
     return DashboardPage(f"Node {node.name}", live, below=acts)
 
 
 def node_gpu_page(
-    node: SeenNode, uuid: str, said: Sequence[str], now: float, hours: int, past: Element
+    node: SeenNode,
+    uuid: str,
+    said: Sequence[str],
+    now: float,
+    hours: int,
+    past: Element,
+    order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
     """One GPU of the node; `past` is what the server has seen of it, for agents tell what is now."""
-    page = gpu_page(uuid, node.overview, (), (), [*said, *not_of_now(node)], now, hours, past=past)
+    page = gpu_page(uuid, node.overview, (), (), [*said, *not_of_now(node)], now, hours, past=past, order=order)
     return None if page is None else _of_node(page, node)
 
 
@@ -108,19 +119,21 @@ def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:
     yield "seen", "never" if node.seen is None else moment(describe.timestamp(node.seen))
 
 
-def _holders(node: SeenNode, now: float) -> Element:
+def _holders(node: SeenNode, now: float, order: TableOrder) -> Element:
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in node.overview["gpus"]}
     rows = [
         (
             share_link(each["id"]),
             holder_without_id(each),
+            whose(each),
             element("span", _pieces(each, labels)),
             each["phase"],
             span_since(each["created"], now),
         )
         for each in node.overview["allocations"]
     ]
-    return table("Who has what of it", ("Share", "For", "What", "State", "Since"), rows, "Nobody has any of it.")
+    columns = ("Share", "Held by", "User", "What", "State", "For")
+    return order.table("shares", "Who has what of it", columns, rows, "Nobody has any of it.")
 
 
 def _pieces(allocation: Document, labels: dict[str, str]) -> Iterator[Child]:

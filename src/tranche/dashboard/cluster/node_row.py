@@ -68,7 +68,8 @@ class NodeRow:
     """A row, and what it is found by. `changed` is the version in which the node became what it is.
 
     `said` is all that is said of it but for names of holders, in lower case. `holders` are those: of each allocation the
-    namespace and the name, in lower case.
+    namespace and the name, in lower case. `keys` are what it is sorted by, in the order of the columns after its name; None where
+    that is not known.
     """
 
     name: str
@@ -79,6 +80,7 @@ class NodeRow:
     models: frozenset[str]
     states: frozenset[str]
     holders: tuple[tuple[str, str], ...]
+    keys: tuple[float | None, ...]
 
 
 class RowCache:
@@ -133,7 +135,17 @@ def node_row(node: SeenNode) -> NodeRow:
         models=frozenset(models),
         states=states,
         holders=tuple((namespace_of(each), short_holder(each).casefold()) for each in allocations),
+        keys=_keys(node, drawn, states),
     )
+
+
+def _keys(node: SeenNode, drawn: Sequence[GpuBlocks], states: frozenset[str]) -> tuple[float | None, ...]:
+    """How many GPUs, what is held, idle and free of them, and how bad its state is."""
+    looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
+    counts = (looks[Look.HELD] + looks[Look.SHARED], looks[Look.IDLE], _free(drawn))
+    known: Sequence[float | None] = counts if _heard(node) else (None, None, None)
+    worst = next((place for place, state in enumerate(NEEDING) if state in states), len(NEEDING))
+    return (len(drawn), *known, worst)
 
 
 def told_in_short(gpus: Sequence[GpuBlocks]) -> str:
@@ -156,7 +168,7 @@ def _shown(node: SeenNode, drawn: Sequence[GpuBlocks], told: str, state: str) ->
         ("GPUs", _bars(drawn, "" if heard else "as last seen: ") if drawn else "not known"),
         ("Held", str(looks[Look.HELD] + looks[Look.SHARED]) if heard else UNKNOWN),
         ("Idle", str(looks[Look.IDLE]) if heard else UNKNOWN),
-        ("Free", _free(drawn) if heard else UNKNOWN),
+        ("Free", UNKNOWN if not heard else "–" if (free := _free(drawn)) is None else f"{free:.0%}"),
         ("State", _last_seen(node, state)),
     ]
     return element(
@@ -186,10 +198,10 @@ def _last_seen(node: SeenNode, state: str) -> list[Child]:
     return [f"{state}: last seen ", moment(describe.timestamp(node.seen))]
 
 
-def _free(drawn: Sequence[GpuBlocks]) -> str:
+def _free(drawn: Sequence[GpuBlocks]) -> float | None:
     total = sum(gpu.units for gpu in drawn)
     free = sum(each.size for gpu in drawn for each in gpu.blocks if each.look is Look.FREE)
-    return f"{free / total:.0%}" if total else "–"
+    return free / total if total else None
 
 
 def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.needs import Need, needs_line
 from tranche.dashboard.parts import figures, notes
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import swatch
 from tranche.documents.blocks import Look
 from tranche.documents.markup import Element, element
@@ -26,8 +27,10 @@ def nodes_page(
 ) -> DashboardPage:
     """The nodes that are chosen, of all; `said` is what is not known of the cluster as a whole."""
     chosen = [each for each in rows if choice.takes(each, sight)]
-    live = element("div", notes(said), nodes_summary(rows, len(chosen), choice), _key(), _table(chosen))
-    return DashboardPage("Fleet", live, _form(rows, choice, sight), feed=feed_of(choice))
+    order = TableOrder("/", choice.asked_for)
+    live = element("div", notes(said), nodes_summary(rows, len(chosen), choice), _key(), _table(chosen, order))
+    # Single rows are told in the order of their names; in any other, the whole table is asked for when something has changed.
+    return DashboardPage("Fleet", live, _form(rows, choice, sight), feed="" if choice.sort else feed_of(choice))
 
 
 def feed_of(choice: NodeChoice) -> str:
@@ -48,7 +51,7 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> E
         "slices unknown": total.unknown,
         "shares": total.shares,
     }
-    said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.query else None
+    said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.leaves_out else None
     return element(
         "div",
         needs_line(_needs(rows), 0.0, "No node that you see is in trouble."),
@@ -81,9 +84,23 @@ def _key() -> Element:
     return element("ul", entries, class_="key", aria_label="What the blocks mean")
 
 
-def _table(chosen: Sequence[NodeRow]) -> Element:
+def _in_order(rows: Sequence[NodeRow], order: TableOrder) -> Sequence[NodeRow]:
+    """The rows, which are by name, in the order that is asked for; what is not known comes last."""
+    if order.is_by("nodes", COLUMNS[0]):
+        return rows[::-1] if order.down else rows
+    by = next((place for place, each in enumerate(COLUMNS[1:]) if order.is_by("nodes", each)), None)
+    if by is None:
+        return rows
+    known = sorted(
+        (row for row in rows if row.keys[by] is not None), key=lambda row: row.keys[by] or 0, reverse=order.down
+    )
+    return [*known, *(row for row in rows if row.keys[by] is None)]
+
+
+def _table(chosen: Sequence[NodeRow], order: TableOrder) -> Element:
     # Roles are named, for a table whose rows are laid out by themselves is none to some screen readers.
-    head = element("tr", [element("th", each, scope="col", role="columnheader") for each in COLUMNS], role="row")
+    heads = [each.with_attributes(role="columnheader") for each in order.heads("nodes", COLUMNS)]
+    head = element("tr", heads, role="row")
     return element(
         "table",
         element(
@@ -91,9 +108,10 @@ def _table(chosen: Sequence[NodeRow]) -> Element:
             _CAPTION,
         ),
         element("thead", head, role="rowgroup"),
-        element("tbody", [each.shown for each in chosen], id="rows", role="rowgroup"),
+        element("tbody", [each.shown for each in _in_order(chosen, order)], id="rows", role="rowgroup"),
         role="table",
-        class_="nodes",
+        class_="nodes sortable",
+        id="nodes",
     )
 
 
@@ -106,6 +124,7 @@ def _form(rows: Sequence[NodeRow], choice: NodeChoice, sight: NameVisibility) ->
         _select("state", "State", "any", shown_looks(rows), choice.state),
         _select("model", "Model", "every", models, choice.model),
         _select("namespace", "Namespace", "every", {each: each for each in sorted(spaces)}, choice.namespace),
+        element("input", type="hidden", name="sort", value=choice.sort) if choice.sort else None,
         element("button", "Show"),
         action="/",
         method="get",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from tranche.dashboard.cluster.kube_event import KubeEvent
 from tranche.dashboard.cluster.node_page import node_link
 from tranche.dashboard.cluster.pending import WaitingPod
+from tranche.dashboard.event_choice import EventChoice
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, moment, notes, span_since, table
 from tranche.dashboard.queue_page import ask_form, nothing_asked
@@ -53,8 +54,13 @@ def cluster_ask_page(fields: Mapping[str, str], answer: FleetExplanation | None,
     return DashboardPage("What would a request get now?", live, ask_form(fields))
 
 
-def cluster_events_page(events: Sequence[KubeEvent], said: Sequence[str], all_nodes: bool) -> DashboardPage:
-    """What agents, controller and this page have written down, newest first."""
+def cluster_events_page(
+    events: Sequence[KubeEvent], said: Sequence[str], all_nodes: bool, query: Mapping[str, str]
+) -> DashboardPage:
+    """What agents, controller and this page have written down, or what `query` asks for of it."""
+    choice = EventChoice.asked(query)
+    found = [each for each in events if choice.takes(each.reason, f"{each.reason} {_told(each)} {each.message}")]
+    found = found[::-1] if choice.oldest else found
     rows = [
         (
             moment(each.last) if each.last else None,
@@ -64,16 +70,17 @@ def cluster_events_page(events: Sequence[KubeEvent], said: Sequence[str], all_no
             "warning" if each.warning else "",
             str(each.count) if each.count > 1 else "",
         )
-        for each in events
+        for each in found
     ]
     hint = "" if all_nodes else "Events about nodes are for those who may list the pods of all namespaces."
     live = element(
         "div",
         notes(said),
         element("p", f"{_VOUCHED} {hint}".strip(), class_="muted"),
-        table("Events, newest first", ("When", "What", "About", "In words", "Kind", "Times"), rows, "No events."),
+        element("p", choice.said(len(found), len(events))) if choice.leaves_out else None,
+        table(choice.caption, ("When", "What", "About", "In words", "Kind", "Times"), rows, "No events."),
     )
-    return DashboardPage("Events", live)
+    return DashboardPage("Events", live, choice.form({each.reason for each in events}))
 
 
 def _row(each: WaitingPod, now: float) -> Sequence[Child | None]:
@@ -100,4 +107,8 @@ def _groups(answer: FleetExplanation, id: str) -> Element | None:
 def _about(event: KubeEvent) -> Child:
     if event.kind == "Node":
         return node_link(event.name)
-    return f"{event.kind.lower()} {event.namespace}/{event.name}"
+    return _told(event)
+
+
+def _told(event: KubeEvent) -> str:
+    return " ".join(filter(None, (event.kind.lower(), "/".join(filter(None, (event.namespace, event.name))))))

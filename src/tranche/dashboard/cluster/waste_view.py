@@ -13,7 +13,8 @@ from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waste_history import SpaceUse, WasteReport
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since, table
+from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since
+from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.held_now import held_now
@@ -22,6 +23,7 @@ from tranche.documents.markup import Child, element
 MOST = 100
 """Rows of what is unused now."""
 _NO_SPACE = "no namespace"
+_NO_ORDER = TableOrder()
 
 _Unused = tuple[int, "Sequence[Child | None]"]
 
@@ -41,7 +43,9 @@ def waste_data(report: WasteReport, sight: NameVisibility, others: bool) -> dict
     }
 
 
-def cluster_waste_page(waste: Document | None, seen: ClusterSnapshot, sight: NameVisibility) -> DashboardPage:
+def cluster_waste_page(
+    waste: Document | None, seen: ClusterSnapshot, sight: NameVisibility, order: TableOrder = _NO_ORDER
+) -> DashboardPage:
     """A ClusterWaste document, and what is held and unused now of the nodes as they are shown."""
     if waste is None:
         return DashboardPage("Waste", element("div", notes(seen.notes), element("p", "Nothing was seen yet.")))
@@ -65,7 +69,8 @@ def cluster_waste_page(waste: Document | None, seen: ClusterSnapshot, sight: Nam
                 ("held and unused", memory(sum(each["unusedBytes"] for each in waste["namespaces"]))),
             ]
         ),
-        table(
+        order.table(
+            "namespaces",
             "By namespace, who held most without using it first",
             ("Namespace", "Held", "of it unused", "Share", "Held now", "Unused now"),
             rows,
@@ -73,7 +78,8 @@ def cluster_waste_page(waste: Document | None, seen: ClusterSnapshot, sight: Nam
         ),
         said,
         element("h2", "Now"),
-        table(
+        order.table(
+            "unused",
             "Held, and no process is in it, the largest first",
             ("What", "Node", "Held by", "Memory", "Held for"),
             [row for _, row in unused[:MOST]],
