@@ -26,6 +26,7 @@ from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
 from tranche.dashboard.pages import page_at
 from tranche.dashboard.parts import moment
+from tranche.dashboard.reading_log import KEPT_GAUGES, GaugeSample, UseRecord
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import blocks_of
@@ -248,6 +249,31 @@ def test_what_nobody_holds_says_since_when() -> None:
     assert said["GPU 0", "2g.10gb at 2:2"] == "5m"
     assert said["GPU 0", "1g.5gb at 5:1"] == "–", "nobody knows since when somebody else uses it"
     assert said["GPU 7", "3g.20gb at 0:4"] == "1m"
+
+
+@pytest.mark.parametrize("hours", ["6", "24", "168"])
+def test_the_use_of_a_gpu_over_days_is_drawn_where_it_was_written_down_and_nowhere_else(hours: str) -> None:
+    uuid, now = every_kind().node.gpus[0].uuid, 1e9
+    length = int(hours) * 3600
+
+    def of(ago: float, watts: float) -> GaugeSample:
+        gauges = dict.fromkeys(KEPT_GAUGES) | {"powerWatts": watts}
+        return GaugeSample(now - ago * length, {uuid: gauges})
+
+    def page(use: UseRecord | None) -> ElementTree.Element:
+        seen = replace(snapshot_of(every_kind()), taken=now, use=use)
+        return tree_of(page_of(f"/gpus/{uuid}", seen, hours=hours))
+
+    shown = page(UseRecord((of(1.5, 900.0), of(0.75, 100.0), of(0.25, 300.0))))
+    assert tables(shown)["Use since then"] == [["Power", "300 W", "100 W", "200 W", "300 W"]]
+    (chart,) = (each for each in shown.iter("svg") if each.get("class") == "chart")
+    starts = [
+        float(each.split("L")[0].split()[0]) for path in chart.iter("path") for each in path.get("d", "").split("M")[1:]
+    ]
+    assert starts == [250, 750], "of a thousand; between them nobody looked"
+    assert "Nothing was written down in this time" in text_of(page(UseRecord((of(1.5, 900.0),))))
+    assert "is not written down: the disk is full" in text_of(page(UseRecord((), "the disk is full")))
+    assert "is not written down: this server has no file" in text_of(page(None))
 
 
 @pytest.mark.parametrize(

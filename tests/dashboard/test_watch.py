@@ -17,6 +17,8 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError
 from tranche.dashboard import live
 from tranche.dashboard.live import LiveMachine, PageUpdate
+from tranche.dashboard.reading_log import UseRecord
+from tranche.dashboard.use_file import UseFile
 from tranche.node.session import Places
 
 NOTHING = view_of()
@@ -54,9 +56,9 @@ def no_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tranche.dashboard.watch.plans_of", lambda host: ())
 
 
-def watching(machine: Machine, work: Callable[[LiveMachine], Any]) -> None:
+def watching(machine: Machine, work: Callable[[LiveMachine], Any], use: UseFile | None = None) -> None:
     async def run() -> None:
-        found = LiveMachine(machine.open)
+        found = LiveMachine(machine.open, use)
         found.start()
         try:
             await work(found)
@@ -71,6 +73,19 @@ async def news_until(found: LiveMachine, wanted: Callable[[PageUpdate], bool]) -
         if wanted(news):
             return news
     raise AssertionError("the news ended")
+
+
+def test_it_looks_for_the_use_over_days_while_nobody_watches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path)
+    monkeypatch.setattr("tranche.dashboard.watch.LOOK_SECONDS", 0.01)
+
+    async def work(found: LiveMachine) -> None:
+        while machine.looks < 4:
+            await asyncio.sleep(0.01)
+        assert found.newest is not None
+        assert found.newest.use == UseRecord(())
+
+    watching(machine, work, UseFile(tmp_path / "use"))
 
 
 def test_nobody_looks_where_nobody_asks(tmp_path: Path) -> None:

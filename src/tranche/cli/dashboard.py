@@ -43,6 +43,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         raise extra_missing("'tranche dashboard'", "dashboard", error) from error
     from tranche.dashboard.access import Gate
     from tranche.dashboard.token_file import read_token, token_path
+    from tranche.dashboard.use_file import UseFile
 
     token = read_token(token_path(acts=act))
     with open_host(settings, reading=not act):
@@ -68,5 +69,6 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         events,
         partial(view_as_said, daemons=MpsDaemons(places, child_environment(settings))),
         partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
+        UseFile(token_path().with_name("gpu-use")),
     )
     serve_dashboard(port, token, served, ready)

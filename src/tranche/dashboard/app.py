@@ -36,6 +36,7 @@ from tranche.dashboard.open_streams import OpenStreams
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
 from tranche.dashboard.refusal_page import entering_form, loopback_way, refusal_page
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.dashboard.use_file import UseFile
 from tranche.dashboard.watch import OpenHost
 from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
@@ -56,7 +57,8 @@ _LOG = logging.getLogger(__name__)
 class Served:
     """What the dashboard is of: the machine's name and its files, how to open it, and how to read its events.
 
-    `as_said` asks the MPS daemons of a view. `open_to_act` opens it to change it; None where pages only show.
+    `as_said` asks the MPS daemons of a view. `open_to_act` opens it to change it; None where pages only show. `use` is
+    where the use of its GPUs is written down, if anywhere.
     """
 
     machine: str
@@ -65,6 +67,7 @@ class Served:
     read_events: ReadEvents
     as_said: AsSaid
     open_to_act: OpenHost | None = None
+    use: UseFile | None = None
 
 
 def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
@@ -83,7 +86,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.served, app.state.live = served, LiveMachine(served.open_host)
+        app.state.served, app.state.live = served, LiveMachine(served.open_host, served.use)
         app.state.events, app.state.gate = EventLog(served.read_events), gate
         app.state.streams = OpenStreams()
         app.state.action_handler = ActionHandler(served.places, served.open_to_act, app.state.live.touch)

@@ -38,11 +38,16 @@ class _Gauge:
 
 
 def gauges_view(
-    gpu: Document, samples: Sequence[GaugeSample], every: float = EVERY_SECONDS, note: str = _WHILE_OPEN
+    gpu: Document,
+    samples: Sequence[GaugeSample],
+    every: float = EVERY_SECONDS,
+    note: str = _WHILE_OPEN,
+    window: tuple[float, float] | None = None,
 ) -> Element | None:
     """The charts of what can be measured of the GPU; None where nothing was.
 
-    Samples come about `every` seconds: between two that are three times as far apart nobody looked.
+    Samples come about `every` seconds: between two that are three times as far apart nobody looked. The charts are of that
+    `window`, else from the first sample to the last.
     """
     uuid, memory = gpu["uuid"], float(gpu["memoryBytes"] or 0)
     gauges = (
@@ -54,7 +59,7 @@ def gauges_view(
     found = [each for each in gauges if each.values]
     if not found:
         return None
-    since, until = samples[0].taken, samples[-1].taken
+    since, until = window or (samples[0].taken, samples[-1].taken)
     charts = [element("figure", element("figcaption", _caption(each)), _chart(each, since, until)) for each in found]
     axis = element(
         "p", moment(describe.timestamp(since)), element("span", moment(describe.timestamp(until))), class_="axis muted"

@@ -8,9 +8,9 @@ from tranche.dashboard.events_page import MOST, event_table
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gauges_view import gauges_view
-from tranche.dashboard.history_view import history_view
+from tranche.dashboard.history_view import HOURS, history_view, hours_choice
 from tranche.dashboard.parts import code, figures, memory, notes, share_and_user, table
-from tranche.dashboard.reading_log import GaugeSample
+from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, GaugeSample, UseRecord
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import Document, Look, blocks_of
@@ -23,6 +23,11 @@ _COLUMNS = (
 )
 _NO_ORDER = TableOrder()
 _BAR_PIXELS = 1200
+_LATELY = "Gauges are read once a minute, and oftener while a page is open. This server keeps an hour of them."
+_OVER_DAYS = (
+    "Means of five minutes each, which 'tranche dashboard' writes down while it runs, whether a page is open or not. "
+    f"Where there is nothing, it did not run. {KEPT_DAYS} days are kept."
+)
 
 
 def gpu_page(
@@ -34,14 +39,15 @@ def gpu_page(
     now: float,
     hours: int,
     samples: Sequence[GaugeSample] = (),
+    use: UseRecord | None = None,
     plans: Sequence[Document] = (),
     past: Element | None = None,
     order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
     """The GPU of that UUID, with its last so many hours; None where the machine has none.
 
-    `events` are all that are kept, `samples` what its gauges said of late, `plans` those that run now. `past` is shown instead of
-    its gauges and what events tell of it, where somebody else than the machine itself knows these.
+    `events` are all that are kept, `samples` what its gauges said of late, `use` what they said over days, `plans` those that run
+    now. `past` is shown instead of its gauges and what events tell of it, where others than the machine itself know these.
     """
     gpu = next((each for each in overview["gpus"] if each["uuid"] == uuid), None)
     if gpu is None:
@@ -82,7 +88,9 @@ def gpu_page(
         ),
         _whole(gpu, since, order),
         _processes(gpu, order),
-        _past(gpu, overview, events, now, hours, samples, order) if past is None else past,
+        _past(gpu, overview, events, now, hours, _use_of(gpu, samples, use, now, hours), order)
+        if past is None
+        else past,
     )
     return DashboardPage(f"GPU {gpu['index']}", live)
 
@@ -93,12 +101,28 @@ def _past(
     events: Sequence[Document],
     now: float,
     hours: int,
-    samples: Sequence[GaugeSample],
+    use: Sequence[Element | None],
     order: TableOrder,
 ) -> Element:
     shown = event_table(events[-MOST:], overview["gpus"])
     history = history_view(gpu, overview, events, now, hours, order)
-    return element("div", gauges_view(gpu, samples), history, element("h2", "What happened"), shown)
+    over_time = (element("h2", "Over time"), hours_choice(gpu["uuid"], hours))
+    return element("div", over_time, [each for each in use if each], history, element("h2", "What happened"), shown)
+
+
+def _use_of(
+    gpu: Document, samples: Sequence[GaugeSample], use: UseRecord | None, now: float, hours: int
+) -> tuple[Element | None, ...]:
+    """The charts of the last hour, of what this server has read, or of more hours, of what was written down."""
+    if hours == HOURS[0]:
+        return (gauges_view(gpu, samples) if use is None else gauges_view(gpu, samples, LOOK_SECONDS, _LATELY),)
+    since = now - hours * 3600
+    written = [] if use is None else [each for each in use.samples if since <= each.taken <= now]
+    charts = gauges_view(gpu, written, LINE_SECONDS, _OVER_DAYS, (since, now))
+    if use is None or use.trouble:
+        said = f"The use of GPUs is not written down: {use.trouble if use else 'this server has no file for it'}."
+        return charts, element("p", said, class_="note")
+    return (charts or element("p", f"Nothing was written down in this time. {_OVER_DAYS}", class_="muted"),)
 
 
 _PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "was so already"}

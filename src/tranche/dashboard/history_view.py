@@ -29,8 +29,7 @@ def history_view(
     shares = shares_over_time(gpu["uuid"], events, overview["allocations"])
     return element(
         "section",
-        element("h2", "Over time"),
-        hours_choice(gpu["uuid"], hours),
+        element("h2", "Slices and shares"),
         spans_drawn(gpu, slices, shares, now, hours),
         _as_table([each for each in shares if each.meets(now - hours * 3600)], known, order),
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.dashboard.use_file import UseFile
 from tranche.dashboard.watch import OpenHost, Watch
 from tranche.documents.describe import timestamp
 
@@ -34,9 +35,9 @@ class PageUpdate:
 class LiveMachine:
     """To be made and used on the event loop; the watch reports from its thread."""
 
-    def __init__(self, open_host: OpenHost) -> None:
+    def __init__(self, open_host: OpenHost, use: UseFile | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._watch = Watch(open_host, self._from_thread)
+        self._watch = Watch(open_host, self._from_thread, use)
         self._run = secrets.token_hex(4)
         self._snapshot: MachineSnapshot | None = None
         self._answered = 0

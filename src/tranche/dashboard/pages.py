@@ -46,7 +46,7 @@ def page_at(
             return _fleet(seen, events, TableOrder(path, query))
         case ["gpus", uuid]:
             hours = hours_asked(query.get("hours", ""))
-            history = (seen.samples, seen.plans)
+            history = (seen.samples, seen.use, seen.plans)
             shown = (seen.overview, seen.readings, events(), seen.notes, seen.taken, hours, *history)
             return gpu_page(uuid, *shown, order=TableOrder(path, query))
         case ["shares", allocation_id]:

@@ -10,6 +10,11 @@ from tranche.documents.blocks import Document
 EVERY_SECONDS = 5.0
 """At least so long apart are two samples."""
 KEPT_SECONDS = 3600.0
+LOOK_SECONDS = 60.0
+"""So often the machine is looked at while nobody watches, where its use is written down."""
+LINE_SECONDS = 300.0
+"""So long is the time of which a line is written."""
+KEPT_DAYS = 7
 KEPT_GAUGES = ("memoryUsedBytes", "busy", "powerWatts", "temperatureCelsius")
 
 
@@ -19,6 +24,14 @@ class GaugeSample:
 
     taken: float
     gpus: Mapping[str, Document]
+
+
+@dataclass(frozen=True, slots=True)
+class UseRecord:
+    """What was written down of earlier days, oldest first; `trouble` says why nothing is now."""
+
+    samples: tuple[GaugeSample, ...]
+    trouble: str = ""
 
 
 def with_sample(kept: tuple[GaugeSample, ...], taken: float, readings: Iterable[Document]) -> tuple[GaugeSample, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.dashboard.machine_needs import waits_long
-from tranche.dashboard.reading_log import GaugeSample
+from tranche.dashboard.reading_log import GaugeSample, UseRecord
 from tranche.documents.blocks import Document
 from tranche.node.records import Waiter
 
@@ -17,7 +17,8 @@ class MachineSnapshot:
 
     `number` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
     `readings` are what the hardware says of its use. `newest_event` is None where there is none. `notes` say what the picture
-    does not show. `plans` are those that run now. `samples` are earlier readings, which alone are no change.
+    does not show. `plans` are those that run now. `samples` are earlier readings, which alone are no change;
+    nor are those of `use`, which is None where nobody writes them down.
     """
 
     number: int
@@ -31,6 +32,7 @@ class MachineSnapshot:
     notes: tuple[str, ...] = ()
     plans: tuple[Document, ...] = ()
     samples: tuple[GaugeSample, ...] = ()
+    use: UseRecord | None = None
 
     def shows_the_same(self, other: MachineSnapshot) -> bool:
         """Whether a page of the other one would look the same."""

@@ -15,8 +15,9 @@ from contextvars import copy_context
 from dataclasses import replace
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.reading_log import with_sample
+from tranche.dashboard.reading_log import LOOK_SECONDS, UseRecord, with_sample
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.dashboard.use_file import UseFile
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
 from tranche.documents.overview import overview_data
@@ -50,8 +51,10 @@ def plans_of(host: Host) -> tuple[Document, ...]:
 class Watch:
     """Calls `report` on the watching thread."""
 
-    def __init__(self, open_host: OpenHost, report: Report) -> None:
+    def __init__(self, open_host: OpenHost, report: Report, use: UseFile | None = None) -> None:
+        """With a file for the use of the GPUs it also looks now and then while nobody watches."""
         self._open_host = open_host
+        self._use = use
         self._report = report
         self._last: MachineSnapshot | None = None
         self._watchers = 0
@@ -106,7 +109,7 @@ class Watch:
 
     def _look_again_and_again(self, host: Host) -> None:
         version, looked, gauges = -1, 0.0, NvmlGauges(time.monotonic)
-        while self._wait_for_a_reason():
+        while self._wait_for_a_reason(looked):
             question, version_now = self._asked, host.ledger.version()
             due = time.monotonic() - looked >= _GPU_SECONDS
             if question != self._answered or version_now != version or due:
@@ -118,11 +121,14 @@ class Watch:
                 if self._asked == self._answered and not self._ended:
                     self._changed.wait(_REGISTER_SECONDS)
 
-    def _wait_for_a_reason(self) -> bool:
-        """Return when somebody wants to know something; False at the end."""
+    def _wait_for_a_reason(self, looked: float) -> bool:
+        """Return when somebody wants to know something, or the use of the GPUs is to be written; False at the end."""
         with self._changed:
             while not (self._ended or self._watchers or self._asked != self._answered):
-                self._changed.wait()
+                left = None if self._use is None else looked + LOOK_SECONDS - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
             return not self._ended
 
     def _look(self, host: Host, gauges: NvmlGauges) -> MachineSnapshot:
@@ -136,6 +142,8 @@ class Watch:
         newest = host.events(last=1)
         readings = tuple(reading_document(each) for each in gauges.read(view.node))
         last = self._last
+        if self._use is not None:
+            self._use.take(now, readings)
         seen = MachineSnapshot(
             1,
             now,
@@ -148,6 +156,7 @@ class Watch:
             tuple(notes),
             plans_of(host),
             with_sample(() if last is None else last.samples, now, readings),
+            None if self._use is None else UseRecord(self._use.samples, self._use.trouble),
         )
         if last is not None:
             seen = replace(seen, number=last.number + (not seen.shows_the_same(last)))
