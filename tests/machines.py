@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,25 +22,15 @@ from typing import Any
 import pytest
 
 from tests.last_look import last_look
+from tests.support import in_process
 from tranche.node.ownership import user_name
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
-# The interpreter may lie where nobody may not read: everything is imported before root is given up.
-_TRANCHE_AS_NOBODY = (
-    sys.executable,
-    "-c",
-    (
-        "import os, sys, concurrent.futures, difflib, hashlib, tempfile; "
-        "import tranche.cli.main, tranche.cli.doctor, tranche.cli.gpus, tranche.cli.gpus_picture, tranche.cli.run, "
-        "tranche.cli.release, tranche.hardware.nvml, tranche.node.register_place, tranche_simulator.machine_specs, "
-        "tranche_simulator.machine, tranche.planning.allocate; "
-        "os.setgroups([]); os.setgid(65534); os.setuid(65534); tranche.cli.main.main(sys.argv[1:])"
-    ),
-)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
 _DEADLINE_SECONDS = 120.0
+_PROCESS = os.getpid()
 _LEFT_OUT = ("TRANCHE_SIMULATE", "TRANCHE_SIM_STATE", "TRANCHE_STATE_DIR", "NVIDIA_VISIBLE_DEVICES", "NO_COLOR")
 
 Completed = subprocess.CompletedProcess[str]
@@ -55,7 +46,7 @@ class Workload:
 
 @dataclass(slots=True)
 class TestMachine:
-    """One simulated machine with its state folder. Every command runs in a process of its own."""
+    """One simulated machine with its state folder. Every command has a process of its own, those of `start` a new interpreter."""
 
     __test__ = False
 
@@ -90,23 +81,29 @@ class TestMachine:
 
     def tranche(self, *arguments: str, code: int | None = 0, as_nobody: bool = False, **variables: str) -> Completed:
         """Run `tranche`; its exit code must be `code` (None: any)."""
-        try:
-            done = subprocess.run(
-                [*(_TRANCHE_AS_NOBODY if as_nobody else TRANCHE), *arguments],
-                env={**self.environment, **variables},
-                capture_output=True,
-                text=True,
-                timeout=_DEADLINE_SECONDS,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-        except subprocess.TimeoutExpired as error:
-            pytest.fail(f"`tranche {' '.join(arguments)}` does not end; it said: {error.stdout!r} {error.stderr!r}")
-        assert "Traceback" not in done.stderr, done.stderr
-        assert code is None or done.returncode == code, (
-            f"`tranche {' '.join(arguments)}` ended with exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        environment = {**self.environment, **variables}
+        # Python reads its variables at its start; a fork would wait for what other threads hold, gRPC's included, and would
+        # share SQLite's view of a ledger that the test itself has open.
+        anew = (
+            os.getpid() != _PROCESS  # an isolated test may use gRPC
+            or threading.active_count() > 1
+            or any(name.startswith(("PYTHON", "LC_")) for name in variables)
+            or self._open_in_this_process()
         )
-        return done
+        if anew and not as_nobody:
+            done = in_process.run_anew(arguments, environment, seconds=_DEADLINE_SECONDS)
+        else:
+            user = in_process.NOBODY if as_nobody else None
+            done = in_process.run(arguments, environment, seconds=_DEADLINE_SECONDS, user=user)
+        return _completed(arguments, done, code)
+
+    def _open_in_this_process(self) -> bool:
+        """Whether the test has a file of this machine open."""
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # one of them is that of the listing
+                if os.readlink(f"/proc/self/fd/{descriptor}").startswith(f"{self.folder.resolve()}/"):
+                    return True
+        return False
 
     def json(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         """The JSON document that `tranche ... -o json` prints."""
@@ -218,12 +215,18 @@ def _kill_all_of(state: Path) -> None:
 def run_without_driver(*arguments: str, code: int = 0) -> Completed:
     """Run `tranche` where the dynamic linker finds no NVML, which is so unless the host itself has a driver."""
     kept = {name: value for name, value in os.environ.items() if name not in (*_LEFT_OUT, "LD_LIBRARY_PATH")}
-    done = subprocess.run(
-        [*TRANCHE, *arguments], env=kept, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False
-    )
+    return _completed(arguments, in_process.run(arguments, kept, seconds=_DEADLINE_SECONDS), code)
+
+
+def _completed(arguments: Sequence[str], done: in_process.Outcome, code: int | None) -> Completed:
+    words = " ".join(arguments)
+    if done.code is None:
+        pytest.fail(f"`tranche {words}` does not end; it said: {done.stdout!r} {done.stderr!r}")
     assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
+    assert code is None or done.code == code, (
+        f"`tranche {words}` ended with exit code {done.code}\n{done.stdout}\n{done.stderr}"
+    )
+    return Completed(arguments, done.code, done.stdout, done.stderr)
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.in_process import PYTHON_WORDS
 from tests.cli.test_malformed import HOOKS, KUBECONFIG, LAYOUT, PLUGIN, Examiner
 from tests.machines import TestMachine, machine_in
+from tests.support.in_process import PYTHON_WORDS
 from tranche.core.errors import PluginConfigInvalid, TrancheError
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings

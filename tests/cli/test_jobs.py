@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from tests.cli.api_server_thread import ServedApi, served_api
-from tests.cli.in_process import Outcome, run
 from tests.conftest import Golden
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.jobs.jobs_server import JOBS, LABELS, PODS, TEMPLATES, ended, put_job, put_pod
+from tests.support.in_process import Outcome, run
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import DRIVER

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli import in_process
-from tests.cli.in_process import Outcome, unwritable
 from tests.cli.test_bad_input import ledger_rows
 from tests.machines import TestMachine, machine_in
+from tests.support import in_process
+from tests.support.in_process import Outcome, unwritable
 from tranche.core.errors import KubeconfigInvalid, PluginConfigInvalid
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings

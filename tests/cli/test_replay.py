@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli import in_process
 from tests.machines import TRANCHE, TestMachine
+from tests.support import in_process
 from tranche.node import bounded
 
 CHANGED = 52

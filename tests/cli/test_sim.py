@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import in_process
 from tranche_simulator.library import special_faults
 
 TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
@@ -26,14 +27,9 @@ class Cli:
         self.environment.pop("CUDA_VISIBLE_DEVICES", None)
 
     def __call__(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*TRANCHE, *arguments],
-            env={**self.environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = in_process.run(arguments, {**self.environment, **variables}, seconds=120)
+        assert done.code is not None, f"`tranche {' '.join(arguments)}` does not end: {done.stdout} {done.stderr}"
+        return subprocess.CompletedProcess(arguments, done.code, done.stdout, done.stderr)
 
     def succeed(self, *arguments: str, **variables: str) -> str:
         done = self(*arguments, **variables)

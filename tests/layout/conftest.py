@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.simulator.machines import process_environment, talking_to
+from tests.support import in_process
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.nvml import NvmlDriver
 from tranche_simulator import SimulatedMachine
@@ -48,15 +48,16 @@ class Bench:
 
     def layout(self, *arguments: str, stdin: str = "", **variables: str) -> Outcome:
         """Run `tranche layout ARGUMENTS`."""
-        done = subprocess.run(
-            self.command(*arguments),
-            input=stdin,
-            env=self.environment(**variables),
-            capture_output=True,
-            text=True,
-            timeout=120,
+        done = in_process.run(
+            ["layout", *arguments],
+            self.environment(**variables),
+            stdin=stdin.encode(),
+            seconds=120,
         )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        assert done.code is not None, (
+            f"`tranche layout {' '.join(arguments)}` does not end: {done.stdout} {done.stderr}"
+        )
+        return Outcome(done.code, done.stdout, done.stderr)
 
     def command(self, *arguments: str) -> list[str]:
         """The command line of `tranche layout ARGUMENTS`."""

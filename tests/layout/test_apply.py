@@ -211,7 +211,7 @@ def test_a_saved_plan_whose_state_moved_is_not_waited_for(bench: MakeBench) -> N
 
 def test_two_changes_of_one_gpu_do_not_mix(bench: MakeBench) -> None:
     b = bench(boards=("H100-80GB-SXM",))
-    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 0.4)
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 4)
     first = subprocess.Popen(
         b.command("apply", "-c", "all-1g.10gb"),
         env=b.environment(),
@@ -225,6 +225,7 @@ def test_two_changes_of_one_gpu_do_not_mix(bench: MakeBench) -> None:
         refused = b.layout("apply", "-c", "all-balanced")
         assert refused.code == 80
         assert "another change of layout" in refused.stderr
+        b.machine.clear_injections()
         waited = b.layout("apply", "-c", "all-balanced", "--wait")
         assert waited.code == 0, waited.stderr
         assert first.wait(timeout=60) == 0
@@ -241,7 +242,7 @@ def test_a_killed_change_is_undone_by_the_next_command(bench: MakeBench) -> None
     b = bench(boards=("H100-80GB-SXM",))
     b.apply("-c", "all-balanced")
     before = cuts(b.observe())
-    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 0.4)
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 4)
     killed = subprocess.Popen(
         b.command("apply", "-c", "all-1g.10gb"),
         env=b.environment(),
