@@ -9,7 +9,7 @@ from typing import Any
 from cluster.cluster import Cluster
 from cluster.images import BUSYBOX
 
-FOREVER = "trap exit TERM; while :; do sleep 1; done"
+FOREVER = "trap 'exit 0' TERM; sleep 1000000 & wait"
 
 
 def pod(

@@ -12,7 +12,7 @@ import pytest
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-from cluster.workloads import log, pods_in
+from cluster.workloads import FOREVER, log, pods_in
 
 from tests.cluster.test_claim_defects import Planter
 from tests.node.processes import isolated
@@ -29,7 +29,7 @@ from tranche.kubernetes.latest_value import LatestValue
 
 pytestmark = pytest.mark.cluster
 
-SERVED_BY = "echo $SERVED_BY; trap exit TERM; while :; do sleep 1; done"
+SERVED_BY = f"echo $SERVED_BY; {FOREVER}"
 _PATIENCE_SECONDS = 30.0
 
 

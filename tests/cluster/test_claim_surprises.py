@@ -54,7 +54,7 @@ def test_a_claim_that_somebody_edits_while_its_pod_runs_keeps_what_it_was_given(
 def test_a_pod_that_deletes_its_claim_and_empties_its_environment_keeps_its_slice_alone(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:
-    script = "exec env -i /bin/sh -c 'trap exit TERM; while :; do sleep 1; done'"
+    script = "exec env -i /bin/sh -c 'trap : TERM; sleep 1000000 & wait; exit 0'"
     planter, device = Planter(cluster, p4d, namespace, script), "gpu-0-1g-5gb-0"
     with claims_on(cluster, p4d):
         planter.plant("quiet", device)

@@ -23,12 +23,12 @@ from cluster.claims import (
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-from cluster.workloads import first_lines, phases, pod, pods_in
+from cluster.workloads import FOREVER, first_lines, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
 TRANCHE = str(Path(sys.executable).with_name("tranche"))
-LOOK = "nvidia-smi -L | grep -o 'UUID: [^)]*' | tail -n 1; trap exit TERM; while :; do sleep 1; done"
+LOOK = f"nvidia-smi -L | grep -o 'UUID: [^)]*' | tail -n 1; {FOREVER}"
 SLICES = 56
 
 

@@ -15,7 +15,7 @@ from cluster.agents import AgentPod, agent_on, install_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
-from cluster.workloads import SHOW_DEVICES, deployment, log, phase, phases, pod, pods_in
+from cluster.workloads import FOREVER, SHOW_DEVICES, deployment, log, phase, phases, pod, pods_in
 
 pytestmark = pytest.mark.cluster
 
@@ -23,7 +23,7 @@ TRANCHE = str(Path(sys.executable).with_name("tranche"))
 # GPUs are cut by the command line here, so the plugin is alone, and the inventory looks often.
 ALONE = ("--without=mig-manager", "--without=feature-labels", "--refresh-seconds=0.3")
 SLICE = "nvidia.com/mig-1g.5gb"
-LOOK = "nvidia-smi -L; trap exit TERM; while :; do sleep 1; done"
+LOOK = f"nvidia-smi -L; {FOREVER}"
 
 
 @contextmanager

@@ -17,17 +17,14 @@ from cluster.node import Node
 from cluster.node_layouts import labels
 from cluster.tenants import given, rates, tenants
 from cluster.waiting import wait_for
-from cluster.workloads import deployment, log, phase, phases, pod, pods_in
+from cluster.workloads import FOREVER, deployment, log, phase, phases, pod, pods_in
 
 from tests.cluster import test_device_plugin as plugin
 
 pytestmark = pytest.mark.cluster
 
 VGPU, GPU = "k8s.amazonaws.com/vgpu", "nvidia.com/gpu"
-LOOK = (
-    "nvidia-smi -L; echo $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; ls $CUDA_MPS_PIPE_DIRECTORY; "
-    "trap exit TERM; while :; do sleep 1; done"
-)
+LOOK = f"nvidia-smi -L; echo $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT; ls $CUDA_MPS_PIPE_DIRECTORY; {FOREVER}"
 
 
 def allocatable(cluster: Cluster, node: Node) -> dict[str, int]:
@@ -314,10 +311,7 @@ def test_ten_tenants_compute_evenly_and_newcomers_have_what_was_set_meanwhile(
 def test_several_virtual_gpus_of_a_pod_are_of_one_card_with_their_memory_together(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:
-    four = (
-        "nvidia-smi -L | wc -l; nvidia-smi -L; echo $TRANCHE_GPU_MEMORY_LIMIT; "
-        "trap exit TERM; while :; do sleep 1; done"
-    )
+    four = f"nvidia-smi -L | wc -l; nvidia-smi -L; echo $TRANCHE_GPU_MEMORY_LIMIT; {FOREVER}"
 
     def held() -> dict[str, set[int]]:
         """The memory of the pods' parts, by GPU."""
