@@ -22,6 +22,7 @@ from xdist.workermanage import WorkerController
 
 from tests.grpc_use import keep_grpc_out_of_this_process
 from tests.support.length import LONG, cases
+from tests.support.scheduling import TwoProcessesWithClusters
 
 # No test is timed: a slow machine must not turn a property false.
 settings.register_profile(
@@ -42,8 +43,6 @@ _NEEDS = {
     "systemd": "a systemd container",
 }
 _NEEDED = "needed"
-# The walks of the guides make clusters of their own; all other tests of a cluster share one.
-_CLUSTER_TESTS, _WALKS = "tests/cluster/", "tests/cluster/test_guides.py"
 _CLUSTER_SECONDS = 1800
 """The limit of a test of a cluster, the making of the cluster included; pyproject.toml has that of all others."""
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -141,24 +140,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Of several processes one has the cluster, and begins with its tests."""
-    return _OneProcessForTheCluster(config, log)
-
-
-class _OneProcessForTheCluster(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
-    """Hands out the tests of the cluster as one piece, and first; all others singly; the walks as one piece, and last.
-
-    Where the programs of a cluster are still being built, one process waits for them and the other has work.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        folders = (folder for folder in (_WALKS, _CLUSTER_TESTS) if nodeid.startswith(folder))
-        return next(folders, nodeid)
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        if _WALKS in self.workqueue:
-            self.workqueue.move_to_end(_WALKS)
-        super()._assign_work_unit(node)
+    """Of several processes two have a cluster, and begin with its tests."""
+    return TwoProcessesWithClusters(config, log)
 
 
 def _not_run(skipped: Sequence[pytest.TestReport]) -> dict[tuple[str, str], Counter[str]]:

@@ -1,4 +1,4 @@
-"""A whole run: one process has the cluster, and the last lines say what could not be run here, and why."""
+"""A whole run: the last lines say what could not be run here, and why."""
 
 from __future__ import annotations
 
@@ -53,10 +53,3 @@ def test_what_could_not_be_run_is_counted_with_its_file_and_reason(tmp_path: Pat
 
 def test_tests_that_were_not_asked_for_are_not_mentioned(tmp_path: Path) -> None:
     assert not [line for line in run_cases(tmp_path, "-n", "0", "-k", "without") if line.startswith("not run,")]
-
-
-def test_of_several_processes_one_runs_the_tests_of_the_cluster(tmp_path: Path) -> None:
-    lines = run_cases(tmp_path, "-n", "2")
-
-    workers = {line.partition("]")[0] for line in lines if line.startswith("[gw") and "test_cases.py::" in line}
-    assert len(workers) == 1

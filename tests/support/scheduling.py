@@ -1,0 +1,66 @@
+"""Which of several processes runs which test: clusters for two of them, and everything else for whoever has nothing to do."""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+_CLUSTER_TESTS = "tests/cluster/"
+# What compares the machine with itself before and after: nobody makes a cluster meanwhile.
+_WITHOUT_OTHERS = ("tests/cluster/test_traces.py", "tests/cluster/test_guides.py")
+_CLUSTERS = 2
+"""How many processes have a cluster of their own."""
+
+
+class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
+    """Hands out the tests of clusters by file and first, to processes that have a cluster; all others singly.
+
+    Where the programs of a cluster are still being built, one process waits for them and the others have work.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        self._with_cluster: set[WorkerController] = set()
+        self._waiting: set[WorkerController] = set()
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        for waiting in self._waiting & set(self.nodes):
+            self._reschedule(waiting)
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if file in _WITHOUT_OTHERS:
+            return _CLUSTER_TESTS
+        return file if file.startswith(_CLUSTER_TESTS) else nodeid
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # One that replaces another has not collected yet.
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give it a piece of work, if there is one for it now; if not, it is asked again after the next test."""
+        if (scope := self._next_for(node)) is None:
+            self._waiting.add(node)
+            return
+        self._waiting.discard(node)
+        if scope.startswith(_CLUSTER_TESTS):
+            self._with_cluster.add(node)
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
+
+    def _next_for(self, node: WorkerController) -> str | None:
+        self._with_cluster &= set(self.nodes)
+        of_clusters = (scope for scope in self.workqueue if scope.startswith(_CLUSTER_TESTS))
+        if node in self._with_cluster or (len(self._with_cluster) < _CLUSTERS and self._may_make_clusters()):
+            first = _CLUSTER_TESTS if _CLUSTER_TESTS in self.workqueue else next(of_clusters, None)
+            if first is not None:
+                return first
+        return next((scope for scope in self.workqueue if not scope.startswith(_CLUSTER_TESTS)), None)
+
+    def _may_make_clusters(self) -> bool:
+        """Whether nobody is busy with what wants no others beside it."""
+        return all(all(work.get(_CLUSTER_TESTS, {}).values()) for work in self.assigned_work.values())
