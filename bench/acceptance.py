@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from bench.machine import Placer, ProductPath, Spot, board_of
 from bench.optimum import fluid_optimum, packable_on_seven_slices
 from bench.report import Report
-from tranche.planning.tables import Geometry, geometry_of
+from tranche.planning.tables import PlacementTable, geometry_of
 
 BOARD = "A100-40GB"
 GPUS = 100
@@ -46,7 +46,7 @@ class ByIndex:
     Best-fit takes the GPU with the fewest free memory slices among those with room. Bit sets of GPUs make both fast.
     """
 
-    def __init__(self, geometry: Geometry, gpus: int, *, tightest: bool) -> None:
+    def __init__(self, geometry: PlacementTable, gpus: int, *, tightest: bool) -> None:
         everything = (1 << gpus) - 1
         self._shapes = [shape.masks for shape in geometry.shapes]
         self._masks = [0] * gpus
@@ -187,7 +187,7 @@ def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds:
     _judge(report, gaps, against_best_fit)
 
 
-def _geometry() -> Geometry:
+def _geometry() -> PlacementTable:
     board = board_of(BOARD)
     assert board.memory_slices is not None
     return geometry_of(board.memory_slices, board.profiles)

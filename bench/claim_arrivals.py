@@ -30,9 +30,9 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, devices_of
 from tranche.kubernetes.dra.encoding import encode_device
-from tranche.kubernetes.dra.pool import MOST_DEVICES, SliceContent, pool_contents
-from tranche.kubernetes.dra.publication import Owner, slice_writes
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.pool import MOST_DEVICES, PoolSlice, pool_contents
+from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -68,28 +68,28 @@ class KeptConnection:
         return found
 
 
-Contents = Callable[[str, Sequence[NodeDevice], NodeView, Sequence[SliceContent]], tuple[SliceContent, ...]]
+Contents = Callable[[str, Sequence[NodeDevice], NodeView, Sequence[PoolSlice]], tuple[PoolSlice, ...]]
 """What a node shows: its name, devices, what it is and has, and what it shows now."""
 
 
 def by_policy(
-    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
-) -> tuple[SliceContent, ...]:
+    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
+) -> tuple[PoolSlice, ...]:
     """The product."""
-    against = reasons_against(devices, view, TaintCauses(NodeMode.DYNAMIC))
+    against = reasons_against(devices, view, TaintFacts(NodeMode.DYNAMIC))
     return pool_contents(name, devices, view, against, shown)
 
 
 def by_name(
-    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
-) -> tuple[SliceContent, ...]:
+    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
+) -> tuple[PoolSlice, ...]:
     """A list that never changes, as other drivers have it: a slice for each GPU, its devices by name, lowest start first."""
     return _listed(name, devices, view, lambda each: each.name)
 
 
 def at_random(
-    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
-) -> tuple[SliceContent, ...]:
+    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
+) -> tuple[PoolSlice, ...]:
     """A list that never changes, in an order that means nothing."""
     random = Random(name)
     places = {each.name: random.random() for each in devices}
@@ -98,14 +98,14 @@ def at_random(
 
 def _listed(
     name: str, devices: Sequence[NodeDevice], view: NodeView, key: Callable[[NodeDevice], Any]
-) -> tuple[SliceContent, ...]:
+) -> tuple[PoolSlice, ...]:
     counters = [each for each in by_policy(name, devices, view, ()) if each.counters]
     numbers = sorted({each.number for each in devices})
     listed = []
     for number in numbers:
         here = sorted((each for each in devices if each.number == number), key=key)
         assert len(here) <= MOST_DEVICES
-        listed.append(SliceContent(f"{name}-gpu-{number}", devices=tuple(map(encode_device, here))))
+        listed.append(PoolSlice(f"{name}-gpu-{number}", devices=tuple(map(encode_device, here))))
     return (*counters, *listed)
 
 
@@ -132,9 +132,9 @@ class ShownNode:
     def show(self) -> None:
         """Write what differs."""
         view = replace(self.view, allocations=tuple(self.held.values()))
-        shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in self.known)
+        shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in self.known)
         contents = self.contents(self.name, self.devices, view, shown)
-        writes = slice_writes(contents, self.known, Owner(self.name, self.uid))
+        writes = slice_writes(contents, self.known, SliceOwner(self.name, self.uid))
         made = {each.name: each for each in self.known}
         for each in writes.create:
             made[each.name] = decode_slice(self.connection.ask("POST", SLICES, encode_slice(each)))

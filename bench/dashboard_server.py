@@ -21,9 +21,9 @@ from starlette.routing import Route
 from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.live import ClusterPublisher
 from tranche.dashboard.cluster.memory_history import MemoryHistory
-from tranche.dashboard.cluster.routes import ServedCluster, node_routes
+from tranche.dashboard.cluster.routes import ClusterContext, node_routes
 from tranche.dashboard.cluster.visibility import NameVisibility
 
 _TURN_SECONDS = 0.02
@@ -62,12 +62,12 @@ def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
     async def static(request: Request) -> Response:
         return static_file(request.path_params["name"])
 
-    live = LiveCluster()
-    routes = node_routes(ServedCluster("simulated", live, everybody))
+    live = ClusterPublisher()
+    routes = node_routes(ClusterContext("simulated", live, everybody))
     return Starlette(routes=[*routes, Route("/static/{name}", static)], lifespan=lifespan)
 
 
-async def _play(cluster: SimulatedCluster, live: LiveCluster, changes: float) -> None:
+async def _play(cluster: SimulatedCluster, live: ClusterPublisher, changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
     snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(), MemoryHistory())
     live.take(snapshot)

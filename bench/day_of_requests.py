@@ -16,12 +16,12 @@ from statistics import mean
 
 from bench.machine import board_of, gpu_of
 from bench.report import Report
-from tranche.core.allocation import Allocation, NodeView, Part, Phase
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase
 from tranche.core.errors import TrancheError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
-from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
+from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.allocate import Granted, decide
 from tranche.planning.effect import apply
@@ -29,7 +29,7 @@ from tranche.planning.effect import apply
 _ARRIVALS = 3_000
 _SEEDS = range(3)
 _HOURS = 24.0
-_MPS = SharingMeans(frozenset({Sharing.MPS}), mps_clients=48)
+_MPS = MachineSharing(frozenset({Sharing.MPS}), mps_clients=48)
 _AMOUNTS: Mapping[int, int] = {1: 20, 2: 20, 3: 15, 4: 15, 8: 12, 12: 4, 16: 2, 20: 2}
 """GiB of memory, and how many of a hundred requests ask for them; the rest ask for whole GPUs."""
 _LOAD = 0.5
@@ -73,10 +73,10 @@ def run(report: Report) -> None:
     report.table(("of all requests, served on", *WAYS, "of those with memory, alone"), rows)
 
 
-WAYS: Mapping[str, tuple[GpuUse, SharingMeans]] = {
-    "slices and whole GPUs": (GpuUse.MIG, NO_SHARING),
-    "parts and whole GPUs": (GpuUse.SHARED, _MPS),
-    "all of them": (GpuUse.AUTO, _MPS),
+WAYS: Mapping[str, tuple[GpuPolicy, MachineSharing]] = {
+    "slices and whole GPUs": (GpuPolicy.MIG, NO_SHARING),
+    "parts and whole GPUs": (GpuPolicy.SHARED, _MPS),
+    "all of them": (GpuPolicy.AUTO, _MPS),
 }
 
 
@@ -119,11 +119,11 @@ def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
         heappush(here, (visit.time + visit.stay, number))
         served += 1
         asked += isinstance(visit.request.demand, GpuMemory)
-        alone += isinstance(visit.request.demand, GpuMemory) and not isinstance(decision.grants[0], Part)
+        alone += isinstance(visit.request.demand, GpuMemory) and not isinstance(decision.grants[0], FractionalShare)
     return Outcome(served / len(day), alone / asked if asked else 0.0)
 
 
-def machine(gpus: Sequence[GpuState], use: GpuUse, means: SharingMeans) -> NodeView:
+def machine(gpus: Sequence[GpuState], use: GpuPolicy, means: MachineSharing) -> NodeView:
     return NodeView(NodeState(tuple(gpus), sharing=means), uses={gpu.uuid: use for gpu in gpus})
 
 

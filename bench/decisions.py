@@ -25,7 +25,7 @@ from tranche.kubernetes.controller.placer import GatedPod, GpuNode, place
 from tranche.planning.allocate import decide
 from tranche.planning.explain import explain
 from tranche.planning.queue import WaitingRequest
-from tranche.planning.recording import Question, RecordedDecision, answer, decision_from_dict, decision_to_dict
+from tranche.planning.recording import RecordedDecision, RecordedRequest, answer, decision_from_dict, decision_to_dict
 
 BOARD = "A100-40GB"
 SEED = 7
@@ -170,7 +170,7 @@ def _pod(request: Request) -> GatedPod:
 
 
 def _recorded(view: NodeView) -> str:
-    question = Question(view, (WaitingRequest("w-1", _STARTS),), "w-1")
+    question = RecordedRequest(view, (WaitingRequest("w-1", _STARTS),), "w-1")
     return json.dumps(decision_to_dict(RecordedDecision(0.0, question, answer(question))))
 
 

@@ -23,7 +23,7 @@ from bench.fleet_agent import DAEMON_SET, LAYOUTS, NAMESPACE, Counts, FleetAgent
 from bench.machine import board_of, empty_machine
 from bench.report import Report
 from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
-from tranche.kubernetes.rollout.budget import Budget, parse_budget
+from tranche.kubernetes.rollout.budget import RolloutLimit, parse_budget
 
 NODES = 300
 IDLE_SECONDS = 60.0
@@ -92,7 +92,7 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
 class _Fleet:
     def __init__(self, server: ApiServer, names: list[str], folder: Path) -> None:
         self.counts = Counts()
-        self.budget: Budget = parse_budget(BUDGET)
+        self.budget: RolloutLimit = parse_budget(BUDGET)
         self.most = 0
         view = empty_machine(board_of("A100-40GB"), 8)
         self.agents = [FleetAgent(server, name, view, self.budget, folder, self.counts) for name in names]

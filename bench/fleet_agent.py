@@ -18,21 +18,21 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
+from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.pod_watch import PodWatch
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.observation.resources import MigStrategy
-from tranche.kubernetes.rollout.budget import Budget
+from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 from tranche.node.host import Host
 from tranche.planning.effect import apply
 from tranche.planning.plan import Plan
@@ -122,7 +122,7 @@ class FleetAgent:
     """The parts of one agent that speak to the API server: node, pods, layouts, turns, labels."""
 
     def __init__(
-        self, server: ApiServer, name: str, view: NodeView, budget: Budget, folder: Path, counts: Counts
+        self, server: ApiServer, name: str, view: NodeView, budget: RolloutLimit, folder: Path, counts: Counts
     ) -> None:
         self.machine = _Machine(view, folder, name)
         self._connection = CountingConnection(server, counts)
@@ -130,17 +130,17 @@ class FleetAgent:
         api = KubeClient(self._connection, now=now, random=random.random)
         self._watch, self._pods = NodeWatch(api, name), PodWatch(api, name)
         self._inventory = Inventory(self._look, clock=time.monotonic)
-        services = NodeServices(
+        services = NodeContext(
             node_name=name,
             namespace=NAMESPACE,
             api=api,
             connection=self._connection,
             leases=LeaseClient(self._connection, NAMESPACE, now=now, random=random.random),
-            tier=LatestValue(),
+            backend=LatestValue(),
             node=self._watch.latest,
             node_pods=self._pods.latest,
             inventory=self._inventory,
-            gpu_events=cast(GpuEvents, None),
+            gpu_events=cast(GpuEventWatch, None),
             device_health=cast(DeviceHealthWatch, None),
             pods=cast(PodRegister, None),
             host=cast(Host, self.machine),
@@ -156,10 +156,10 @@ class FleetAgent:
         )
         strategy: LatestValue[MigStrategy] = LatestValue()
         strategy.publish(MigStrategy.SINGLE)
-        sharing: LatestValue[ReplicaRules] = LatestValue()
+        sharing: LatestValue[ReplicaPolicy] = LatestValue()
         sharing.publish(NOT_SHARED)
         self.manager = MigManager(services, MigSettings(config_map=LAYOUTS), rollout=rollout)
-        self._labeler = FeatureLabeler(services, strategy, sharing)
+        self._labeler = FeatureLabelWriter(services, strategy, sharing)
 
     async def run(self) -> None:
         """Work until cancelled."""

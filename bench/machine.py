@@ -13,7 +13,7 @@ from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.allocate import granted
 from tranche.planning.answers import Preference, asked_gpus
 from tranche.planning.effect import apply
-from tranche.planning.options import Option, PlanPermissions
+from tranche.planning.options import Option, PlanPermission
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ProductPath:
         request, best = self._requests[shape], self._best[shape]
         for gpu, view in enumerate(self._views):
             if gpu not in best:
-                best[gpu] = asked_gpus(view, request, {})[0].best_option(PlanPermissions(), thrifty=False)
+                best[gpu] = asked_gpus(view, request, {})[0].best_option(PlanPermission(), thrifty=False)
         ranked = [(found[0], gpu, found[1]) for gpu, found in best.items() if found is not None]
         if not ranked:
             return None

@@ -1,6 +1,7 @@
 """The exact best, to measure policies against: what fits one GPU, what fits a fleet, and how much of a mix a fleet can hold.
 
-Counts are tuples in the order of `Geometry.shapes`. The linear program is solved exactly, in fractions, by the simplex method
+Counts are tuples in the order of `PlacementTable.shapes`. The linear program is solved exactly, in fractions, by the simplex
+method
 with Bland's rule, which cannot cycle.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from tranche.planning.tables import Geometry
+from tranche.planning.tables import PlacementTable
 
 Counts = tuple[int, ...]
 
@@ -29,7 +30,7 @@ class FluidOptimum:
 
 
 @cache
-def maximal_packings(geometry: Geometry) -> tuple[Counts, ...]:
+def maximal_packings(geometry: PlacementTable) -> tuple[Counts, ...]:
     """The counts of instances that one GPU can hold at once and that are not part of a larger such count, in order."""
     found: set[Counts] = set()
     slots = [(index, mask) for index, shape in enumerate(geometry.shapes) for mask in shape.masks]
@@ -46,7 +47,7 @@ def maximal_packings(geometry: Geometry) -> tuple[Counts, ...]:
     return tuple(sorted(c for c in found if not any(c != d and _covers(d, c) for d in found)))
 
 
-def fluid_optimum(geometry: Geometry, mix: Sequence[Fraction]) -> FluidOptimum:
+def fluid_optimum(geometry: PlacementTable, mix: Sequence[Fraction]) -> FluidOptimum:
     """The most of a mix (weights by shape, summing to 1) that one GPU holds on average, with the shapes' worth."""
     packings = maximal_packings(geometry)
     # Maximise N subject to N * mix <= sum of packing * share for each shape, and the shares sum to at most 1.

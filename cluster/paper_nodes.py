@@ -11,9 +11,9 @@ from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, enco
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
-from tranche.kubernetes.dra.pool import SliceContent, pool_contents
-from tranche.kubernetes.dra.publication import Owner, slice_writes
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.pool import PoolSlice, pool_contents
+from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
 NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -36,11 +36,11 @@ def publish_on_paper(
 ) -> tuple[NodeSlice, ...]:
     """Write what a node of mode `mixed` shows whose GPUs are those, and which keeps those sizes; its slices after that."""
     devices = devices_of(view.node)
-    reasons = reasons_against(devices, view, TaintCauses(NodeMode.MIXED))
+    reasons = reasons_against(devices, view, TaintFacts(NodeMode.MIXED))
     places = kept_places(devices, view, parse_kept(keep), reasons)
     devices, against = set_apart(devices, places, reasons)
-    shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
-    writes = slice_writes(pool_contents(name, devices, view, against, shown), known, Owner(name, uid))
+    shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in known)
+    writes = slice_writes(pool_contents(name, devices, view, against, shown), known, SliceOwner(name, uid))
     made = {each.name: each for each in known}
     for each in writes.create:
         made[each.name] = decode_slice(api.request("POST", SLICES, encode_slice(each)))

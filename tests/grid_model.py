@@ -10,14 +10,14 @@ from typing import assert_never
 from tests.strategies import FAMILY_BOARDS, gpu_on
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.grid import Occupant, Placement, fits, placements
+from tranche.core.grid import PlacedInstance, Placement, fits, placements
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
-def free_placements(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> tuple[Placement, ...]:
+def free_placements(profile: GpuInstanceProfile, occupants: Sequence[PlacedInstance]) -> tuple[Placement, ...]:
     """The placements where an instance of the profile could be created beside the occupants."""
     return tuple(spot for spot in placements(profile) if fits(profile, spot, occupants))
 
@@ -73,7 +73,7 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
     return after
 
 
-def _check_room(view: NodeView, gpu: GpuState, slot: Occupant) -> None:
+def _check_room(view: NodeView, gpu: GpuState, slot: PlacedInstance) -> None:
     assert gpu.mig_enabled
     assert not gpu.mode_pending
     profile = gpu.profile(slot.profile)
@@ -106,8 +106,8 @@ def _named(gpu: GpuState, instance: GpuInstance) -> GpuInstance:
 
 
 def arrangements(
-    gpu: GpuState, wanted: Counter[ProfileName], taken: tuple[Occupant, ...] = ()
-) -> Iterator[frozenset[Occupant]]:
+    gpu: GpuState, wanted: Counter[ProfileName], taken: tuple[PlacedInstance, ...] = ()
+) -> Iterator[frozenset[PlacedInstance]]:
     """Every way to place the wanted whole instances beside what is taken. Slow, and independent of the planner."""
     rest = +wanted
     if not rest:
@@ -120,4 +120,4 @@ def arrangements(
     last = max((spot.placement for spot in taken if spot.profile == name), default=Placement(-1, 0))
     for spot in placements(profile):
         if spot > last and fits(profile, spot, taken):
-            yield from arrangements(gpu, rest - Counter([name]), (*taken, Occupant(name, spot)))
+            yield from arrangements(gpu, rest - Counter([name]), (*taken, PlacedInstance(name, spot)))

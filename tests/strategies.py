@@ -12,14 +12,14 @@ from fractions import Fraction
 
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, GpuInstanceProfile, catalogue
-from tranche.core.gpu_use import GpuUse
-from tranche.core.grid import Occupant, Placement, fits, placements
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.grid import PlacedInstance, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import (
     ComputeInstance,
     DaemonState,
@@ -149,12 +149,12 @@ def boards() -> st.SearchStrategy[Board]:
 @st.composite
 def occupant_lists(draw: st.DrawFn, board: Board) -> list[tuple[GpuInstanceProfile, Placement]]:
     """A legal, possibly empty, possibly full set of instances on the board."""
-    taken: list[Occupant] = []
+    taken: list[PlacedInstance] = []
     chosen: list[tuple[GpuInstanceProfile, Placement]] = []
     slots = [(profile, spot) for profile in placed(board) for spot in placements(profile)]
     for profile, spot in draw(st.lists(st.sampled_from(slots), max_size=10)):
         if fits(profile, spot, taken):
-            taken.append(Occupant(profile.name, spot))
+            taken.append(PlacedInstance(profile.name, spot))
             chosen.append((profile, spot))
     return chosen
 
@@ -188,7 +188,9 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncutt
         limits = isinstance(device, WholeGpu)  # the driver's limits for control groups are not for slices
         sharing = draw(st.sampled_from(Sharing if limits else [Sharing.MPS, Sharing.TIME_SLICING]))
         for _ in range(parts):
-            allocate(Part(device, memory // of, sharing), GpuMemory(memory // of), draw(st.sampled_from(Phase)))
+            allocate(
+                FractionalShare(device, memory // of, sharing), GpuMemory(memory // of), draw(st.sampled_from(Phase))
+            )
 
     for index in range(draw(st.integers(1, max_gpus))):
         if mixed and draw(st.integers(0, 9)) < uncuttable:
@@ -246,24 +248,28 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncutt
     return view_of(*states, allocations=allocations, owned=owned, changing=changing)
 
 
-def means() -> st.SearchStrategy[SharingMeans]:
+def means() -> st.SearchStrategy[MachineSharing]:
     """What a machine shares devices by: nothing, one mechanism, or several."""
     offered = st.frozensets(st.sampled_from(Sharing), max_size=3)
-    return st.builds(lambda some, clients: SharingMeans(some, {}, clients), offered, st.sampled_from([0, 3, 48]))
+    return st.builds(lambda some, clients: MachineSharing(some, {}, clients), offered, st.sampled_from([0, 3, 48]))
 
 
 @st.composite
 def sharing_views(draw: st.DrawFn, *, max_gpus: int = 4) -> NodeView:
     """A node as above that can share its devices, with daemons of MPS and an administrator who has his own mind."""
     view = draw(node_views(max_gpus=max_gpus, uncuttable=4))
-    uses = {gpu.uuid: draw(st.sampled_from([GpuUse.AUTO] * 5 + list(GpuUse))) for gpu in view.node}
+    uses = {gpu.uuid: draw(st.sampled_from([GpuPolicy.AUTO] * 5 + list(GpuPolicy))) for gpu in view.node}
     gpus = [replace(gpu, daemons=tuple(_daemons(draw, view, gpu))) for gpu in view.node]
     return replace(view, node=replace(view.node, gpus=tuple(gpus), sharing=draw(means())), uses=uses)
 
 
 def _daemons(draw: st.DrawFn, view: NodeView, gpu: GpuState) -> Iterator[MpsDaemon]:
     """A daemon for most devices that are shared by MPS, and now and then for one that nobody has any more."""
-    shared = {part.slot for part in view.grants_on(gpu.uuid) if isinstance(part, Part) and part.sharing is Sharing.MPS}
+    shared = {
+        part.slot
+        for part in view.grants_on(gpu.uuid)
+        if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS
+    }
     held = {grant.slot for grant in view.grants_on(gpu.uuid)}
     idle = {gpu.key(instance) for instance in gpu.instances} if gpu.mig_enabled else {None}
     for slot in sorted(shared, key=str):
@@ -280,7 +286,7 @@ def repeated(view: NodeView, gpus: int) -> NodeView:
     states: list[GpuState] = []
     allocations: list[Allocation] = []
     owned, changing = set(), set()
-    uses: dict[str, GpuUse] = {}
+    uses: dict[str, GpuPolicy] = {}
     for index in range(gpus):
         gpu = view.node.gpus[index % len(view.node.gpus)]
         uuid = f"{gpu.uuid}-{index}"

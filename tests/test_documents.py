@@ -25,7 +25,7 @@ from tranche.core.request import parse_request
 from tranche.core.state import MigMode
 from tranche.hardware.mps_process import MpsProcess
 from tranche.node import schema
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.planning.allocate import Granted, decide
 
 REPOSITORY = Path(__file__).parent.parent
@@ -257,7 +257,7 @@ def test_the_requests_that_are_explained_get_what_is_said() -> None:
 
 def test_the_page_of_the_state_folder_names_everything_in_it() -> None:
     page = (REPOSITORY / "docs/reference/state-folder.md").read_text()
-    places = Places(Path())
+    places = StateFolder(Path())
     for path in (places.ledger, places.decision_lock, places.gpu_locks / "UUID.lock"):
         assert f"`{path}`" in page
     for path in (places.session("NAME"), places.allocation("ID"), places.waiter("ID"), places.wakeup_pipe("ID")):

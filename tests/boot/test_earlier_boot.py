@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.node.machines import Node, node_of
 from tests.node.processes import in_child
 from tests.strategies import node_views
-from tranche.boot.cut import CutAtBoot
+from tranche.boot.cut import BootCut
 from tranche.core.allocation import NodeView, Slice, nearest_request
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import PodKeeper
@@ -29,7 +29,7 @@ def cut(node: Node, *, pods_run: bool | None = False) -> tuple[str, list[int], i
     """How a cut at boot ends, as an error's word; the slices of each GPU then, and how many shares there are."""
 
     def work() -> tuple[str, list[int], int]:
-        job = CutAtBoot(
+        job = BootCut(
             parse_partition("7*19"),
             LayoutFile(),
             node.host,
@@ -117,7 +117,7 @@ def test_it_is_said_what_becomes_of_the_shares_of_pods(tmp_path: Path, pods_run:
     def work() -> list[str]:
         told: list[str] = []
         partition = parse_partition("7*19")
-        CutAtBoot(
+        BootCut(
             partition,
             LayoutFile(),
             node.host,

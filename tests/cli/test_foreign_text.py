@@ -20,7 +20,7 @@ from tranche.cli.output import hint, print_table, say, show, warn
 from tranche.core.errors import KubernetesRejected, UsageError
 from tranche.core.request import parse_request
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
-from tranche.kubernetes.jobs.description import JobDescription
+from tranche.kubernetes.jobs.description import JobSummary
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
 from tranche.node.checkup import Status
 
@@ -91,11 +91,11 @@ def test_an_explanation_has_as_many_lines_as_it_has_answers(text: str) -> None:
 
 @given(hostile)
 def test_a_description_too(text: str) -> None:
-    def description(said: str) -> JobDescription:
+    def description(said: str) -> JobSummary:
         job = KubeJob(said, said, JobStatus.FAILED, said, message=said)
         pods = (JobPod(said, said, said, said, said, waiting=said, message=said),)
         waiting = (FleetExplanation(said, WaitStatus.WAITING, said),)
-        return JobDescription(job, pods, {}, waiting, (said,))
+        return JobSummary(job, pods, {}, waiting, (said,))
 
     plain = lines_of(lambda: print_description(description("x")))
     assert len(lines_of(lambda: print_description(description(text)))) == len(plain)

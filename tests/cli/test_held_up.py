@@ -19,7 +19,7 @@ from tests.node.processes import in_child
 from tranche.core.errors import TrancheError, WaitTimeout
 from tranche.core.request import Request, WholeGpus
 from tranche.node.locks import FileLock
-from tranche.node.session import Places, process_start_time
+from tranche.node.session import StateFolder, process_start_time
 from tranche.node.wait_limit import WaitLimit
 
 SLICE = ("--mig-profile", "1g.5gb")
@@ -41,7 +41,7 @@ def leave_a_share(machine: TestMachine) -> str:
 def decider(two_a100: TestMachine) -> Iterator[Path]:
     """This process has been deciding for a minute."""
     two_a100.tranche("run", "-q", *SLICE, "--", "true")
-    path = Places(two_a100.state_dir).decision_lock
+    path = StateFolder(two_a100.state_dir).decision_lock
     with FileLock(path) as lock:
         past = path.stat().st_mtime - 60
         os.utime(lock.descriptor, (past, past))
@@ -59,7 +59,7 @@ def test_a_timeout_holds_also_while_somebody_else_decides(two_a100: TestMachine,
 
 
 def test_a_timeout_holds_also_while_somebody_else_works_on_the_gpus(two_a100: TestMachine) -> None:
-    locks = Places(two_a100.state_dir).gpu_locks
+    locks = StateFolder(two_a100.state_dir).gpu_locks
     held = [FileLock(locks / f"{gpu.uuid}.lock") for gpu in two_a100.machine.gpus()]
     done = two_a100.tranche("run", "--timeout", "1", *SLICE, "--", "true", code=70)
     assert f"pid {os.getpid()} (" in done.stderr
@@ -120,7 +120,7 @@ def test_readers_answer_and_say_who_decides_for_too_long(
 
 def test_readers_show_what_cannot_be_cleared_while_somebody_decides(two_a100: TestMachine) -> None:
     share = leave_a_share(two_a100)
-    with FileLock(Places(two_a100.state_dir).decision_lock):
+    with FileLock(StateFolder(two_a100.state_dir).decision_lock):
         for arguments in READERS[:2]:
             done = two_a100.tranche(*arguments)
             assert share in done.stdout

@@ -294,7 +294,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
     from tests.kubernetes.gates.reports import gpus_to_lease
     from tranche.core.allocation import NodeView
     from tranche.core.state import NodeState
-    from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice, choices_to_lease
+    from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare, NodeGpus, choices_to_lease
     from tranche.planning.allocate import Granted, decide
 
     view = NodeView(NodeState(a100s(2)))
@@ -304,7 +304,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
     def a_cluster(server: FakeApiServer) -> None:
         server.put("/api/v1/nodes/p4d", node("p4d", mode="dynamic"))
         server.put("/api/v1/nodes/p5", node("p5", mode="static"))
-        chosen = NodeChoices("p4d").with_choices([ShareChoice("team-a", "train-0", "u1", granted.grants)])
+        chosen = ChoiceLease("p4d").with_choices([ChosenShare("team-a", "train-0", "u1", granted.grants)])
         for lease in (gpus_to_lease(NodeGpus("p4d", view), ("p4d", "uid")), choices_to_lease(chosen)):
             meta = {"labels": dict(lease.labels), "annotations": dict(lease.annotations)}
             server.put(f"/apis/coordination.k8s.io/v1/leases/{lease.name}", {"metadata": meta})

@@ -9,9 +9,9 @@ import pytest
 
 from tests.conftest import Golden
 from tests.strategies import gpu_on, instance_of, placed, view_of
-from tranche.cli.overview import MachineSight, overview
-from tranche.cli.top_screen import TopScreen
-from tranche.core.allocation import Allocation, Phase, Slice, WholeGpu, Withheld
+from tranche.cli.overview import MachinePicture, overview
+from tranche.cli.top_screen import TopView
+from tranche.core.allocation import Allocation, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
@@ -28,7 +28,7 @@ PROFILES = {str(profile.name): profile for profile in placed(A100)}
 SMALL, HALF = PROFILES["1g.5gb"], PROFILES["3g.20gb"]
 
 
-def full_and_in_trouble() -> MachineSight:
+def full_and_in_trouble() -> MachinePicture:
     """Eight GPUs with 56 slices, one of them lost and one cordoned; a queue of ten."""
     assert A100 is not None
     gpus, shares = [], []
@@ -53,7 +53,9 @@ def full_and_in_trouble() -> MachineSight:
             gpu = replace(gpu, instances=tuple(made[3:]))
         gpus.append(gpu)
     view = view_of(*gpus, allocations=shares, owned=[gpu.key(each) for gpu in gpus for each in gpu.instances])
-    view = replace(view, withheld=(Withheld(WholeGpu(gpus[6].uuid), "cordoned by root: its fan is replaced tonight"),))
+    view = replace(
+        view, withheld=(WithheldDevice(WholeGpu(gpus[6].uuid), "cordoned by root: its fan is replaced tonight"),)
+    )
     queue = [
         Waiter(n, f"aaaaaa{n:02}", Request(MigSlice(HALF.name)), NOW - 400 + 10 * n, f"python eval{n}.py", 9000 + n)
         for n in range(10)
@@ -62,12 +64,12 @@ def full_and_in_trouble() -> MachineSight:
     names |= {each.id: "bob" for each in queue}
     owners = {id: ShareOwner(OwnerKind.USER, name) for id, name in names.items()}
     reasons = [why for why, _ in why_they_wait(view, queue, frozenset(), owners)]
-    return MachineSight(view, queue, reasons, (), owners, NOW)
+    return MachinePicture(view, queue, reasons, (), owners, NOW)
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(80, 24), (60, 24), (200, 60)])
 def test_what_matters_is_seen_first(columns: int, lines: int, golden: Golden) -> None:
-    shown = [click.unstyle(each) for each in TopScreen().shown(overview(full_and_in_trouble(), columns), lines)]
+    shown = [click.unstyle(each) for each in TopView().shown(overview(full_and_in_trouble(), columns), lines)]
     cut = [each if len(each) <= columns else f"{each[: columns - 1]}…" for each in shown]
     golden(f"top-{columns}x{lines}.txt", "".join(f"{each}\n" for each in cut))
     assert len(shown) == lines

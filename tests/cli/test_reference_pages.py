@@ -21,12 +21,12 @@ from tranche.kubernetes.fleet.documents import explanation_document as pod_expla
 from tranche.kubernetes.fleet.documents import gpu_document, node_document
 from tranche.kubernetes.fleet.explanation import explain_pod
 from tranche.kubernetes.fleet.overview import summaries
-from tranche.kubernetes.jobs.description import JobDescription, description_document
+from tranche.kubernetes.jobs.description import JobSummary, description_document
 from tranche.kubernetes.jobs.documents import job_document, pod_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
 from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.archive import Entry
+from tranche.node.archive import ArchiveFile
 from tranche.node.checkup import Status
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
@@ -126,7 +126,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         assert described[name] == document.keys() - common, name
     finding = cluster_finding_document(ClusterFinding("node", Status.PASS, "is Ready"))
     assert described["ClusterFinding"] == finding.keys()
-    assert described["BundledFile"] == Entry("a", "b", b"").document().keys()
+    assert described["BundledFile"] == ArchiveFile("a", "b", b"").document().keys()
     assert described["Job"] == job_document(KubeJob("team-a", "train", JobStatus.PENDING)).keys()
     assert described["JobPod"] == pod_document(JobPod("team-a", "train-0")).keys()
     unprinted = {"Request", "Event data", "ClusterCheckup", "ClusterFinding", "Bundle", "BundledFile"}
@@ -136,7 +136,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     assert described["NodeGroup"] == explained["nodes"][0].keys()
     has = pod_explanation_document(explain_pod(*has_its_slice()))
     assert described["GivenDevice"] == has["given"][0].keys()
-    description = JobDescription(KubeJob("team-a", "train", JobStatus.PENDING), (), {})
+    description = JobSummary(KubeJob("team-a", "train", JobStatus.PENDING), (), {})
     assert described["JobDescription"] == description_document(description).keys()
     (summary, *_) = summaries(has_its_slice()[1])
     assert described["ClusterNode"] == node_document(summary).keys()

@@ -17,7 +17,7 @@ from tranche.cli.ids import full_id
 from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request, WholeGpus
 from tranche.node.locks import FileLock
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 
 def _lives(pid: int) -> bool:
@@ -107,7 +107,7 @@ def test_what_the_workload_left_running_is_ended_too(two_a100: TestMachine) -> N
 
 def test_a_share_that_is_being_prepared_is_taken_back_with_its_command(two_a100: TestMachine) -> None:
     cut = two_a100.machine.gpus()
-    locks = Places(two_a100.state_dir).gpu_locks
+    locks = StateFolder(two_a100.state_dir).gpu_locks
     with ExitStack() as stack:
         # While somebody else holds the GPUs, no plan gets beyond its beginning.
         for gpu in cut:

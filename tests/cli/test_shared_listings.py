@@ -7,8 +7,8 @@ from dataclasses import replace
 import click
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu, view_of
-from tranche.cli.overview import MachineSight, overview
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.cli.overview import MachinePicture, overview
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import parse_request
@@ -35,7 +35,7 @@ def state_of_t4(view: NodeView) -> str:
 
 
 def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
-    part = Part(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS)
+    part = FractionalShare(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS)
     view = view_of(T4, allocations=allocations(part, replace(part, compute=30)))
     assert state_of_t4(view) == "shared by MPS: a-0, a-1; 4.5 GiB left"
     document = gpu_document(view, T4)
@@ -49,14 +49,14 @@ def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
 
 
 def test_nothing_is_left_of_a_gpu_whose_limits_are_lost() -> None:
-    part = Part(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS, unlimited=True)
+    part = FractionalShare(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS, unlimited=True)
     view = view_of(T4, allocations=allocations(part))
     assert state_of_t4(view) == "shared by MPS: a-0; 0 MiB left"
     assert gpu_document(view, T4)["sharing"]["walls"]["memory"] == "none"
 
 
 def test_a_shared_slice_says_so_in_its_row() -> None:
-    view = view_of(CUT, allocations=allocations(Part(INSIDE, 4 * GIB, Sharing.TIME_SLICING)))
+    view = view_of(CUT, allocations=allocations(FractionalShare(INSIDE, 4 * GIB, Sharing.TIME_SLICING)))
     (row,) = slices_on(view, CUT)
     assert describe.slice_state(row) == "shared by time-slicing: a-0; 15.62 GiB left"
     (document,) = gpu_document(view, CUT)["slices"]
@@ -71,7 +71,7 @@ def test_a_slice_of_a_gpu_whose_mode_still_changes_is_being_prepared_and_is_tran
     assert [(row.state, row.owned) for row in rows] == [("preparing", True)]
     assert describe.slice_state(rows[0]) == "preparing for a-0"
     assert describe.gpu_state(view, uncut, rows, ()) == "1 slice: 1 preparing; room for 1x3g.20gb"
-    (line,) = [each for each in overview(MachineSight(view, (), (), (), {}, 0.0)) if each.startswith("GPU 0")]
+    (line,) = [each for each in overview(MachinePicture(view, (), (), (), {}, 0.0)) if each.startswith("GPU 0")]
     assert click.unstyle(line).split()[2] == "│▒▒▒▒▒▒▒│·······│"
 
 
@@ -86,7 +86,8 @@ def test_what_one_alone_has_is_not_shared() -> None:
 
 def test_a_ceiling_of_compute_is_of_the_device_that_the_share_is_of() -> None:
     inside, uncut = allocations(
-        Part(INSIDE, 4 * GIB, Sharing.MPS, compute=20), Part(WholeGpu(T4.uuid), GIB, Sharing.MPS, compute=30)
+        FractionalShare(INSIDE, 4 * GIB, Sharing.MPS, compute=20),
+        FractionalShare(WholeGpu(T4.uuid), GIB, Sharing.MPS, compute=30),
     )
     node = view_of(CUT).node
     assert describe.grants(inside, node).endswith("4 GiB of 3g.20gb at 0:4, at most 20 % of its compute")
@@ -94,7 +95,7 @@ def test_a_ceiling_of_compute_is_of_the_device_that_the_share_is_of() -> None:
 
 
 def test_the_fence_of_an_allocation_has_its_walls_unless_it_is_hard() -> None:
-    whole, part = allocations(WholeGpu(T4.uuid), Part(WholeGpu(T4.uuid), GIB, Sharing.MPS))
+    whole, part = allocations(WholeGpu(T4.uuid), FractionalShare(WholeGpu(T4.uuid), GIB, Sharing.MPS))
     assert describe.isolation(whole) == "hard"
     assert describe.isolation(part) == (
         "soft: memory of each process limited by the driver, even turns, faults shared, bandwidth shared"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.cli.overview import HEAD_LINES
-from tranche.cli.top_screen import HELP, TopScreen
+from tranche.cli.top_screen import HELP, TopView
 
 KEYS = (
     "j",
@@ -34,8 +34,8 @@ def picture(count: int) -> list[str]:
     return [*LEGEND, *(click.style(f"line {number}", fg="green") for number in range(count))]
 
 
-def after(keys: str | list[str], lines: list[str], height: int) -> TopScreen:
-    screen = TopScreen()
+def after(keys: str | list[str], lines: list[str], height: int) -> TopView:
+    screen = TopView()
     for key in keys:
         screen = screen.pressed(key, lines, height)
     return screen
@@ -57,7 +57,7 @@ def test_the_screen_is_full_and_never_past_the_end(keys: list[str], count: int, 
 def test_every_line_is_reached_by_one_key_alone() -> None:
     lines = picture(50)
     for key in ("j", "\x1b[B", "\x1b[6~"):
-        seen, screen = set[str](), TopScreen()
+        seen, screen = set[str](), TopView()
         for _ in range(60):
             seen |= set(screen.shown(lines, 10)[HEAD_LINES:-1])
             screen = screen.pressed(key, lines, 10)
@@ -67,7 +67,7 @@ def test_every_line_is_reached_by_one_key_alone() -> None:
 def test_keys_move_to_the_end_and_back() -> None:
     lines = picture(50)
     assert after(["G"], lines, 10).shown(lines, 10)[-2] == lines[-1]
-    assert after(["G", "g"], lines, 10) == TopScreen()
+    assert after(["G", "g"], lines, 10) == TopView()
     assert after(["G", "\x1b[A"], lines, 10).first == after(["G"], lines, 10).first - 1
 
 
@@ -78,17 +78,17 @@ def test_lines_are_found_while_one_types() -> None:
     assert [click.unstyle(each) for each in typing.shown(lines, 30)[HEAD_LINES:5]] == ["line 1", "line 10", "line 11"]
     done = typing.pressed("\r", lines, 30)
     assert done.shown(lines, 30)[-1] == f"those with 'Line 1'  {HELP}"
-    assert after("/q", lines, 30) == TopScreen(looked_for="q", typing=True)
+    assert after("/q", lines, 30) == TopView(looked_for="q", typing=True)
     assert typing.pressed("\x7f", lines, 30).looked_for == "Line "
-    assert done.pressed("\x1b", lines, 30) == TopScreen()
+    assert done.pressed("\x1b", lines, 30) == TopView()
 
 
 def test_q_and_a_terminal_that_is_gone_end_it() -> None:
     for key in ("q", "Q", ""):
-        assert TopScreen().pressed(key, picture(3), 10).ended
-    assert TopScreen(typing=True).pressed("", picture(3), 10).ended
+        assert TopView().pressed(key, picture(3), 10).ended
+    assert TopView(typing=True).pressed("", picture(3), 10).ended
 
 
 def test_the_last_line_says_what_is_out_of_sight() -> None:
-    assert TopScreen().shown(picture(3), 10)[-1] == HELP
-    assert TopScreen(first=5).shown(picture(50), 10)[-1] == f"… 5 more above, 38 more below  {HELP}"
+    assert TopView().shown(picture(3), 10)[-1] == HELP
+    assert TopView(first=5).shown(picture(50), 10)[-1] == f"… 5 more above, 38 more below  {HELP}"

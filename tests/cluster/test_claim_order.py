@@ -16,7 +16,7 @@ from release.chart import render
 
 from tests.strategies import gpu_on, view_of
 from tranche.core.board import board_by_key
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import MigMode
 
 pytestmark = pytest.mark.cluster
@@ -80,7 +80,7 @@ def claimants(cluster: Cluster, namespace: str, request: pytest.FixtureRequest) 
     board = board_by_key("A100-40GB")
     assert board is not None
     classes = [item for item in render(DYNAMIC) if item["kind"] == "DeviceClass"]
-    means = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+    means = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
     view = view_of(*(gpu_on(board, index, mode=MigMode.DISABLED) for index in range(8)))
     view = replace(view, node=replace(view.node, sharing=means, driver_version="580.65.06", cuda_version=(13, 0)))
     found = Claimants(cluster, namespace)

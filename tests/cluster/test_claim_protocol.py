@@ -23,7 +23,7 @@ from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef
 from tranche.kubernetes.claims.vocabulary import CDI_KIND, DRIVER
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.plugin_server import PluginServer
-from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
+from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.dra.share_edits import cdi_name
 from tranche.kubernetes.latest_value import LatestValue
 
@@ -56,7 +56,7 @@ class Servant:
 def serving(node: Node, name: str) -> Iterator[Servant]:
     """A driver on the node's kubelet, registered."""
     servant, registered = Servant(name, node), LatestValue[bool]()
-    sockets = PluginSockets(node.paths.kubelet, name)
+    sockets = PluginSocketFiles(node.paths.kubelet, name)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -65,7 +65,7 @@ def serving(node: Node, name: str) -> Iterator[Servant]:
         asyncio.run_coroutine_threadsafe(_awaited(work), loop).result(_PATIENCE_SECONDS)
 
     server = PluginServer(sockets.plugin, node.name, servant, LatestValue(), now=lambda: 0.0)
-    registration = PluginRegistration(sockets, server, registered)
+    registration = RegistrationServer(sockets, server, registered)
     try:
         now(registration.start)
         wait_for(f"the kubelet has {name}", lambda: registered.synced and registered.value)

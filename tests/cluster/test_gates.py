@@ -17,7 +17,7 @@ from tests.cluster.conftest import node_of
 from tranche.core.allocation import WholeGpu
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.controller.placer import HOST_LABEL, choice_text, ungating
-from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.kubernetes.gates.leases import ChosenShare
 
 pytestmark = pytest.mark.cluster
 
@@ -30,9 +30,9 @@ def test_a_gated_pod_goes_where_it_was_placed_and_not_before(cluster: Cluster, p
     path = f"/api/v1/namespaces/{namespace}/pods/gated"
     raw = cluster.api.get(path)
     assert "nodeName" not in raw["spec"]
-    choice = ShareChoice(namespace, "gated", raw["metadata"]["uid"], (WholeGpu("GPU-1"),))
+    choice = ChosenShare(namespace, "gated", raw["metadata"]["uid"], (WholeGpu("GPU-1"),))
 
-    def patch(of: ShareChoice) -> None:
+    def patch(of: ChosenShare) -> None:
         change = json.dumps(ungating(raw, p4d.name, labels(cluster, p4d)[HOST_LABEL], of))
         cluster.kubectl("patch", "pod", "gated", f"--namespace={namespace}", "--type=json", f"--patch={change}")
 

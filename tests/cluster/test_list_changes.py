@@ -25,7 +25,7 @@ from tests.node.processes import Child
 from tranche.core.errors import GpuBusy
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.device_plugin.endpoints import Endpoints
+from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
 
 pytestmark = pytest.mark.cluster
 
@@ -50,7 +50,9 @@ class Changes:
         self.lists = 0
         self._last: list[ListedDevice] = []
         self._answered = asyncio.Event()
-        self._endpoints = Endpoints(folder, folder / "kubelet.sock", self, lambda: time.monotonic() * FASTER)
+        self._endpoints = ResourceServerManager(
+            folder, folder / "kubelet.sock", self, lambda: time.monotonic() * FASTER
+        )
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
         await asyncio.sleep(self.rng.choice((0.0, 0.0, self.rng.uniform(0, 0.02))))

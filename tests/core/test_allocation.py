@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 
 from tests.strategies import node_views
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
@@ -47,7 +47,7 @@ def test_grants_as_json() -> None:
 
 
 def test_a_part_as_json_has_the_word_of_its_mechanism_and_every_wall() -> None:
-    assert json.loads(json.dumps(grant_to_dict(Part(WHOLE, 3 * GIB, Sharing.MPS, compute=30)))) == {
+    assert json.loads(json.dumps(grant_to_dict(FractionalShare(WHOLE, 3 * GIB, Sharing.MPS, compute=30)))) == {
         "gpuUUID": "GPU-2",
         "mechanism": "mps",
         "isolation": "soft",
@@ -60,7 +60,7 @@ def test_a_part_as_json_has_the_word_of_its_mechanism_and_every_wall() -> None:
 
 
 def test_a_mechanism_of_another_version_is_refused() -> None:
-    data = grant_to_dict(Part(WHOLE, 3 * GIB, Sharing.MPS))
+    data = grant_to_dict(FractionalShare(WHOLE, 3 * GIB, Sharing.MPS))
     with pytest.raises(LedgerCorrupt, match="'preload'"):
         grant_from_dict({**data, "mechanism": "preload"})
     whole = grant_to_dict(WHOLE)
@@ -69,8 +69,8 @@ def test_a_mechanism_of_another_version_is_refused() -> None:
 
 
 def test_the_administrators_word_is_auto_where_there_is_none() -> None:
-    view = NodeView(NodeState(()), uses={"GPU-1": GpuUse.OFF})
-    assert (view.use_of("GPU-1"), view.use_of("GPU-2")) == (GpuUse.OFF, GpuUse.AUTO)
+    view = NodeView(NodeState(()), uses={"GPU-1": GpuPolicy.OFF})
+    assert (view.use_of("GPU-1"), view.use_of("GPU-2")) == (GpuPolicy.OFF, GpuPolicy.AUTO)
 
 
 @given(node_views())

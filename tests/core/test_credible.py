@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, node_views, placed, sharing_views, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.credible import credible
 from tranche.core.errors import UsageError
 from tranche.core.grid import Placement
@@ -48,7 +48,7 @@ def with_allocation(**fields: Any) -> NodeView:
 
 def part(**fields: Any) -> NodeView:
     given: Any = {"device": WholeGpu(GPU.uuid), "memory": 5, "sharing": Sharing.MPS, **fields}
-    return with_allocation(grants=(Part(**given),))
+    return with_allocation(grants=(FractionalShare(**given),))
 
 
 def placed_at(start: Any, size: Any) -> NodeView:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.strategies import FAMILY_BOARDS, gpu_on
-from tranche.core.allocation import ComputeSlice, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, FractionalShare, NodeView, Slice, WholeGpu
 from tranche.core.devices import device_uuid, devices
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -43,8 +43,8 @@ def test_a_compute_instance_beside_others_is_a_device_of_its_own() -> None:
     )
     assert devices(NodeState((gpu,)))["MIG-y"] == ComputeSlice(inside, names[1], 1, 2)
     assert device_uuid(ComputeSlice(inside, names[0], 0, 1), gpu) == "MIG-x"
-    assert device_uuid(Part(inside, 1, Sharing.MPS), gpu) == "", "no device spans the instance"
-    assert device_uuid(Part(WholeGpu("GPU-a"), 1, Sharing.MPS), gpu) == "GPU-a"
+    assert device_uuid(FractionalShare(inside, 1, Sharing.MPS), gpu) == "", "no device spans the instance"
+    assert device_uuid(FractionalShare(WholeGpu("GPU-a"), 1, Sharing.MPS), gpu) == "GPU-a"
 
 
 def test_every_device_is_found_again_by_its_grant() -> None:

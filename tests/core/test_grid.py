@@ -15,7 +15,7 @@ from tests.strategies import PLACEABLE_BOARDS, occupant_lists, placed
 from tests.support.length import cases
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key
 from tranche.core.grid import (
-    Occupant,
+    PlacedInstance,
     Placement,
     arrange,
     fits,
@@ -25,7 +25,7 @@ from tranche.core.grid import (
 )
 from tranche.core.profile import parse_profile
 
-State = frozenset[Occupant]
+State = frozenset[PlacedInstance]
 
 
 def board_of(key: str) -> Board:
@@ -40,11 +40,11 @@ def profile_of(board: Board, name: str) -> GpuInstanceProfile:
     return profile
 
 
-def occupant(text: str) -> Occupant:
+def occupant(text: str) -> PlacedInstance:
     """`2g.10gb@4:2`."""
     name, spot = text.split("@")
     start, size = spot.split(":")
-    return Occupant(parse_profile(name), Placement(int(start), int(size)))
+    return PlacedInstance(parse_profile(name), Placement(int(start), int(size)))
 
 
 def reachable(profiles: Sequence[GpuInstanceProfile]) -> set[State]:
@@ -55,7 +55,7 @@ def reachable(profiles: Sequence[GpuInstanceProfile]) -> set[State]:
         state = frontier.pop()
         for profile in profiles:
             for spot in free_placements(profile, tuple(state)):
-                grown = state | {Occupant(profile.name, spot)}
+                grown = state | {PlacedInstance(profile.name, spot)}
                 if grown not in seen:
                     seen.add(grown)
                     frontier.append(grown)
@@ -130,13 +130,13 @@ def test_remaining_capacity_on_an_a100(present: list[str], capacity: dict[str, i
 
 
 @st.composite
-def boards_with_occupants(draw: st.DrawFn) -> tuple[Board, list[Occupant]]:
+def boards_with_occupants(draw: st.DrawFn) -> tuple[Board, list[PlacedInstance]]:
     board = draw(st.sampled_from(PLACEABLE_BOARDS))
-    return board, [Occupant(profile.name, spot) for profile, spot in draw(occupant_lists(board))]
+    return board, [PlacedInstance(profile.name, spot) for profile, spot in draw(occupant_lists(board))]
 
 
 def every_arrangement(
-    wanted: Sequence[GpuInstanceProfile], fixed: Sequence[Occupant]
+    wanted: Sequence[GpuInstanceProfile], fixed: Sequence[PlacedInstance]
 ) -> Iterator[tuple[Placement, ...]]:
     """All legal ways to place the wanted profiles, found by trying every combination of starts."""
     for spots in product(*(placements(profile) for profile in wanted)):
@@ -144,7 +144,7 @@ def every_arrangement(
         for profile, spot in zip(wanted, spots, strict=True):
             if not fits(profile, spot, taken):
                 break
-            taken.append(Occupant(profile.name, spot))
+            taken.append(PlacedInstance(profile.name, spot))
         else:
             yield spots
 
@@ -152,7 +152,7 @@ def every_arrangement(
 @given(boards_with_occupants(), st.data())
 @settings(max_examples=cases(300))
 def test_arrange_finds_an_arrangement_whenever_there_is_one(
-    found: tuple[Board, list[Occupant]], data: st.DataObject
+    found: tuple[Board, list[PlacedInstance]], data: st.DataObject
 ) -> None:
     board, present = found
     wanted = data.draw(st.lists(st.sampled_from(placed(board)), max_size=4))
@@ -166,7 +166,7 @@ def test_arrange_finds_an_arrangement_whenever_there_is_one(
 
 @given(boards_with_occupants(), st.data())
 def test_what_was_placed_one_by_one_can_be_arranged_again(
-    found: tuple[Board, list[Occupant]], data: st.DataObject
+    found: tuple[Board, list[PlacedInstance]], data: st.DataObject
 ) -> None:
     board, present = found
     profiles = [profile for o in present if (profile := board.profile(o.profile))]
@@ -176,7 +176,7 @@ def test_what_was_placed_one_by_one_can_be_arranged_again(
 
 @given(boards_with_occupants(), st.data())
 def test_remaining_capacity_is_the_most_instances_that_can_be_arranged(
-    found: tuple[Board, list[Occupant]], data: st.DataObject
+    found: tuple[Board, list[PlacedInstance]], data: st.DataObject
 ) -> None:
     board, present = found
     profile = data.draw(st.sampled_from(placed(board)))

@@ -6,25 +6,24 @@ from itertools import product
 
 import pytest
 
-from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.isolation_properties import (
     BandwidthIsolation,
     ComputeIsolation,
     FaultIsolation,
-    IsolationProperties,
+    GrantIsolation,
     MemoryIsolation,
 )
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import Isolation
-from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
+from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 
 GPU = WholeGpu("GPU-1")
 SLICE = Slice("GPU-1", parse_profile("3g.20gb"), Placement(0, 4))
 ALL_WALLS = [
-    IsolationProperties(*each)
-    for each in product(MemoryIsolation, ComputeIsolation, FaultIsolation, BandwidthIsolation)
+    GrantIsolation(*each) for each in product(MemoryIsolation, ComputeIsolation, FaultIsolation, BandwidthIsolation)
 ]
 
 
@@ -38,23 +37,23 @@ ALL_WALLS = [
             "none isolation: memory not limited, own compute, faults shared, bandwidth shared",
         ),
         (
-            Part(GPU, GIB, Sharing.MEMORY_LIMITS),
+            FractionalShare(GPU, GIB, Sharing.MEMORY_LIMITS),
             "soft isolation: memory limited by the driver, even turns, own faults, bandwidth shared",
         ),
         (
-            Part(SLICE, GIB, Sharing.MPS),
+            FractionalShare(SLICE, GIB, Sharing.MPS),
             "soft isolation: memory of each process limited by the driver, even turns, faults shared, bandwidth shared",
         ),
         (
-            Part(GPU, GIB, Sharing.MPS, compute=30),
+            FractionalShare(GPU, GIB, Sharing.MPS, compute=30),
             "soft isolation: memory of each process limited by the driver, compute ceiling, faults shared, bandwidth shared",
         ),
         (
-            Part(GPU, GIB, Sharing.TIME_SLICING),
+            FractionalShare(GPU, GIB, Sharing.TIME_SLICING),
             "none isolation: memory not limited, even turns, own faults, bandwidth shared",
         ),
         (
-            Part(GPU, GIB, Sharing.MPS, compute=30, unlimited=True),
+            FractionalShare(GPU, GIB, Sharing.MPS, compute=30, unlimited=True),
             "none isolation: memory not limited, even turns, faults shared, bandwidth shared",
         ),
     ],
@@ -67,18 +66,18 @@ def test_each_grant_says_what_is_true_of_it(grant: Grant, sentence: str) -> None
 def test_the_word_for_all_walls_is_hard_only_where_each_is_its_own() -> None:
     hard = [walls for walls in ALL_WALLS if walls.isolation is Isolation.HARD]
     assert hard == [
-        IsolationProperties(MemoryIsolation.OWN, ComputeIsolation.OWN, FaultIsolation.OWN, BandwidthIsolation.OWN)
+        GrantIsolation(MemoryIsolation.OWN, ComputeIsolation.OWN, FaultIsolation.OWN, BandwidthIsolation.OWN)
     ]
 
 
 @pytest.mark.parametrize("walls", ALL_WALLS, ids=str)
-def test_the_word_is_none_exactly_where_nobody_enforces_a_limit_of_memory(walls: IsolationProperties) -> None:
+def test_the_word_is_none_exactly_where_nobody_enforces_a_limit_of_memory(walls: GrantIsolation) -> None:
     enforced = walls.memory in (MemoryIsolation.OWN, MemoryIsolation.DRIVER, MemoryIsolation.PROCESS)
     assert (walls.isolation is Isolation.NONE) is not enforced
 
 
 def test_a_mechanism_that_was_not_looked_for_is_not_offered() -> None:
-    means = SharingMeans(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
+    means = MachineSharing(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
     assert means.why_not(Sharing.MPS) == ""
     assert means.why_not(Sharing.MEMORY_LIMITS) == "driver 580.65 is older than 615"
     assert means.why_not(Sharing.TIME_SLICING) == "not offered here"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.strategies import uncuttable_gpu
-from tranche.core.allocation import Allocation, Grant, Part, Phase, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, WholeGpu
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.sharing import Sharing
@@ -15,7 +15,7 @@ from tranche.core.state import DaemonState, MpsDaemon, NodeState
 
 GIB = 2**30
 T4 = uncuttable_gpu()
-PART = Part(WholeGpu(T4.uuid), 3 * GIB, Sharing.MPS)
+PART = FractionalShare(WholeGpu(T4.uuid), 3 * GIB, Sharing.MPS)
 
 
 def allocation(grant: Grant, phase: Phase = Phase.ACTIVE) -> Allocation:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import PLACEABLE_BOARDS
 from tranche.core.errors import PartitionInvalid
-from tranche.core.partition import BootSettings, LayoutName, Partition, parse_boot_settings, parse_partition
+from tranche.core.partition import BootSettings, LayoutName, PartitionSpec, parse_boot_settings, parse_partition
 from tranche.core.profile import ProfileName, parse_profile
 
 ARTICLE = "MIG_PARTITION=19,19,19,19,19,19,19\n"
@@ -21,7 +21,7 @@ SMALL = parse_profile("1g.5gb")
 
 
 def test_the_articles_file() -> None:
-    wanted = Partition("19,19,19,19,19,19,19", ((19, 7),))
+    wanted = PartitionSpec("19,19,19,19,19,19,19", ((19, 7),))
     assert parse_boot_settings(ARTICLE, "mig") == BootSettings(wanted)
 
 
@@ -40,7 +40,7 @@ def test_the_articles_file() -> None:
 )
 def test_spellings(value: str, slices: tuple[tuple[int | ProfileName, int], ...]) -> None:
     parsed = parse_partition(value)
-    assert isinstance(parsed, Partition)
+    assert isinstance(parsed, PartitionSpec)
     assert parsed.slices == slices
 
 
@@ -55,8 +55,8 @@ def test_written_one_by_one_or_counted_it_is_the_same(profiles: list[int | Profi
     comma = ", " if spaced else ","
     one_by_one = parse_partition(comma.join(map(str, profiles)))
     counted = parse_partition(comma.join(f"{count}*{profile}" for profile, count in counts.items()))
-    assert isinstance(one_by_one, Partition)
-    assert isinstance(counted, Partition)
+    assert isinstance(one_by_one, PartitionSpec)
+    assert isinstance(counted, PartitionSpec)
     assert one_by_one.slices == counted.slices == tuple(counts.items())
 
 
@@ -95,7 +95,7 @@ def test_what_is_refused(value: str, words: str) -> None:
     ],
 )
 def test_the_file_is_one_of_assignments(text: str) -> None:
-    assert parse_boot_settings(text, "mig").wanted == Partition("7*19", ((19, 7),))
+    assert parse_boot_settings(text, "mig").wanted == PartitionSpec("7*19", ((19, 7),))
 
 
 def test_a_layout_of_a_file() -> None:

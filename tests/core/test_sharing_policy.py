@@ -10,30 +10,30 @@ from hypothesis import strategies as st
 
 from tests.strategies import uncuttable_gpu
 from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
 
 NODE = NodeState(tuple(uncuttable_gpu(index) for index in range(3)))
 FIRST, SECOND, THIRD = (gpu.uuid for gpu in NODE)
-uses = st.none() | st.sampled_from(GpuUse)
+uses = st.none() | st.sampled_from(GpuPolicy)
 
 
 def file(**fields: object) -> dict[str, Any]:
     return {"apiVersion": "tranche.dev/v1", "kind": "SharingPolicy", **fields}
 
 
-@given(uses, st.dictionaries(st.sampled_from([FIRST, SECOND]), st.sampled_from(GpuUse)))
-def test_a_gpus_own_word_counts_before_the_word_for_all(every: GpuUse | None, own: dict[str, GpuUse]) -> None:
+@given(uses, st.dictionaries(st.sampled_from([FIRST, SECOND]), st.sampled_from(GpuPolicy)))
+def test_a_gpus_own_word_counts_before_the_word_for_all(every: GpuPolicy | None, own: dict[str, GpuPolicy]) -> None:
     policy = SharingPolicy(every, own)
     for gpu in NODE:
-        assert policy.use_of(gpu.uuid) is own.get(gpu.uuid, every or GpuUse.AUTO)
-        assert policy.on(NODE).get(gpu.uuid, GpuUse.AUTO) is policy.use_of(gpu.uuid)
+        assert policy.use_of(gpu.uuid) is own.get(gpu.uuid, every or GpuPolicy.AUTO)
+        assert policy.on(NODE).get(gpu.uuid, GpuPolicy.AUTO) is policy.use_of(gpu.uuid)
 
 
 @given(uses, st.lists(st.tuples(st.sets(st.sampled_from([FIRST, SECOND, THIRD])), uses), max_size=6))
 def test_the_last_word_counts_and_can_be_taken_back(
-    every: GpuUse | None, words: list[tuple[set[str], GpuUse | None]]
+    every: GpuPolicy | None, words: list[tuple[set[str], GpuPolicy | None]]
 ) -> None:
     policy = SharingPolicy(every)
     for uuids, use in words:
@@ -48,7 +48,7 @@ def test_the_last_word_counts_and_can_be_taken_back(
 
 
 def test_a_word_is_written_with_its_name() -> None:
-    assert [parse_word(f"sharing={use}") for use in GpuUse] == list(GpuUse)
+    assert [parse_word(f"sharing={use}") for use in GpuPolicy] == list(GpuPolicy)
     for text in ("", "mig", "sharing", "sharing=", "sharing=MIG", "use=mig"):
         with pytest.raises(UsageError, match="is no policy") as caught:
             parse_word(text)
@@ -64,7 +64,7 @@ def test_a_gpu_is_named_by_index_or_uuid() -> None:
 
 def test_a_file_has_a_word_for_all_and_words_for_some() -> None:
     document = file(sharing="mig", gpus=[{"gpu": 0, "sharing": "shared"}, {"gpu": THIRD, "sharing": False}])
-    assert parse_policy(document, NODE) == SharingPolicy(GpuUse.MIG, {FIRST: GpuUse.SHARED, THIRD: GpuUse.OFF})
+    assert parse_policy(document, NODE) == SharingPolicy(GpuPolicy.MIG, {FIRST: GpuPolicy.SHARED, THIRD: GpuPolicy.OFF})
     assert parse_policy(file(), NODE) == SharingPolicy()
 
 

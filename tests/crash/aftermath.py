@@ -15,7 +15,7 @@ from tests.node.machines import Cut, cuts_of
 from tests.node.processes import Child, in_child
 from tranche.core.errors import TrancheError
 from tranche.core.state import InstanceKey
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.plan import Plan
@@ -149,7 +149,7 @@ def check_serves(scenario: Scenario, rng: random.Random) -> None:
             request = random_request(host.view(), random.Random(seed))
             ticket = host.enqueue(request, command="next", pid=os.getpid())
             outcome = host.start(ticket, lambda view, queue: decide(view, request))
-            if not isinstance(outcome, Held):
+            if not isinstance(outcome, HeldAllocation):
                 host.leave(ticket)
                 return None
             grant = outcome.allocation.grants[0]

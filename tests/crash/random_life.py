@@ -14,7 +14,7 @@ from tests.crash.scenario import Keep, Scenario, random_plan, random_request
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.local.queue import Queue
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.wait_limit import WaitLimit
 from tranche_simulator.machine import SimulatedMachine
@@ -46,7 +46,7 @@ class _Life:
         self._rng = rng
         self._leash = leash
         self._queue = Queue(host)
-        self._running: list[tuple[Held, int]] = []
+        self._running: list[tuple[HeldAllocation, int]] = []
 
     def change(self) -> None:
         """Carry out a random plan, which now and then asks for what must be refused."""
@@ -88,7 +88,7 @@ class _Life:
             os.waitpid(pid, 0)
             self._queue.release(held.allocation.id, why="ended")
 
-    def _work(self, held: Held, device: str) -> NoReturn:
+    def _work(self, held: HeldAllocation, device: str) -> NoReturn:
         """Hold what a started command inherits, the lock, and nothing else; use the device."""
         try:
             kept = {0, 1, 2, held.lock.descriptor, self._leash}

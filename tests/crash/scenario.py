@@ -16,19 +16,19 @@ from pathlib import Path
 from tests.grid_model import free_placements
 from tests.node.machines import Node, disable, enable, node_of
 from tests.node.processes import Child
-from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, nearest_request
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, nearest_request
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.devices import memory_of
-from tranche.core.grid import Occupant, Placement
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks import FileLock
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.planning.allocate import Granted
 from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, DestroyInstance, Step
@@ -92,7 +92,7 @@ class Keeper:
 
         def keep() -> None:
             os.close(leave)
-            places = Places(scenario.node.state_dir)
+            places = StateFolder(scenario.node.state_dir)
             locks = [FileLock(places.allocation(name)) for name, _, _ in scenario.keep.allocations]
             machine = SimulatedMachine(scenario.node.machine.directory)
             for device, _, _ in scenario.keep.clients:
@@ -141,7 +141,7 @@ class _Life:
     def __init__(self, host: Host, rng: random.Random) -> None:
         self._host = host
         self._rng = rng
-        self._locks: list[Held] = []
+        self._locks: list[HeldAllocation] = []
         self.held: list[tuple[str, str, InstanceKey | None]] = []
         self.clients: list[tuple[str, str, InstanceKey | None]] = []
         self.dead: list[str] = []
@@ -186,7 +186,7 @@ class _Life:
         memory = memory_of(device, gpu)
         count = self._rng.randint(1, 3)
         grants: list[Grant] = (
-            [device] if count == 1 or memory == 0 else [Part(device, memory // count, Sharing.MPS)] * count
+            [device] if count == 1 or memory == 0 else [FractionalShare(device, memory // count, Sharing.MPS)] * count
         )
         for number, grant in enumerate(grants):
             keeper = PodKeeper("nvidia.com/gpu", "ns", f"pod-{number}", "main", f"uid-{number}", "run")
@@ -202,7 +202,7 @@ class _Life:
             request, key = Request(MigSlice(instance.profile)), gpu.key(instance)
         ticket = self._host.enqueue(request, command="work", pid=os.getpid())
         held = self._host.start(ticket, lambda view, queue: Granted((grant,), Plan("reuse"), "mig", "as it is"))
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldAllocation)
         self._locks.append(held)
         if self._rng.random() < 0.3:
             self.dead.append(held.allocation.id)
@@ -220,7 +220,7 @@ class _Life:
 
 
 def some_slots(
-    gpu: GpuState, taken: Sequence[Occupant], rng: random.Random, *, most: int
+    gpu: GpuState, taken: Sequence[PlacedInstance], rng: random.Random, *, most: int
 ) -> list[tuple[GpuInstanceProfile, Placement]]:
     """A random set of instances that fit beside those taken."""
     occupants = list(taken)
@@ -229,7 +229,7 @@ def some_slots(
         profile = rng.choice([each for each in gpu.profiles if each.starts])
         if spots := free_placements(profile, occupants):
             spot = rng.choice(spots)
-            occupants.append(Occupant(profile.name, spot))
+            occupants.append(PlacedInstance(profile.name, spot))
             chosen.append((profile, spot))
     return chosen
 
@@ -262,7 +262,7 @@ def _recut(gpu: GpuState, keep: Keep, rng: random.Random, *, spite: bool) -> lis
     gone = [instance for instance in loose if rng.random() < 0.6]
     if spite and firm:
         gone.append(rng.choice(firm))
-    left = [Occupant(i.profile, i.placement) for i in gpu.instances if i not in gone]
+    left = [PlacedInstance(i.profile, i.placement) for i in gpu.instances if i not in gone]
     return [*(_destruction(gpu, instance) for instance in gone), *_creations(gpu, left, rng)]
 
 
@@ -270,7 +270,7 @@ def _destruction(gpu: GpuState, instance: GpuInstance) -> DestroyInstance:
     return DestroyInstance(gpu.uuid, instance.profile, instance.placement)
 
 
-def _creations(gpu: GpuState, left: Sequence[Occupant], rng: random.Random) -> list[Step]:
+def _creations(gpu: GpuState, left: Sequence[PlacedInstance], rng: random.Random) -> list[Step]:
     return [
         CreateInstance(gpu.uuid, profile.name, spot, some_slices(profile, rng))
         for profile, spot in some_slots(gpu, left, rng, most=rng.randint(1, 4))

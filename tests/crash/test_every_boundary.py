@@ -22,7 +22,7 @@ from tests.crash.aftermath import (
 )
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_plan, random_request
 from tests.support import length
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 
@@ -52,7 +52,7 @@ def request_work(scenario: Scenario, seed: int) -> Work:
         destroy = rng.random() < 0.5
         ticket = host.enqueue(request, command="victim", pid=os.getpid())
         held = host.start(ticket, lambda view, queue: decide(view, request, adopt_foreign_destroy=destroy))
-        if isinstance(held, Held) and rng.random() < 0.5:
+        if isinstance(held, HeldAllocation) and rng.random() < 0.5:
             host.release(held.allocation.id, why="ended")
 
     return work

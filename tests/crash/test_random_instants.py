@@ -23,7 +23,7 @@ from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import InstanceKey
 from tranche.core.wire import grant_from_dict
 from tranche.node.locks import is_held
-from tranche.node.session import Places, process_start_time
+from tranche.node.session import StateFolder, process_start_time
 from tranche_simulator.machine import Client
 
 CASES = length.cases(90, "TRANCHE_CRASH_CASES")
@@ -137,7 +137,7 @@ def declared_parts(scenario: Scenario) -> Parts:
 
 def living_allocations(scenario: Scenario) -> tuple[Mapping[str, Slots], Mapping[str, float]]:
     """The allocations that a living process holds: their slots, and since when they are granted (seconds since the epoch)."""
-    places = Places(scenario.node.state_dir)
+    places = StateFolder(scenario.node.state_dir)
     slots: dict[str, Slots] = {}
     granted: dict[str, float] = {}
     db = sqlite3.connect(scenario.node.state_dir / "ledger.db")

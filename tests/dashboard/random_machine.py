@@ -17,7 +17,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
 from tranche.core.request import Request, parse_request
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.generate import generate_layouts
@@ -133,7 +133,7 @@ def _hold(host: Host, request: Request) -> None:
     except TrancheError:
         host.leave(ticket)
         return
-    _kept.append(held if isinstance(held, Held) else ticket)
+    _kept.append(held if isinstance(held, HeldAllocation) else ticket)
 
 
 _kept: list[object] = []

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tranche.core.errors import PermissionDenied
-from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, DashboardRefusal, Gate, heard
+from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, RefusalReason, TokenAuthenticator, heard
 from tranche.dashboard.cluster.authentication import RequestAuthenticator
 from tranche.dashboard.refusal_page import STYLE_HASH
 from tranche.dashboard.token_file import read_token, token_path
 
-GATE = Gate("a-token-that-nobody-guesses", 8899)
+GATE = TokenAuthenticator("a-token-that-nobody-guesses", 8899)
 OURS = {"host": "127.0.0.1:8899"}
 
 
-def cookie(gate: Gate) -> str:
+def cookie(gate: TokenAuthenticator) -> str:
     return gate.cookie("s").split(";")[0]
 
 
@@ -69,7 +69,7 @@ def test_what_says_who_asks_is_said_once(name: str) -> None:
     assert heard([pair, (b"accept", b"a"), (b"accept", b"b")]) == {name: "x", "accept": "b"}
     for other in (pair, (name.encode(), b"y")):
         refused = heard([pair, (b"accept", b"a"), other])
-        assert isinstance(refused, DashboardRefusal)
+        assert isinstance(refused, RefusalReason)
         assert refused.status is HTTPStatus.BAD_REQUEST
 
 
@@ -113,7 +113,7 @@ def test_a_form_that_does_not_say_where_it_is_from_is_refused() -> None:
 def test_the_token_and_the_cookie_let_in_and_nothing_else() -> None:
     assert GATE.unknown({"authorization": f"Bearer {GATE.token}"}) is None
     assert GATE.unknown({"cookie": f"other=1; {cookie(GATE)}"}) is None
-    for other in (Gate("another-token", 8899), Gate(GATE.token, 8900)):
+    for other in (TokenAuthenticator("another-token", 8899), TokenAuthenticator(GATE.token, 8900)):
         for sent in (cookie(other), cookie(other).replace(other.cookie_name, GATE.cookie_name)):
             refused = GATE.unknown({"cookie": sent})
             assert refused is not None

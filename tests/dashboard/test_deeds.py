@@ -17,7 +17,7 @@ from tranche.dashboard.acting.layout import LayoutAction
 from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 
@@ -72,5 +72,5 @@ def test_a_share_in_which_this_very_process_runs_is_not_taken_by_another_plan(a1
     with a100.host() as host:
         ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
         held = host.start(ticket, lambda view, queue: decide(view, SLICE))
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldAllocation)
         refused(ReleaseAction(held.allocation.id), host, "0" * 32)

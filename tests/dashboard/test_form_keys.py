@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.dashboard.acting.form_keys import FormKeys
+from tranche.dashboard.acting.form_keys import FormKeyStore
 
 WORDS = st.text(max_size=5)
 THREE = st.tuples(WORDS, WORDS, WORDS)
@@ -20,9 +20,9 @@ class Clock:
         return self.now
 
 
-def keys_of(clock: Clock, secret: bytes = b"s") -> FormKeys:
+def keys_of(clock: Clock, secret: bytes = b"s") -> FormKeyStore:
     numbers = count()
-    return FormKeys(secret, clock=clock, new_id=lambda: str(next(numbers)))
+    return FormKeyStore(secret, clock=clock, new_id=lambda: str(next(numbers)))
 
 
 @given(THREE, THREE)

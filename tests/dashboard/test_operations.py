@@ -10,15 +10,15 @@ import pytest
 
 from tests.machines import wait_until
 from tranche.core.errors import GpuBusy, HardwareError, StateMoved, TrancheError
-from tranche.dashboard.acting.operations import Operation, Operations, OperationState
+from tranche.dashboard.acting.operations import Operation, OperationRunner, OperationState
 
 
-def operations(news: Callable[[], None] = lambda: None) -> Operations:
+def operations(news: Callable[[], None] = lambda: None) -> OperationRunner:
     numbers = count()
-    return Operations(news, lambda: str(next(numbers)))
+    return OperationRunner(news, lambda: str(next(numbers)))
 
 
-def ended(found: Operations, id: str | None) -> Operation:
+def ended(found: OperationRunner, id: str | None) -> Operation:
     assert id is not None
 
     def operation() -> Operation:

@@ -14,7 +14,7 @@ from tests.dashboard.reading import figures, parsed, shape, tables, text_of
 from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import requests, sharing_views
-from tranche.core.allocation import NodeView, Slice, WholeGpu, Withheld
+from tranche.core.allocation import NodeView, Slice, WholeGpu, WithheldDevice
 from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.events import Event, ShareGranted, StepDone
 from tranche.core.request import MigSlice, Request, parse_request
@@ -409,7 +409,7 @@ def test_the_first_view_says_what_needs_somebody_and_where_it_is_shown() -> None
     view, day = every_kind(), 86_400.0
     lost = next(gpu for gpu in view.node if gpu.lost)
     cordoned = next(gpu for gpu in view.node if not gpu.lost)
-    view = replace(view, withheld=(Withheld(WholeGpu(cordoned.uuid), "cordoned by ana: fans"),))
+    view = replace(view, withheld=(WithheldDevice(WholeGpu(cordoned.uuid), "cordoned by ana: fans"),))
     seen = replace(snapshot_of(view, _waiting()), taken=3 * day)
     owner = view.allocations[0]
     happened = (

@@ -16,10 +16,10 @@ from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError
 from tranche.dashboard import live
-from tranche.dashboard.live import LiveMachine, PageUpdate
+from tranche.dashboard.live import MachinePublisher, PageUpdate
 from tranche.dashboard.reading_log import UseRecord
 from tranche.dashboard.use_file import UseFile
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 NOTHING = view_of()
 
@@ -31,7 +31,7 @@ class Machine:
         self.looks = 0
         self.opened = 0
         self.version = 1
-        self._places = Places(folder)
+        self._places = StateFolder(folder)
         self._look = look
 
     @contextmanager
@@ -52,13 +52,13 @@ class Machine:
 
 @pytest.fixture(autouse=True)
 def no_gauges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tranche.dashboard.watch.NvmlGauges", lambda clock: SimpleNamespace(read=lambda node: ()))
+    monkeypatch.setattr("tranche.dashboard.watch.NvmlGaugeReader", lambda clock: SimpleNamespace(read=lambda node: ()))
     monkeypatch.setattr("tranche.dashboard.watch.plans_of", lambda host: ())
 
 
-def watching(machine: Machine, work: Callable[[LiveMachine], Any], use: UseFile | None = None) -> None:
+def watching(machine: Machine, work: Callable[[MachinePublisher], Any], use: UseFile | None = None) -> None:
     async def run() -> None:
-        found = LiveMachine(machine.open, use)
+        found = MachinePublisher(machine.open, use)
         found.start()
         try:
             await work(found)
@@ -68,7 +68,7 @@ def watching(machine: Machine, work: Callable[[LiveMachine], Any], use: UseFile 
     asyncio.run(run())
 
 
-async def news_until(found: LiveMachine, wanted: Callable[[PageUpdate], bool]) -> PageUpdate:
+async def news_until(found: MachinePublisher, wanted: Callable[[PageUpdate], bool]) -> PageUpdate:
     async for news in found.news():
         if wanted(news):
             return news
@@ -79,7 +79,7 @@ def test_it_looks_for_the_use_over_days_while_nobody_watches(tmp_path: Path, mon
     machine = Machine(tmp_path)
     monkeypatch.setattr("tranche.dashboard.watch.LOOK_SECONDS", 0.01)
 
-    async def work(found: LiveMachine) -> None:
+    async def work(found: MachinePublisher) -> None:
         while machine.looks < 4:
             await asyncio.sleep(0.01)
         assert found.newest is not None
@@ -91,7 +91,7 @@ def test_it_looks_for_the_use_over_days_while_nobody_watches(tmp_path: Path, mon
 def test_nobody_looks_where_nobody_asks(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
 
-    async def work(found: LiveMachine) -> None:
+    async def work(found: MachinePublisher) -> None:
         await found.fresh()
         looks = machine.looks
         machine.version += 1
@@ -113,7 +113,7 @@ def test_who_asks_gets_a_look_that_began_afterwards(tmp_path: Path) -> None:
             return NOTHING
         return view_of(uncuttable_gpu())
 
-    async def work(found: LiveMachine) -> None:
+    async def work(found: MachinePublisher) -> None:
         await asyncio.to_thread(looking.wait, 60)
         asked = asyncio.create_task(found.fresh())
         await asyncio.sleep(0)
@@ -128,7 +128,7 @@ def test_who_asks_gets_a_look_that_began_afterwards(tmp_path: Path) -> None:
 def test_a_written_register_is_news_and_one_that_is_not_is_none(tmp_path: Path) -> None:
     machine = Machine(tmp_path, lambda number: view_of(*(uncuttable_gpu(n) for n in range(machine.version))))
 
-    async def work(found: LiveMachine) -> None:
+    async def work(found: MachinePublisher) -> None:
         before = await news_until(found, lambda news: True)
         again = await news_until(found, lambda news: news.taken > before.taken)
         assert again.version == before.version
@@ -149,7 +149,7 @@ def test_what_goes_wrong_is_said_and_is_tried_again(
 
     machine = Machine(tmp_path, look)
 
-    async def work(found: LiveMachine) -> None:
+    async def work(found: MachinePublisher) -> None:
         await news_until(found, lambda news: True)
         trouble = await news_until(found, lambda news: bool(news.trouble))
         assert str(error) in trouble.trouble
@@ -171,7 +171,7 @@ def test_a_look_that_hangs_holds_up_the_first_who_asks_only(tmp_path: Path, monk
             go_on.wait(60)
         return NOTHING
 
-    async def work(found: LiveMachine) -> None:
+    async def work(found: MachinePublisher) -> None:
         first = await news_until(found, lambda news: True)
         old = await found.fresh()
         assert old is not None
@@ -185,7 +185,7 @@ def test_a_look_that_hangs_holds_up_the_first_who_asks_only(tmp_path: Path, monk
 
 def test_the_end_ends_every_stream_of_news(tmp_path: Path) -> None:
     async def run() -> None:
-        found = LiveMachine(Machine(tmp_path).open)
+        found = MachinePublisher(Machine(tmp_path).open)
         found.start()
         streams = [asyncio.create_task(news_until(found, lambda news: False)) for _ in range(3)]
         await found.fresh()

@@ -16,22 +16,22 @@ from hypothesis import strategies as st
 from tests.demo.test_demo import environment
 from tests.demo.test_demo_parts import result_of
 from tests.machines import TRANCHE
-from tranche.demo.chart import Chart, ChartBatch, Run, chart_of, draw_chart
+from tranche.demo.chart import ChartGroup, ChartPicture, JobSpan, chart_of, draw_chart
 
 COMMITTED = Path(__file__).parents[2] / "docs/demo.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def chart_in(svg: str) -> Chart:
+def chart_in(svg: str) -> ChartPicture:
     """The chart that a picture's metadata hold."""
     metadata = ElementTree.fromstring(svg).find(f"{SVG}metadata")
     assert metadata is not None
     data = json.loads(metadata.text or "")
 
-    def batch(fields: dict[str, Any]) -> ChartBatch:
-        return ChartBatch(**{**fields, "runs": tuple(Run(**run) for run in fields["runs"])})
+    def batch(fields: dict[str, Any]) -> ChartGroup:
+        return ChartGroup(**{**fields, "runs": tuple(JobSpan(**run) for run in fields["runs"])})
 
-    return Chart(**{**data, "whole": batch(data["whole"]), "slices": batch(data["slices"])})
+    return ChartPicture(**{**data, "whole": batch(data["whole"]), "slices": batch(data["slices"])})
 
 
 def texts(svg: str) -> list[str]:
@@ -88,20 +88,24 @@ def test_a_picture_shows_each_job_in_its_gpus_row() -> None:
 
 
 @st.composite
-def charts(draw: st.DrawFn) -> Chart:
+def charts(draw: st.DrawFn) -> ChartPicture:
     gpus = draw(st.integers(1, 8))
 
-    def batch(lanes: int, cutting: float) -> ChartBatch:
+    def batch(lanes: int, cutting: float) -> ChartGroup:
         spots = [(gpu, lane) for gpu in range(gpus) for lane in range(lanes)]
         times = st.floats(0.1, 20_000).map(lambda seconds: round(seconds, 1))
-        return ChartBatch(lanes, lanes, cutting, tuple(Run(*spot, cutting, cutting + draw(times)) for spot in spots))
+        return ChartGroup(
+            lanes, lanes, cutting, tuple(JobSpan(*spot, cutting, cutting + draw(times)) for spot in spots)
+        )
 
     cutting = round(draw(st.floats(0, 100)), 1)
-    return Chart("m", draw(st.booleans()), 15.0, gpus, "1g.5gb", batch(1, 0.0), batch(draw(st.integers(1, 7)), cutting))
+    return ChartPicture(
+        "m", draw(st.booleans()), 15.0, gpus, "1g.5gb", batch(1, 0.0), batch(draw(st.integers(1, 7)), cutting)
+    )
 
 
 @given(charts())
-def test_a_picture_holds_its_chart_and_draws_nothing_outside(chart: Chart) -> None:
+def test_a_picture_holds_its_chart_and_draws_nothing_outside(chart: ChartPicture) -> None:
     svg = draw_chart(chart)
     assert draw_chart(chart_in(svg)) == svg
     tree = ElementTree.fromstring(svg)

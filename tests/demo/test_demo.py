@@ -21,7 +21,7 @@ from tranche.core.quantity import MIB
 from tranche.demo.clock import DemoClock, clock_face
 from tranche.demo.jobs import JobRunner
 from tranche.demo.machine import demo_machine
-from tranche.demo.scene import Scene
+from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import slice_batch
 from tranche_simulator.build import cache_directory
 from tranche_simulator.machine import Client, SimulatedMachine
@@ -140,7 +140,7 @@ def test_every_job_holds_a_slice_of_its_own_and_one_failure_ends_the_batch() -> 
     with demo_machine(0.0) as demo:
         gpus = demo.host.view().node.gpus
         clock = DemoClock(1.0)
-        scene = Scene(clock)
+        scene = DemoTracker(clock)
         scene.begin("", gpus)
         runner = JobRunner(demo.host, clock, lambda _: demo.job_command(600.0), demo.environment, scene)
         jobs = slice_batch(60, parse_profile("1g.5gb"), "")

@@ -21,7 +21,7 @@ from tranche.demo.batches import BatchResult, DemoResult
 from tranche.demo.clock import DemoClock, clock_face
 from tranche.demo.jobs import JobRecord
 from tranche.demo.real import mig_boards
-from tranche.demo.scene import BlockState, Scene
+from tranche.demo.scene import BlockState, DemoTracker
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.planning.candidates import Candidate, candidate, plain_profiles
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
@@ -87,7 +87,7 @@ def test_the_clock_runs_so_many_times_as_fast() -> None:
 
 def test_the_scene_follows_steps_and_jobs(golden: Golden) -> None:
     hand = HandClock()
-    scene = Scene(DemoClock(10.0, hand))
+    scene = DemoTracker(DemoClock(10.0, hand))
     cut, whole = a100(0, MigMode.DISABLED), a100(1, MigMode.DISABLED)
     scene.begin("Part 2 of 3: jobs in slices", [cut, whole])
     scene.step(cut, SetMigMode(cut.uuid, True))

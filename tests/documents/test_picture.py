@@ -14,7 +14,7 @@ from hypothesis import given
 from tests.conftest import Golden
 from tests.documents.test_markup import HOSTILE
 from tests.strategies import gpu_on, instance_of, node_views, placed, sharing_views, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper, ProcessKeeper
@@ -23,7 +23,7 @@ from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess
 from tranche.documents.bar import bar, fitted, text_width
-from tranche.documents.blocks import GpuBlocks, Look, blocks_of
+from tranche.documents.blocks import BlockRow, BlockStatus, blocks_of
 from tranche.documents.machine import gpu_document
 from tranche.documents.markup import printable
 from tranche.documents.picture import draw_picture
@@ -66,8 +66,10 @@ def every_kind() -> NodeView:
     allocations = [
         held("11111111", slot(0), MigSlice(keys[0].profile), "python train.py"),
         held("22222222", promised, MigSlice(keys[0].profile), "python eval.py", Phase.PREPARING),
-        held("33333333", Part(WholeGpu(t4.uuid), 4 * GIB, Sharing.MPS), GpuMemory(4 * GIB), "python serve.py"),
-        held("44444444", Part(WholeGpu(t4.uuid), 6 * GIB, Sharing.MPS), GpuMemory(6 * GIB), "jupyter lab"),
+        held(
+            "33333333", FractionalShare(WholeGpu(t4.uuid), 4 * GIB, Sharing.MPS), GpuMemory(4 * GIB), "python serve.py"
+        ),
+        held("44444444", FractionalShare(WholeGpu(t4.uuid), 6 * GIB, Sharing.MPS), GpuMemory(6 * GIB), "jupyter lab"),
         replace(held("55555555", WholeGpu(gpu_on(board, 2).uuid), WholeGpus(1), ""), keeper=pod),
         held(
             "66666666",
@@ -93,9 +95,9 @@ def every_kind() -> NodeView:
     return replace(
         view,
         withheld=(
-            Withheld(WholeGpu(gpus[7].uuid), "cordoned by root: its fan"),
-            Withheld(half, "3g.20gb at 4:4 is kept for larger requests", for_large=True),
-            Withheld(WholeGpu(gpus[9].uuid), "it has reported an error (XID 79)", faulty=True),
+            WithheldDevice(WholeGpu(gpus[7].uuid), "cordoned by root: its fan"),
+            WithheldDevice(half, "3g.20gb at 4:4 is kept for larger requests", for_large=True),
+            WithheldDevice(WholeGpu(gpus[9].uuid), "it has reported an error (XID 79)", faulty=True),
         ),
     )
 
@@ -108,16 +110,24 @@ def test_each_kind_of_use_has_its_look() -> None:
     drawn = blocks_of(*documents_of(every_kind()))
     looks = [[each.look for each in gpu.blocks] for gpu in drawn]
     assert looks == [
-        [Look.HELD, Look.IDLE, Look.IDLE, Look.PREPARING, Look.IN_USE, Look.IDLE, Look.UNUSABLE],
-        [Look.SHARED, Look.SHARED, Look.FREE],
-        [Look.HELD],
-        [Look.IN_USE],
-        [Look.UNUSABLE],
-        [Look.MISSING, Look.FREE],
-        [Look.LOST],
-        [Look.CORDONED, Look.CORDONED],
-        [Look.FREE, Look.KEPT],
-        [Look.FAULTY],
+        [
+            BlockStatus.HELD,
+            BlockStatus.IDLE,
+            BlockStatus.IDLE,
+            BlockStatus.PREPARING,
+            BlockStatus.IN_USE,
+            BlockStatus.IDLE,
+            BlockStatus.UNUSABLE,
+        ],
+        [BlockStatus.SHARED, BlockStatus.SHARED, BlockStatus.FREE],
+        [BlockStatus.HELD],
+        [BlockStatus.IN_USE],
+        [BlockStatus.UNUSABLE],
+        [BlockStatus.MISSING, BlockStatus.FREE],
+        [BlockStatus.LOST],
+        [BlockStatus.CORDONED, BlockStatus.CORDONED],
+        [BlockStatus.FREE, BlockStatus.KEPT],
+        [BlockStatus.FAULTY],
     ]
     assert [each.foreign for each in drawn[0].blocks] == [False, False, False, False, True, True, False]
     assert not drawn[5].blocks[0].foreign
@@ -140,18 +150,20 @@ def test_a_narrow_block_names_the_user_rather_than_half_a_command() -> None:
     assert shown(700) == ["ada"]
 
 
-def covered(gpu: GpuBlocks) -> bool:
+def covered(gpu: BlockRow) -> bool:
     """Whether the blocks fill the GPU from its beginning to its end, without a gap and none over another."""
     ends = [0.0, *itertools.accumulate(each.size for each in gpu.blocks)]
     starts = [each.start for each in gpu.blocks]
     return all(abs(a - b) < 1e-6 for a, b in zip(ends, [*starts, gpu.units], strict=True))
 
 
-def promised_look(each: dict[str, Any], vacant: list[dict[str, Any]]) -> Look:
+def promised_look(each: dict[str, Any], vacant: list[dict[str, Any]]) -> BlockStatus:
     if each["state"] == "idle":
         state = next(vacancy["state"] for vacancy in vacant if vacancy["placement"] == each["placement"])
-        return {"free": Look.IDLE, "kept": Look.KEPT}.get(state) or Look(state)
-    return {"held": Look.HELD, "in use": Look.IN_USE, "preparing": Look.PREPARING}.get(each["state"], Look.MISSING)
+        return {"free": BlockStatus.IDLE, "kept": BlockStatus.KEPT}.get(state) or BlockStatus(state)
+    return {"held": BlockStatus.HELD, "in use": BlockStatus.IN_USE, "preparing": BlockStatus.PREPARING}.get(
+        each["state"], BlockStatus.MISSING
+    )
 
 
 @given(sharing_views())
@@ -160,7 +172,7 @@ def test_blocks_fill_each_gpu_and_are_the_documents_slices(view: NodeView) -> No
     for gpu, drawn in zip(gpus, blocks_of(gpus, allocations), strict=True):
         assert covered(drawn)
         if gpu["lost"]:
-            assert [each.look for each in drawn.blocks] == [Look.LOST]
+            assert [each.look for each in drawn.blocks] == [BlockStatus.LOST]
             continue
         alone = [each for each in gpu["slices"] if each["sharing"] is None or each["state"] != "held"]
         expected = Counter(
@@ -168,7 +180,7 @@ def test_blocks_fill_each_gpu_and_are_the_documents_slices(view: NodeView) -> No
         )
         shown = Counter((each.start, each.look, each.name) for each in drawn.blocks)
         assert expected <= shown
-        parts = sum(each.look is Look.SHARED for each in drawn.blocks)
+        parts = sum(each.look is BlockStatus.SHARED for each in drawn.blocks)
         devices = [each for each in gpu["slices"] if each["state"] == "held"] + ([] if gpu["slices"] else [gpu])
         assert parts == sum(len(each["allocationIds"]) for each in devices if each["sharing"] is not None)
 
@@ -220,9 +232,9 @@ def test_texts_have_contrast_enough(dark: bool) -> None:
 
 def test_colour_is_never_the_only_difference() -> None:
     patterns = [str(pattern) for pattern in PATTERNS.children]
-    plain = [look for look in Look if pattern_of(look) == "none"]
-    assert plain == [Look.HELD, Look.FREE]  # one is filled, the other is the background
-    assert len(patterns) == len(Look) - len(plain)
+    plain = [look for look in BlockStatus if pattern_of(look) == "none"]
+    assert plain == [BlockStatus.HELD, BlockStatus.FREE]  # one is filled, the other is the background
+    assert len(patterns) == len(BlockStatus) - len(plain)
 
 
 def test_texts_fit_their_room() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 
 from tests.strategies import gpu_on, instance_of, node_views, placed, sharing_views, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement, placements
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import GIB, MIB
@@ -18,7 +18,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, GpuState, MigMode
 from tranche.documents import describe
 from tranche.documents.slices import slices_on, whole_holders
-from tranche.documents.vacancy import Availability, Vacancy, vacancies
+from tranche.documents.vacancy import FreePlace, FreePlaceStatus, vacancies
 from tranche.planning.plan import Plan
 from tranche.planning.realise import realise
 
@@ -38,7 +38,7 @@ def slot(gpu: GpuState, name: str, start: int) -> Slice:
     return Slice(gpu.uuid, PROFILES[name].name, Placement(start, PROFILES[name].size))
 
 
-def holding(*grants: Slice | Part) -> tuple[Allocation, ...]:
+def holding(*grants: Slice | FractionalShare) -> tuple[Allocation, ...]:
     return tuple(
         Allocation(f"{n:08x}", Request(GpuMemory(GIB)), (grant,), Phase.ACTIVE, 1.0, keeper=ProcessKeeper(7, 7))
         for n, grant in enumerate(grants)
@@ -70,40 +70,40 @@ def test_it_is_room_where_the_neighbour_is_idle_and_may_go() -> None:
 def test_nothing_of_a_cordoned_gpu_is_free() -> None:
     gpu = cut(("3g.20gb", 0))
     why = "cordoned by root: its fan"
-    cordoned = replace(view_of(gpu), withheld=(Withheld(WholeGpu(gpu.uuid), why),))
+    cordoned = replace(view_of(gpu), withheld=(WithheldDevice(WholeGpu(gpu.uuid), why),))
     assert told(cordoned) == [("0:4", "cordoned", why), ("4:4", "cordoned", why)]
     state = describe.gpu_state(cordoned, gpu, slices_on(cordoned, gpu), ())
     assert state == "cordoned by root: its fan; 1 slice: 1 idle"
     whole = uncuttable_gpu(0)
-    uncut = replace(view_of(whole), withheld=(Withheld(WholeGpu(whole.uuid), why),))
+    uncut = replace(view_of(whole), withheld=(WithheldDevice(WholeGpu(whole.uuid), why),))
     assert told(uncut) == [("whole", "cordoned", why)]
     assert describe.gpu_state(uncut, whole, (), ()) == why
 
 
 def test_the_rest_of_a_shared_gpu_that_is_cordoned_is_not_free() -> None:
     gpu = uncuttable_gpu(0)
-    held = holding(Part(WholeGpu(gpu.uuid), 4 * GIB, Sharing.TIME_SLICING))
+    held = holding(FractionalShare(WholeGpu(gpu.uuid), 4 * GIB, Sharing.TIME_SLICING))
     view = view_of(gpu, allocations=held)
     assert told(view) == [("whole", "free", "")]
     why = "cordoned by root"
-    assert told(replace(view, withheld=(Withheld(WholeGpu(gpu.uuid), why),))) == [("whole", "cordoned", why)]
+    assert told(replace(view, withheld=(WithheldDevice(WholeGpu(gpu.uuid), why),))) == [("whole", "cordoned", why)]
 
 
 def test_what_a_program_takes_for_itself_is_no_room() -> None:
     gpu = uncuttable_gpu(0)
-    held = holding(Part(WholeGpu(gpu.uuid), gpu.usable_memory - 512 * MIB, Sharing.TIME_SLICING))
+    held = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory - 512 * MIB, Sharing.TIME_SLICING))
     ((where, availability, why),) = told(view_of(gpu, allocations=held))
     assert (where, availability) == ("whole", "unusable")
     assert why == "512 MiB left, which a program takes for itself"
-    all_of_it = holding(Part(WholeGpu(gpu.uuid), gpu.usable_memory, Sharing.TIME_SLICING))
+    all_of_it = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory, Sharing.TIME_SLICING))
     assert not told(view_of(gpu, allocations=all_of_it))
 
 
 def test_a_place_that_is_faulty_or_kept_for_larger_requests_withholds_what_needs_it() -> None:
     gpu = cut(("3g.20gb", 0))
     held = holding(slot(gpu, "3g.20gb", 0))
-    faulty = Withheld(slot(gpu, "1g.5gb", 4), "1g.5gb at 4:1 has reported an error (XID 94)", faulty=True)
-    kept = Withheld(slot(gpu, "2g.10gb", 4), "2g.10gb at 4:2 is kept for larger requests", for_large=True)
+    faulty = WithheldDevice(slot(gpu, "1g.5gb", 4), "1g.5gb at 4:1 has reported an error (XID 94)", faulty=True)
+    kept = WithheldDevice(slot(gpu, "2g.10gb", 4), "2g.10gb at 4:2 is kept for larger requests", for_large=True)
     view = view_of(gpu, allocations=held)
     assert told(view) == [("4:4", "free", "")]
     assert told(replace(view, withheld=(faulty,))) == [("4:1", "faulty", faulty.why), ("5:3", "free", "")]
@@ -123,16 +123,16 @@ def test_a_gpu_that_serves_nobody_says_why() -> None:
 def test_a_policy_against_slices_leaves_no_room_beside_those_in_use() -> None:
     gpu = cut(("1g.5gb", 0), ("1g.5gb", 1))
     held = holding(slot(gpu, "1g.5gb", 0))
-    view = replace(view_of(gpu, allocations=held), uses={gpu.uuid: GpuUse.OFF})
+    view = replace(view_of(gpu, allocations=held), uses={gpu.uuid: GpuPolicy.OFF})
     assert {(where, availability) for where, availability, _ in told(view)} == {
         ("1:1", "unusable"),
         ("2:6", "unusable"),
     }
-    untouched = replace(view_of(gpu, owned=[gpu.key(each) for each in gpu.instances]), uses={gpu.uuid: GpuUse.OFF})
+    untouched = replace(view_of(gpu, owned=[gpu.key(each) for each in gpu.instances]), uses={gpu.uuid: GpuPolicy.OFF})
     assert {availability for _, availability, _ in told(untouched)} == {"free"}, "a whole GPU is given in any case"
 
 
-def by_unit(found: tuple[Vacancy, ...]) -> dict[int, Availability]:
+def by_unit(found: tuple[FreePlace, ...]) -> dict[int, FreePlaceStatus]:
     return {
         unit: each.availability
         for each in found
@@ -162,7 +162,7 @@ def test_a_memory_slice_is_free_exactly_where_a_slice_or_the_whole_gpu_could_be_
         assert set(states) == {
             unit for unit in range(gpu.memory_slices) if not any(each.placement.mask >> unit & 1 for each in taken)
         }
-        free = {unit for unit, state in states.items() if state is Availability.FREE}
+        free = {unit for unit, state in states.items() if state is FreePlaceStatus.FREE}
         idle = [each.placement.mask for each in slices_on(view, gpu) if each.state == "idle"]
         for unit in states:
             # An idle slice is given as one piece.
@@ -175,7 +175,7 @@ def test_every_piece_is_held_or_vacant_and_none_is_both(view: NodeView) -> None:
     for gpu in view.node:
         found = vacancies(view, gpu)
         assert len({each.placement for each in found}) == len(found)
-        assert all(bool(each.why) == (each.availability is not Availability.FREE) for each in found)
+        assert all(bool(each.why) == (each.availability is not FreePlaceStatus.FREE) for each in found)
         if gpu.lost or whole_holders(view, gpu):
             continue
         if each_slice := slices_on(view, gpu):

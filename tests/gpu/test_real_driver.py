@@ -84,10 +84,10 @@ def test_the_catalogue_has_what_the_driver_reports(real: NodeState) -> None:
 def test_the_gauges_of_a_real_driver_can_be_read(real: NodeState) -> None:
     """Memory and power of each GPU that answers; and on Hopper and later, not cut, what it did between two looks."""
     from tranche.hardware.nvml import NvmlDriver
-    from tranche.hardware.nvml_gauges import NvmlGauges
+    from tranche.hardware.nvml_gauges import NvmlGaugeReader
 
     with closing(NvmlDriver()):
-        gauges = NvmlGauges(time.monotonic)
+        gauges = NvmlGaugeReader(time.monotonic)
         gauges.read(real)
         time.sleep(2 * LEAST_SECONDS)
         readings = {each.gpu_uuid: each for each in gauges.read(real)}

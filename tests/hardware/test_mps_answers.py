@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.hardware.mps_answers import (
-    LimitAnswer,
+    PrintedLimit,
     ServerStatus,
     read_limit,
     read_numbers,
@@ -50,15 +50,15 @@ def test_a_status_may_have_blanks_around_it(answer: str, expected: ServerStatus)
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
-        ("1G\n", LimitAnswer(1, GIB)),
-        ("3072M\n", LimitAnswer(3072, MIB)),
-        ("512MB\n", LimitAnswer(512, MIB)),
-        ("0 : 4 GiB\n", LimitAnswer(4, GIB)),
+        ("1G\n", PrintedLimit(1, GIB)),
+        ("3072M\n", PrintedLimit(3072, MIB)),
+        ("512MB\n", PrintedLimit(512, MIB)),
+        ("0 : 4 GiB\n", PrintedLimit(4, GIB)),
         ("", None),
         ("Invalid device\n", None),
     ],
 )
-def test_a_limit_is_read_with_its_unit(answer: str, expected: LimitAnswer | None) -> None:
+def test_a_limit_is_read_with_its_unit(answer: str, expected: PrintedLimit | None) -> None:
     assert read_limit(answer) == expected
 
 

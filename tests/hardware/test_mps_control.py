@@ -15,7 +15,7 @@ import pytest
 from tests.machines import wait_until
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware.mps_answers import ServerStatus
-from tranche.hardware.mps_control import MpsControl
+from tranche.hardware.mps_control import MpsControlClient
 from tranche.hardware.mps_process import MpsProcess, clean_environment
 
 GIB = 2**30
@@ -27,7 +27,7 @@ while IFS='|' read -r asked code answer; do
 done < "$CUDA_MPS_PIPE_DIRECTORY/answers"
 """
 
-Answering = Callable[..., MpsControl]
+Answering = Callable[..., MpsControlClient]
 
 
 @pytest.fixture
@@ -38,16 +38,16 @@ def answering(tmp_path: Path) -> Answering:
     program.write_text(ANSWERING)
     program.chmod(0o755)
 
-    def make(*lines: str) -> MpsControl:
+    def make(*lines: str) -> MpsControlClient:
         pipes = tmp_path / "pipes"
         pipes.mkdir()
         (pipes / "answers").write_text("".join(f"{line}\n" for line in lines))
-        return MpsControl(pipes, {"PATH": f"{program.parent}:/usr/bin:/bin"})
+        return MpsControlClient(pipes, {"PATH": f"{program.parent}:/usr/bin:/bin"})
 
     return make
 
 
-def said(control: MpsControl) -> list[str]:
+def said(control: MpsControlClient) -> list[str]:
     return (control.pipes / "said").read_text().splitlines()
 
 
@@ -89,7 +89,7 @@ def test_without_a_daemon_the_answer_is_an_error(answering: Answering) -> None:
 
 def test_without_the_program_the_error_says_where_it_comes_from(tmp_path: Path) -> None:
     with pytest.raises(MpsFailed, match="not on the PATH") as caught:
-        MpsControl(tmp_path, {"PATH": str(tmp_path)}).servers()
+        MpsControlClient(tmp_path, {"PATH": str(tmp_path)}).servers()
     assert "driver" in caught.value.hint
 
 

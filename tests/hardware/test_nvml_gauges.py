@@ -10,11 +10,11 @@ import pynvml
 import pytest
 
 from tests.simulator.machines import create, enable_mig, gpu, make_machine, span, talking_to
-from tranche.core.readings import NOT_MEASURED, Activity, GpuReading
+from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading
 from tranche.core.state import GpuInstance, NodeState
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml import NvmlDriver
-from tranche.hardware.nvml_gauges import NvmlGauges
+from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche_simulator import SimulatedMachine
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def uuid_of(instance: GpuInstance) -> str:
 
 def test_an_a100_shows_memory_of_its_slices_and_no_activity(tmp_path: Path) -> None:
     with cut(tmp_path, "A100-40GB", 19, 9) as (machine, observe):
-        gauges, node = NvmlGauges(Seconds()), observe()
+        gauges, node = NvmlGaugeReader(Seconds()), observe()
         small, large = sorted(node.gpus[0].instances, key=lambda each: each.profile)
         with machine.attached(uuid_of(small), memory=100 * MIB, utilization=70):
             for _ in range(2):
@@ -75,14 +75,14 @@ def test_an_a100_shows_memory_of_its_slices_and_no_activity(tmp_path: Path) -> N
 
 def test_an_h100_shows_what_each_slice_did_since_the_last_look(tmp_path: Path) -> None:
     with cut(tmp_path, "H100-80GB-SXM", 19, 19) as (machine, observe):
-        gauges, node = NvmlGauges(Seconds()), observe()
+        gauges, node = NvmlGaugeReader(Seconds()), observe()
         busy, idle = node.gpus[0].instances
         with machine.attached(uuid_of(busy), utilization=50):
             first = only(gauges.read(node))
             assert {each.activity for each in first.slices.values()} == {NOT_MEASURED}
             second = only(gauges.read(node))
-        assert second.slices[busy.id].activity == Activity(0.5, 0.5, 0.25, 0.2, 0.25)
-        assert second.slices[idle.id].activity == Activity(0.0, 0.0, 0.0, 0.0, 0.0)
+        assert second.slices[busy.id].activity == ActivityReading(0.5, 0.5, 0.25, 0.2, 0.25)
+        assert second.slices[idle.id].activity == ActivityReading(0.0, 0.0, 0.0, 0.0, 0.0)
         assert only(gauges.read(node)).slices[busy.id].activity.sm == 0.25
         assert second.activity == NOT_MEASURED
 
@@ -90,7 +90,7 @@ def test_an_h100_shows_what_each_slice_did_since_the_last_look(tmp_path: Path) -
 def test_looks_that_follow_too_closely_show_the_same(tmp_path: Path) -> None:
     with cut(tmp_path, "H100-80GB-SXM", 0) as (machine, observe):
         clock = Seconds()
-        gauges, node = NvmlGauges(clock), observe()
+        gauges, node = NvmlGaugeReader(clock), observe()
         (instance,) = node.gpus[0].instances
         with machine.attached(uuid_of(instance), utilization=100):
             gauges.read(node)
@@ -101,7 +101,7 @@ def test_looks_that_follow_too_closely_show_the_same(tmp_path: Path) -> None:
 
 def test_a_slice_that_was_made_anew_has_no_past(tmp_path: Path) -> None:
     with cut(tmp_path, "H100-80GB-SXM", 9) as (_, observe):
-        gauges = NvmlGauges(Seconds())
+        gauges = NvmlGaugeReader(Seconds())
         gauges.read(observe())
         (before,) = observe().gpus[0].instances
         pynvml.nvmlGpuInstanceDestroy(_without_compute(before))
@@ -114,7 +114,7 @@ def test_a_slice_that_was_made_anew_has_no_past(tmp_path: Path) -> None:
 
 def test_an_instance_that_is_gone_since_the_look_has_no_values_and_is_no_error(tmp_path: Path) -> None:
     with cut(tmp_path, "H100-80GB-SXM", 9) as (_, observe):
-        gauges, node = NvmlGauges(Seconds()), observe()
+        gauges, node = NvmlGaugeReader(Seconds()), observe()
         before = NVML_ERRORS.counts()
         pynvml.nvmlGpuInstanceDestroy(_without_compute(node.gpus[0].instances[0]))
         (reading,) = only(gauges.read(node)).slices.values()
@@ -130,7 +130,7 @@ def test_a_gpu_that_is_not_cut_shows_its_utilization(tmp_path: Path) -> None:
             closing(NvmlDriver()) as driver,
             machine.attached(driver.observe().gpus[0].uuid, utilization=40),
         ):
-            gauges, node = NvmlGauges(Seconds()), driver.observe()
+            gauges, node = NvmlGaugeReader(Seconds()), driver.observe()
             gauges.read(node)
             reading = only(gauges.read(node))
             assert (reading.utilization, reading.activity.sm) == (0.4, sm)
@@ -139,7 +139,7 @@ def test_a_gpu_that_is_not_cut_shows_its_utilization(tmp_path: Path) -> None:
 def test_an_instance_without_compute_instances_has_no_memory_gauge(tmp_path: Path) -> None:
     with cut(tmp_path, "A100-40GB") as (_, observe):
         create(gpu(), 9)
-        (reading,) = only(NvmlGauges(Seconds()).read(observe())).slices.values()
+        (reading,) = only(NvmlGaugeReader(Seconds()).read(observe())).slices.values()
         assert (reading.memory_total, reading.memory_used) == (None, None)
 
 
@@ -148,7 +148,7 @@ def test_one_gauge_that_fails_is_counted_and_takes_no_other_with_it(tmp_path: Pa
     with cut(tmp_path, "A100-40GB", 19) as (machine, observe):
         machine.inject_error(fails, pynvml.NVML_ERROR_UNKNOWN)
         before = NVML_ERRORS.counts().get("UNKNOWN", 0)
-        reading = only(NvmlGauges(Seconds()).read(observe()))
+        reading = only(NvmlGaugeReader(Seconds()).read(observe()))
         assert NVML_ERRORS.counts()["UNKNOWN"] == before + 1
         assert (reading.power is None, reading.temperature is None) == ("Power" in fails, "Temperature" in fails)
         assert reading.memory_used is not None
@@ -156,7 +156,7 @@ def test_one_gauge_that_fails_is_counted_and_takes_no_other_with_it(tmp_path: Pa
 
 def test_a_lost_gpu_has_no_readings_and_counts_as_an_error_of_the_driver(tmp_path: Path) -> None:
     with cut(tmp_path, "A100-40GB", 19) as (machine, observe):
-        gauges, node = NvmlGauges(Seconds()), observe()
+        gauges, node = NvmlGaugeReader(Seconds()), observe()
         machine.inject_lost(0)
         before = NVML_ERRORS.counts().get("GPU_IS_LOST", 0)
         assert gauges.read(observe()) == ()

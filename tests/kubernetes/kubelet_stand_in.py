@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
 
 
 @dataclass
@@ -28,17 +28,17 @@ class Kubelet:
     def run(self) -> str:
         return f"run-{self.runs}"
 
-    async def read(self) -> KubeletWord:
+    async def read(self) -> KubeletResponse:
         self.reads += 1
         self.asked()
         if self.failing:
             raise KubeletUnavailable("the kubelet does not answer")
         listed = tuple(
-            Listed(pod.namespace, pod.name, "main", self.resources.get(uuid, "nvidia.com/gpu"), (uuid,))
+            ContainerDevices(pod.namespace, pod.name, "main", self.resources.get(uuid, "nvidia.com/gpu"), (uuid,))
             for uuid, pod in self.holders.items()
         )
         await asyncio.sleep(0)
-        return KubeletWord(self.run(), listed, self.by_claims)
+        return KubeletResponse(self.run(), listed, self.by_claims)
 
     def restart(self) -> dict[str, PodRef]:
         """Start anew, and list nothing yet; what it will list once it knows its pods again."""

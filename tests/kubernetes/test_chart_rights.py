@@ -24,7 +24,7 @@ from tests.strategies import node_views
 from tranche.cli import agent
 from tranche.cli.main import root as command_line
 from tranche.core.allocation import NodeView
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.host_facts import HostFacts
 from tranche.kubernetes.agent.boot_unit import OPTION
@@ -33,7 +33,15 @@ from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
-from tranche.kubernetes.api.objects import ConditionStatus, KubeApi, KubeNode, KubePod, NodeCondition, PodRef, Severity
+from tranche.kubernetes.api.objects import (
+    ConditionStatus,
+    KubeApi,
+    KubeEventType,
+    KubeNode,
+    KubePod,
+    NodeCondition,
+    PodRef,
+)
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi, SliceClient
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER
@@ -47,11 +55,11 @@ from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import MigState, Report
-from tranche.kubernetes.observation.replicas import ReplicaRules
+from tranche.kubernetes.observation.replicas import ReplicaPolicy
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE
 from tranche.kubernetes.rollout.ticket import ticket_name
-from tranche.kubernetes.telling.told_view import REPORT, ToldView, lease_name, told_to_lease
+from tranche.kubernetes.telling.told_view import REPORT, ViewReport, lease_name, told_to_lease
 
 OPERANDS = ("device-plugin", "gpu-feature-discovery", "dcgm-exporter", "dcgm", "nvsm", "client")
 CONDITION = NodeCondition("Mig", ConditionStatus.TRUE, "Done", "")
@@ -261,7 +269,7 @@ def policy_variable(name: str) -> str:
     return str(found)
 
 
-WITH_MPS = SharingMeans(frozenset(Sharing), mps_clients=48)
+WITH_MPS = MachineSharing(frozenset(Sharing), mps_clients=48)
 
 
 def written_by_the_agent(expression: str) -> re.Pattern[str]:
@@ -277,7 +285,7 @@ def test_every_label_that_the_agent_writes_is_one_that_the_policy_lets_it_write(
     operands = dict.fromkeys((f"nvidia.com/gpu.deploy.{name}" for name in OPERANDS), "true")
     written = {
         *feature_labels(
-            replace(view.node, sharing=WITH_MPS), strategy, HostFacts(product="p"), ReplicaRules(virtual=10)
+            replace(view.node, sharing=WITH_MPS), strategy, HostFacts(product="p"), ReplicaPolicy(virtual=10)
         ),
         *Report(state, "Reason", "").labels,
         *pause(KubeNode("n", labels=operands)),
@@ -332,7 +340,7 @@ def test_the_policy_knows_the_leases_that_agents_write_by_their_names_and_labels
     assert f"== '{LEADER_LEASE}'" in who
     assert ticket_name("n").removesuffix("n") in who
     view = NodeView(NodeState(()))
-    for lease in (gpus_to_lease(NodeGpus("n", view), ("n", "u")), told_to_lease(ToldView("n", view), ("n", "u"))):
+    for lease in (gpus_to_lease(NodeGpus("n", view), ("n", "u")), told_to_lease(ViewReport("n", view), ("n", "u"))):
         ((key, value),) = lease.labels.items()
         assert f"labels[?'{key}'].orValue('') in (variables.own ? ['', '{value}'] : [''])" in labels
         (annotation,) = [key for key, value in lease.annotations.items() if value == "n"]
@@ -410,9 +418,9 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "set_unschedulable": lambda: client.set_unschedulable("n", True),
             "set_node_condition": lambda: client.set_node_condition("n", CONDITION),
             "daemon_set": lambda: cluster.daemon_set("tranche-system", "tranche-agent"),
-            "create_node_event": lambda: client.create_node_event(KubeNode("n"), Severity.NORMAL, "A", "b"),
+            "create_node_event": lambda: client.create_node_event(KubeNode("n"), KubeEventType.NORMAL, "A", "b"),
             "create_pod_event": lambda: client.create_pod_event(
-                KubePod(PodRef("any", "p"), "u1"), "n", Severity.NORMAL, "A", "b"
+                KubePod(PodRef("any", "p"), "u1"), "n", KubeEventType.NORMAL, "A", "b"
             ),
             "list_pods_on_node": lambda: client.list_pods_on_node("n"),
             "watch_pods_on_node": lambda: _followed(server, client.watch_pods_on_node("n")),

@@ -34,14 +34,14 @@ from tranche.kubernetes.device_plugin.listed_devices import (
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.dra.claimable_devices import (
     ClaimableDevices,
-    PluginHoldings,
+    PluginGrants,
     UnconfirmedGpus,
     counted_otherwise,
     open_gpus,
     to_claims,
 )
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
-from tranche.kubernetes.dra.taints import TaintCauses, excludes, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, excludes, reasons_against
 from tranche.kubernetes.observation.advertisement_arbiter import PluginAdvertisement
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
@@ -191,14 +191,14 @@ class TwoWays:
         assert agent.offer is not None
         assert agent.slices is not None
         seen, view = shown(agent.slices), agent.view
-        other = PluginHoldings(agent.offer.grants, agent.offer.strangers(agent.status or {}))
+        other = PluginGrants(agent.offer.grants, agent.offer.strangers(agent.status or {}))
         held = {
             grant.gpu_uuid for each in view.allocations if isinstance(each.keeper, ClaimKeeper) for grant in each.grants
         }
         opened = open_gpus(agent.mode, view, other, seen, held)
         agent.opening = agent.opening.begin(agent.mode, opened)
         devices = [each for each in DEVICES.values() if each.gpu_uuid in opened]
-        against = reasons_against(devices, view, TaintCauses(agent.mode))
+        against = reasons_against(devices, view, TaintFacts(agent.mode))
         counted = counted_otherwise(devices, other, seen)
         agent.opened, agent.writing_mode = opened, agent.mode
         wanted: dict[str, dict[str, bool]] = {uuid: {} for uuid in UUIDS}

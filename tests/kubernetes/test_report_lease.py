@@ -23,7 +23,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.report_lease import ReportLease
+from tranche.kubernetes.report_lease import LeaseWriter
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/word-n1"
 NEVER = 1e9
@@ -69,7 +69,7 @@ class Agent:
         self.paused = self.lookings = 0
         self.now_is = 0.0
         self.leases = HeldLeases(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
-        self.lease = ReportLease(
+        self.lease = LeaseWriter(
             self.leases,
             self,
             every=every,

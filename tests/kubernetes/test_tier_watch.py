@@ -10,10 +10,10 @@ from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently, until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.tier_watch import InTier, PendingCleanup, TierWatch
+from tranche.kubernetes.tier_watch import BackendComponent, BackendWatch, CleanupTask
 
 
 def on_server(act: Callable[[FakeApiServer, ApiConnection], Coroutine[Any, Any, None]]) -> None:
@@ -45,7 +45,7 @@ class Counting:
             self.running -= 1
 
 
-def test_the_tier_is_found_out_and_a_part_runs_only_in_its_own() -> None:
+def test_the_backend_is_found_out_and_a_component_runs_only_in_its_own() -> None:
     async def act(server: FakeApiServer, connection: ApiConnection) -> None:
         asked = asyncio.Event()
 
@@ -55,8 +55,8 @@ def test_the_tier_is_found_out_and_a_part_runs_only_in_its_own() -> None:
 
         server.put("/version", {"gitVersion": "v1.33.4"})
         server.refusals["GET", "/apis/resource.k8s.io/v1"] = (404, {"message": "404 page not found"})
-        watch, part = TierWatch(connection, sleep=sleep), Counting()
-        gates = InTier(part, watch.latest, frozenset((Tier.GATES,)))
+        watch, part = BackendWatch(connection, sleep=sleep), Counting()
+        gates = BackendComponent(part, watch.latest, frozenset((AllocationBackend.GATES,)))
         assert not gates.ready().ready
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(gates.run())]
         await until(lambda: part.running == 1)
@@ -65,7 +65,7 @@ def test_the_tier_is_found_out_and_a_part_runs_only_in_its_own() -> None:
         server.put("/version", {"gitVersion": "v1.36.3"})
         server.put("/apis/resource.k8s.io/v1", {})
         await until(lambda: part.running == 0)
-        assert (watch.latest.value, gates.ready().ready) == (Tier.CLAIMS, True)
+        assert (watch.latest.value, gates.ready().ready) == (AllocationBackend.CLAIMS, True)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -73,22 +73,22 @@ def test_the_tier_is_found_out_and_a_part_runs_only_in_its_own() -> None:
     on_server(act)
 
 
-def test_a_part_does_what_it_owes_in_another_tier_and_no_longer() -> None:
+def test_a_component_does_what_it_owes_in_another_backend_and_no_longer() -> None:
     async def act(server: FakeApiServer, connection: ApiConnection) -> None:
-        tier: LatestValue[Tier] = LatestValue()
+        backend: LatestValue[AllocationBackend] = LatestValue()
         part, settling, left = Counting(), Counting(), [True]
 
         async def is_left() -> bool:
             return left[0]
 
-        claims = InTier(part, tier, BY_CLAIMS, owed=PendingCleanup(is_left, settling.run), look_seconds=0.01)
+        claims = BackendComponent(part, backend, BY_CLAIMS, owed=CleanupTask(is_left, settling.run), look_seconds=0.01)
         running = asyncio.create_task(claims.run())
-        tier.publish(Tier.GATES)  # as an agent finds it that was started anew with another word
+        backend.publish(AllocationBackend.GATES)  # as an agent finds it that was started anew with another word
         await until(lambda: settling.running == 1)
         assert (part.running, claims.ready().ready) == (0, True)
-        tier.publish(Tier.CLAIMS)
+        backend.publish(AllocationBackend.CLAIMS)
         await until(lambda: (part.running, settling.running) == (1, 0))
-        tier.publish(Tier.GATES)
+        backend.publish(AllocationBackend.GATES)
         await until(lambda: (part.running, settling.running) == (0, 1))
         left[0] = False
         await until(lambda: settling.running == 0)

@@ -23,7 +23,7 @@ from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key, catalogue
 from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import GpuBusy, HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
-from tranche.core.grid import Occupant, Placement
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
@@ -107,8 +107,10 @@ def test_of_those_in_the_way_the_ones_to_be_spared_stay_where_that_can_be() -> N
     view = view_of(gpu, allocations=here)
     balanced = layout("1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb")
 
-    def leaving(*spared: str) -> set[str]:
-        return {each.id for user in plan_layout(view, balanced, spared=spared).blockers for each in user.allocations}
+    def leaving(*protected: str) -> set[str]:
+        return {
+            each.id for user in plan_layout(view, balanced, protected=protected).blockers for each in user.allocations
+        }
 
     assert leaving() == {"a-3", "a-4", "a-5", "a-6"}
     assert leaving("a-3") == {"a-0", "a-1", "a-4", "a-5", "a-6"}
@@ -492,14 +494,16 @@ def test_the_largest_possible_number_of_idle_instances_is_kept(case: tuple[NodeV
         if not whole or any(not i.slices or not i.slices[0].spans_gpu_instance for i in change.gpu.instances):
             continue
         fixed = tuple(user.occupant for user in users.slice_users if user.occupant is not None)
-        idle = {Occupant(i.profile, i.placement) for i in users.idle}
+        idle = {PlacedInstance(i.profile, i.placement) for i in users.idle}
         rest = Counter(spec.slice_list) - Counter(spot.profile for spot in fixed)
         possible = [len(idle & found) for found in _beside(change.gpu, rest, fixed)]
         kept = len([i for i in users.idle if i not in change.cut.destroyed])
         assert kept == max(possible)
 
 
-def _beside(gpu: GpuState, rest: Counter[ProfileName], fixed: tuple[Occupant, ...]) -> list[frozenset[Occupant]]:
+def _beside(
+    gpu: GpuState, rest: Counter[ProfileName], fixed: tuple[PlacedInstance, ...]
+) -> list[frozenset[PlacedInstance]]:
     """Arrangements of the rest beside the fixed: the model places equal instances in rising order, so fixed ones go first."""
     everything = arrangements(gpu, rest + Counter(spot.profile for spot in fixed))
     return [found for found in everything if set(fixed) <= found]
@@ -527,7 +531,7 @@ def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[
                     stray_processes=(),
                     compute_instances=tuple(replace(ci, processes=()) for ci in i.compute_instances),
                 )
-                if Occupant(i.profile, i.placement) in gone
+                if PlacedInstance(i.profile, i.placement) in gone
                 else i
                 for i in change.gpu.instances
             ),

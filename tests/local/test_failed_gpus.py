@@ -16,7 +16,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.local.failed_gpus import FailedGpus
 from tranche.local.queue import Queue
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
@@ -33,7 +33,7 @@ def two(tmp_path: Path) -> Node:
     return node_of(tmp_path, "H100-80GB-SXM", "H100-80GB-SXM")
 
 
-def acquire(host: Host, request: Request = SLICE, **options: object) -> Held:
+def acquire(host: Host, request: Request = SLICE, **options: object) -> HeldAllocation:
     settings: dict[str, object] = {"patience": WaitLimit(wait=False), **options}
     return Queue(host).acquire(request, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
 
@@ -42,7 +42,7 @@ def tries(host: Host) -> int:
     return [event.name for event in host.events()].count("Undone")
 
 
-def gpu_of(held: Held) -> str:
+def gpu_of(held: HeldAllocation) -> str:
     return held.allocation.grants[0].gpu_uuid
 
 

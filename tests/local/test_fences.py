@@ -13,9 +13,9 @@ from tests.local.test_fractions import end_daemons, folder, holders, t4, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import WaitTimeout
-from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
-from tranche.node.session import Places, process_stopped
+from tranche.node.mps_daemons import MpsDaemonManager
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.session import StateFolder, process_stopped
 
 __all__ = ["folder", "t4"]  # fixtures
 
@@ -23,13 +23,13 @@ JOB = "context(); tell(0); wait()"
 
 
 def record(machine: TestMachine) -> DaemonRecord:
-    (found,) = DaemonRecords(Places(machine.state_dir).mps).all()
+    (found,) = DaemonRecordStore(StateFolder(machine.state_dir).mps).all()
     return found
 
 
 @contextmanager
 def stopped_server(machine: TestMachine) -> Iterator[int]:
-    (server,) = MpsDaemons(Places(machine.state_dir)).process(record(machine).device_uuid).servers()
+    (server,) = MpsDaemonManager(StateFolder(machine.state_dir)).process(record(machine).device_uuid).servers()
     os.kill(server.pid, signal.SIGSTOP)
     wait_until(lambda: process_stopped(server.pid))
     try:
@@ -55,14 +55,14 @@ def test_a_stopped_server_is_named_wherever_one_looks_and_a_request_waits_no_lon
         assert why in holders(t4)[0]["fenced"]
         assert why in t4.tranche("doctor").stdout
         assert why in t4.tranche("events").stdout
-        assert fenced_samples(t4) == ["1.0"]
+        assert unavailable_samples(t4) == ["1.0"]
     again = tenant(t4, "--gpu-memory", "3G", code=JOB)
     assert again.told() == 0
-    assert fenced_samples(t4) == ["0.0"]
+    assert unavailable_samples(t4) == ["0.0"]
     assert holders(t4)[0]["fenced"] is None
 
 
-def fenced_samples(machine: TestMachine) -> list[str]:
+def unavailable_samples(machine: TestMachine) -> list[str]:
     lines = machine.tranche("metrics").stdout.splitlines()
     return [line.split()[-1] for line in lines if line.startswith("tranche_shared_device_fenced{")]
 

@@ -24,9 +24,9 @@ from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
 from tranche.core.events import EventKind
 from tranche.hardware.mps_answers import ServerStatus
-from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_records import DaemonRecords
-from tranche.node.session import Places
+from tranche.node.mps_daemons import MpsDaemonManager
+from tranche.node.mps_records import DaemonRecordStore
+from tranche.node.session import StateFolder
 
 GB = 10**9
 STEP_MIB = 64
@@ -67,9 +67,9 @@ def t4(folder: Path) -> Iterator[TestMachine]:
 
 
 def end_daemons(machine: TestMachine) -> None:
-    places = Places(machine.state_dir)
-    for record in DaemonRecords(places.mps).all():
-        MpsDaemons(places, machine.environment).process(record.device_uuid).stop()
+    places = StateFolder(machine.state_dir)
+    for record in DaemonRecordStore(places.mps).all():
+        MpsDaemonManager(places, machine.environment).process(record.device_uuid).stop()
 
 
 @dataclass
@@ -143,20 +143,20 @@ def isolations(machine: TestMachine) -> list[str]:
 
 def server_states(machine: TestMachine) -> list[ServerStatus]:
     """What the daemon of the only device says of its servers."""
-    places = Places(machine.state_dir)
-    (record,) = DaemonRecords(places.mps).all()
-    control = MpsDaemons(places, machine.environment).process(record.device_uuid).control
+    places = StateFolder(machine.state_dir)
+    (record,) = DaemonRecordStore(places.mps).all()
+    control = MpsDaemonManager(places, machine.environment).process(record.device_uuid).control
     return [control.server_status(server) for server in control.servers()]
 
 
 def nothing_left(machine: TestMachine) -> None:
     """No daemon, no record, no compute mode."""
     assert compute_mode(machine) == "Default"
-    assert DaemonRecords(Places(machine.state_dir).mps).all() == ()
+    assert DaemonRecordStore(StateFolder(machine.state_dir).mps).all() == ()
 
 
 def nothing_is_left(machine: TestMachine) -> bool:
-    return compute_mode(machine) == "Default" and DaemonRecords(Places(machine.state_dir).mps).all() == ()
+    return compute_mode(machine) == "Default" and DaemonRecordStore(StateFolder(machine.state_dir).mps).all() == ()
 
 
 def compute_mode(machine: TestMachine) -> str:
@@ -184,7 +184,7 @@ def test_the_first_program_on_a_gpu_cannot_pass_the_daemon_by(t4: TestMachine) -
 
 def later(machine: TestMachine, seconds: float = 3600) -> None:
     """Let the daemons look as if nobody had needed them for an hour; with a negative time they do not end meanwhile."""
-    for path in Places(machine.state_dir).mps.glob("*.json"):
+    for path in StateFolder(machine.state_dir).mps.glob("*.json"):
         os.utime(path, (0, path.stat().st_mtime - seconds))
 
 
@@ -248,7 +248,7 @@ def once_shared(folder: Path) -> Iterator[TestMachine]:
             machine.tranche("policy", "set", "--gpu", "0", "sharing=shared")
             machine.tranche("run", "--gpu", "0.2", "--", "true")
             machine.tranche("policy", "set", "--gpu", "0", "sharing=auto")
-            assert len(DaemonRecords(Places(machine.state_dir).mps).all()) == 1
+            assert len(DaemonRecordStore(StateFolder(machine.state_dir).mps).all()) == 1
             later(machine, -3600)  # else it ends after a minute, and a busy machine takes longer
             yield machine
         finally:
@@ -304,7 +304,7 @@ def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMa
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None
     assert isolations(t4) == ["soft"]
-    (record,) = DaemonRecords(Places(t4.state_dir).mps).all()
+    (record,) = DaemonRecordStore(StateFolder(t4.state_dir).mps).all()
     end(record.pid)
     assert isolations(t4) == ["none"]
     wait_until(lambda: "LimitsLost" in t4.tranche("events").stdout)
@@ -323,9 +323,9 @@ def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMa
 def test_a_server_that_ends_under_a_share_is_told_and_written_down_once(t4: TestMachine, how: str) -> None:
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None
-    places = Places(t4.state_dir)
-    (record,) = DaemonRecords(places.mps).all()
-    process = MpsDaemons(places, t4.environment).process(record.device_uuid)
+    places = StateFolder(t4.state_dir)
+    (record,) = DaemonRecordStore(places.mps).all()
+    process = MpsDaemonManager(places, t4.environment).process(record.device_uuid)
     (server,) = process.servers()
     if how == "killed":
         os.kill(server.pid, signal.SIGKILL)
@@ -346,9 +346,9 @@ def test_a_server_that_ends_under_a_share_is_told_and_written_down_once(t4: Test
 def test_nothing_is_promised_on_a_daemon_whose_limits_somebody_has_just_changed(t4: TestMachine) -> None:
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None
-    places = Places(t4.state_dir)
-    (record,) = DaemonRecords(places.mps).all()
-    control = MpsDaemons(places, t4.environment).process(record.device_uuid).control
+    places = StateFolder(t4.state_dir)
+    (record,) = DaemonRecordStore(places.mps).all()
+    control = MpsDaemonManager(places, t4.environment).process(record.device_uuid).control
     control.ask("set_default_device_pinned_mem_limit 0 15G")
     assert "limits were changed by somebody" in t4.tranche("doctor").stdout
     assert t4.json("explain", "--gpu-memory", "3G")["status"] == "Waiting"

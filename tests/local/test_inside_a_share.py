@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
-from tranche.hardware.visible_devices import Scope, scope_of
+from tranche.hardware.visible_devices import DeviceVisibility, scope_of
 
 SLICE = ("--mig-profile", "3g.20gb")
 
@@ -128,19 +128,19 @@ def test_what_a_killed_process_left_on_a_hidden_gpu_waits_for_somebody_who_sees_
 @pytest.mark.parametrize(
     ("value", "scope"),
     [
-        (None, Scope.ALL),
-        ("all", Scope.ALL),
-        ("", Scope.GPUS),
-        ("none", Scope.GPUS),
-        ("0,1", Scope.GPUS),
-        ("GPU-0d1e2f3a-0000-1111-2222-333344445555, 1", Scope.GPUS),
-        ("void", Scope.PARTS),
-        ("MIG-0d1e2f3a-0000-1111-2222-333344445555", Scope.PARTS),
-        ("0,1:2", Scope.PARTS),
-        ("/var/run/nvidia-container-devices", Scope.PARTS),
+        (None, DeviceVisibility.ALL),
+        ("all", DeviceVisibility.ALL),
+        ("", DeviceVisibility.GPUS),
+        ("none", DeviceVisibility.GPUS),
+        ("0,1", DeviceVisibility.GPUS),
+        ("GPU-0d1e2f3a-0000-1111-2222-333344445555, 1", DeviceVisibility.GPUS),
+        ("void", DeviceVisibility.PARTS),
+        ("MIG-0d1e2f3a-0000-1111-2222-333344445555", DeviceVisibility.PARTS),
+        ("0,1:2", DeviceVisibility.PARTS),
+        ("/var/run/nvidia-container-devices", DeviceVisibility.PARTS),
     ],
 )
-def test_lists_of_gpus_show_them_whole_and_nothing_else_does(value: str | None, scope: Scope) -> None:
+def test_lists_of_gpus_show_them_whole_and_nothing_else_does(value: str | None, scope: DeviceVisibility) -> None:
     assert scope_of(value) is scope
 
 

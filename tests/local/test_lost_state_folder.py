@@ -19,9 +19,9 @@ from tests.machines import TestMachine, remove_under_writers, wait_until
 from tests.node.test_mps_daemons import end
 from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
-from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
-from tranche.node.session import Places, process_lives
+from tranche.node.mps_daemons import MpsDaemonManager
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.session import StateFolder, process_lives
 
 __all__ = ["folder", "groups", "limited_t4", "shared_t4"]  # fixtures
 
@@ -29,13 +29,13 @@ JOB = "context(); tell(0); wait()"
 
 
 def records(machine: TestMachine) -> tuple[DaemonRecord, ...]:
-    return DaemonRecords(Places(machine.state_dir).mps).all()
+    return DaemonRecordStore(StateFolder(machine.state_dir).mps).all()
 
 
 @contextmanager
 def ended_with(record: DaemonRecord, machine: TestMachine) -> Iterator[None]:
     """Whatever the test finds, nothing of the daemon is left after it."""
-    process = MpsDaemons(Places(machine.state_dir), machine.environment).process(record.device_uuid)
+    process = MpsDaemonManager(StateFolder(machine.state_dir), machine.environment).process(record.device_uuid)
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def test_an_idle_daemon_and_a_server_without_one_end_at_once(shared_t4: TestMach
     shared_t4.tranche("run", "--gpu-memory", "3G", "--", "true")
     (before,) = records(shared_t4)
     with ended_with(before, shared_t4):
-        process = MpsDaemons(Places(shared_t4.state_dir)).process(before.device_uuid)
+        process = MpsDaemonManager(StateFolder(shared_t4.state_dir)).process(before.device_uuid)
         (server,) = process.servers()
         if not alive:
             os.kill(server.pid, signal.SIGSTOP)  # it would end with its daemon
@@ -121,7 +121,7 @@ def test_a_compute_mode_is_put_back_when_nothing_of_the_daemon_is_left_but_who_s
     first = tenant(shared_t4, "--gpu-memory", "3G", code=JOB)
     assert first.told() == 0
     (before,) = records(shared_t4)
-    (server,) = MpsDaemons(Places(shared_t4.state_dir)).process(before.device_uuid).servers()
+    (server,) = MpsDaemonManager(StateFolder(shared_t4.state_dir)).process(before.device_uuid).servers()
     for pid in (before.pid, server.pid):
         end(pid)
     lose(shared_t4)
@@ -134,14 +134,14 @@ def test_a_compute_mode_is_put_back_when_nothing_of_the_daemon_is_left_but_who_s
 
 
 def test_a_daemon_of_a_device_that_is_not_there_ends_too(shared_t4: TestMachine) -> None:
-    pipes = Places(shared_t4.state_dir).mps / "abc"
+    pipes = StateFolder(shared_t4.state_dir).mps / "abc"
     process = MpsProcess(pipes, shared_t4.environment)
     daemon = process.start("MIG-not-there")
     try:
         shared_t4.tranche("run", "--gpu", "1", "--", "true")
         assert not daemon.lives
         assert not pipes.exists()
-        assert DaemonRecords(Places(shared_t4.state_dir).mps).look().damaged == frozenset()
+        assert DaemonRecordStore(StateFolder(shared_t4.state_dir).mps).look().damaged == frozenset()
     finally:
         process.stop()
 

@@ -20,12 +20,12 @@ from tests.simulator.control_groups import hierarchy
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import HardwareError, SharingUnavailable
 from tranche.core.events import EventKind
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, inside, own_group, remove_group
-from tranche.node.limit_trials import CANARY, LimitTrials
-from tranche.node.memory_groups import MemoryGroup, MemoryGroups
-from tranche.node.session import Places, boot_id
+from tranche.node.limit_trials import CANARY, LimitTrialRunner
+from tranche.node.memory_groups import MemoryGroup, MemoryGroupManager
+from tranche.node.session import StateFolder, boot_id
 
 TOTAL = GREEDY.replace("tell([len(sizes)", "tell([check(cu.cuMemGetInfo())[1] >> 20, len(sizes)")
 
@@ -62,7 +62,7 @@ def t4(folder: Path, groups: Path) -> Iterator[TestMachine]:
 
 def of_shares(machine: TestMachine) -> list[str]:
     """The shares that the state folder has a group for."""
-    notes = Places(machine.state_dir).memory_groups
+    notes = StateFolder(machine.state_dir).memory_groups
     return sorted(os.listdir(notes)) if notes.is_dir() else []
 
 
@@ -143,7 +143,7 @@ def test_a_driver_whose_accounting_is_off_shares_by_mps(t4: TestMachine, groups:
     t4.machine.set_limits_backend("off")
     said = next(each for each in t4.json("doctor")["findings"] if each["check"] == "sharing")
     assert "not by memory limits of the driver: the driver refuses them: Not Supported" in said["message"]
-    assert not Places(t4.state_dir).limit_trial.exists(), "doctor changes nothing"
+    assert not StateFolder(t4.state_dir).limit_trial.exists(), "doctor changes nothing"
     assert "by MPS" in t4.tranche("explain", "--gpu-memory", "3G").stdout
     assert mechanism(t4) == "mps"
     assert nothing_on_trial(groups, t4)
@@ -174,7 +174,7 @@ def test_a_driver_that_refuses_later_is_passed_over_at_once_and_asked_again_afte
     assert mechanism(t4) == "mps"
     assert len(refusals(t4)) == 1
     t4.machine.set_limits_backend("misc")
-    trial = Places(t4.state_dir).limit_trial
+    trial = StateFolder(t4.state_dir).limit_trial
     trial.write_text(json.dumps({**json.loads(trial.read_text()), "until": 1.0}))
     end_daemons(t4)
     wait_until(lambda: mechanism(t4) == "memory-limits")
@@ -202,17 +202,17 @@ def test_no_program_asks_for_more_where_that_is_not_wanted(t4: TestMachine, monk
 
 
 def test_what_was_found_holds_for_one_start_and_one_driver(tmp_path: Path) -> None:
-    trials = LimitTrials(Places(tmp_path), clock=lambda: 1000.0)
-    node = NodeState((), "615.71.09", sharing=SharingMeans(frozenset(Sharing)))
+    trials = LimitTrialRunner(StateFolder(tmp_path), clock=lambda: 1000.0)
+    node = NodeState((), "615.71.09", sharing=MachineSharing(frozenset(Sharing)))
     assert trials.on_node(node, may_try=True) == node, "no GPU can tell"
     trials.refuse("615.71.09", HardwareError("no"))
     assert trials.on_node(node, may_try=False).sharing.why_not(Sharing.MEMORY_LIMITS) == "no"
     assert trials.on_node(replace(node, driver_version="615.80"), may_try=False).sharing == node.sharing
-    known = json.loads(Places(tmp_path).limit_trial.read_text())
-    Places(tmp_path).limit_trial.write_text(json.dumps({**known, "boot": "another"}))
+    known = json.loads(StateFolder(tmp_path).limit_trial.read_text())
+    StateFolder(tmp_path).limit_trial.write_text(json.dumps({**known, "boot": "another"}))
     assert trials.on_node(node, may_try=False) == node
     for damaged in ("", "[]", "{}", '{"boot": 1}', "\0"):
-        Places(tmp_path).limit_trial.write_text(damaged)
+        StateFolder(tmp_path).limit_trial.write_text(damaged)
         assert trials.on_node(node, may_try=False) == node
 
 
@@ -248,9 +248,9 @@ def test_the_own_group_is_found_where_its_hierarchy_is_mounted(
 # When a group goes
 
 
-def noted(state_dir: Path, group: MemoryGroup) -> MemoryGroups:
+def noted(state_dir: Path, group: MemoryGroup) -> MemoryGroupManager:
     """The groups of a state folder that has a note of this one."""
-    groups = MemoryGroups(Places(state_dir))
+    groups = MemoryGroupManager(StateFolder(state_dir))
     groups._note(group)
     assert groups.left([]) == (group,)
     return groups
@@ -305,7 +305,7 @@ def test_group_and_note_stay_while_the_driver_does_not_lift_the_limit(t4: TestMa
     assert first.ended()[0] == 0
     assert holders(t4) == []
     assert of_shares(t4) == [holder["id"]]
-    (left,) = MemoryGroups(Places(t4.state_dir)).left([])
+    (left,) = MemoryGroupManager(StateFolder(t4.state_dir)).left([])
     assert left.folder.is_dir()
     t4.machine.clear_injections()
     assert holders(t4) == []
@@ -316,7 +316,7 @@ def test_group_and_note_stay_while_the_driver_does_not_lift_the_limit(t4: TestMa
 def test_a_lost_gpu_keeps_no_group(t4: TestMachine, groups: Path) -> None:
     first = tenant(t4, "--gpu-memory", "3G")
     assert first.told() is not None
-    (left,) = MemoryGroups(Places(t4.state_dir)).left([])
+    (left,) = MemoryGroupManager(StateFolder(t4.state_dir)).left([])
     t4.machine.inject_lost(0)
     first.go_on()
     first.ended()

@@ -10,8 +10,8 @@ from tests.local.test_fractions import end_daemons, holders, tenant
 from tests.machines import TestMachine, machine_in, needs_root, readable_folder
 from tranche.core.errors import PermissionDenied
 from tranche.core.state import DaemonState
-from tranche.node.mps_records import DaemonRecords
-from tranche.node.session import Places
+from tranche.node.mps_records import DaemonRecordStore
+from tranche.node.session import StateFolder
 
 pytestmark = needs_root
 
@@ -31,8 +31,8 @@ def t4() -> Iterator[TestMachine]:
             end_daemons(machine)
 
 
-def records(machine: TestMachine) -> DaemonRecords:
-    return DaemonRecords(Places(machine.state_dir).mps)
+def records(machine: TestMachine) -> DaemonRecordStore:
+    return DaemonRecordStore(StateFolder(machine.state_dir).mps)
 
 
 def close_sockets(machine: TestMachine) -> None:

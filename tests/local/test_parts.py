@@ -19,17 +19,17 @@ from tests.node.machines import Node, change, enable, node_of
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import cut, end, only, place_of, processes_of, short, t4
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
-from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import MpsFailed, MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
-from tranche.hardware.mps_control import MpsControl
+from tranche.hardware.mps_control import MpsControlClient
 from tranche.local.limits_watch import watching_limits
 from tranche.local.part_environment import part_environment
 from tranche.local.workload import share_environment
 from tranche.node.draining import drain
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.processes import heeds_sigterm
 from tranche.planning.allocate import Granted
@@ -52,17 +52,17 @@ tell(code(cu.cuCtxSynchronize()))
 """
 
 
-def admit(host: Host, part: Part) -> Held:
+def admit(host: Host, part: FractionalShare) -> HeldAllocation:
     """A part, given as a decision gives it: promised, its daemon started, active."""
     ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
     held = host.start(ticket, lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"))
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldAllocation)
     host.set_holder(held, os.getpid())
     return held
 
 
 @contextmanager
-def program(node: Node, host: Host, held: Held, code: str = GREEDY) -> Iterator[CudaProgram]:
+def program(node: Node, host: Host, held: HeldAllocation, code: str = GREEDY) -> Iterator[CudaProgram]:
     """A program in its share, killed at the end of the block."""
     share = share_environment(held, host.observe_gpu, host.places)
     command = [sys.executable, "-c", PREAMBLE + code]
@@ -76,8 +76,8 @@ def program(node: Node, host: Host, held: Held, code: str = GREEDY) -> Iterator[
             process.kill()
 
 
-def part_of(host: Host, memory: int = 3 * GIB, **more: Any) -> Part:
-    return Part(WholeGpu(only(host).uuid), memory, Sharing.MPS, **more)
+def part_of(host: Host, memory: int = 3 * GIB, **more: Any) -> FractionalShare:
+    return FractionalShare(WholeGpu(only(host).uuid), memory, Sharing.MPS, **more)
 
 
 @isolated
@@ -97,7 +97,7 @@ def test_each_program_gets_its_part_and_no_more(t4: Node) -> None:
 def test_a_part_of_a_slice_is_limited_too(cut: Node) -> None:
     with cut.host() as host:
         gpu = only(host)
-        part = Part(Slice(gpu.uuid, place_of(gpu).profile, place_of(gpu).placement), 4 * GIB, Sharing.MPS)
+        part = FractionalShare(Slice(gpu.uuid, place_of(gpu).profile, place_of(gpu).placement), 4 * GIB, Sharing.MPS)
         held = admit(host, part)
         with program(cut, host, held) as greedy:
             got, code = greedy.told()
@@ -147,7 +147,7 @@ def test_who_passes_the_daemon_by_is_refused_on_a_whole_gpu(t4: Node) -> None:
 # Nobody is let in without limits
 
 
-def allocation_of(*parts: Part) -> Allocation:
+def allocation_of(*parts: FractionalShare) -> Allocation:
     return Allocation("a", Request(GpuMemory(3 * GIB)), parts, Phase.ACTIVE, 1.0)
 
 
@@ -262,7 +262,7 @@ def test_a_client_is_drained_and_its_neighbour_is_not(t4: Node) -> None:
 
 
 @isolated
-def test_a_server_that_does_not_let_go_is_fenced(t4: Node) -> None:
+def test_a_server_that_does_not_let_go_is_unavailable(t4: Node) -> None:
     with t4.host() as host:
         held = admit(host, part_of(host))
         with program(t4, host, held) as one:
@@ -282,8 +282,8 @@ def test_a_server_that_does_not_let_go_is_fenced(t4: Node) -> None:
 
 @isolated
 @pytest.mark.parametrize("silent", ["at once", "while it ends a client"])
-def test_a_daemon_that_does_not_answer_is_fenced(t4: Node, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(self: MpsControl, command: str, **more: Any) -> str:
+def test_a_daemon_that_does_not_answer_is_unavailable(t4: Node, silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(self: MpsControlClient, command: str, **more: Any) -> str:
         if silent == "at once" or command.startswith("terminate"):
             unanswered.append(command)
         if unanswered:
@@ -291,13 +291,13 @@ def test_a_daemon_that_does_not_answer_is_fenced(t4: Node, silent: str, monkeypa
         return really(self, command, **more)
 
     unanswered: list[str] = []
-    really = MpsControl.ask
+    really = MpsControlClient.ask
     with t4.host() as host:
         held = admit(host, part_of(host))
         (record,) = host.daemons.records.all()
         with program(t4, host, held) as one:
             one.told()
-            monkeypatch.setattr(MpsControl, "ask", ask)
+            monkeypatch.setattr(MpsControlClient, "ask", ask)
             assert drain(host.daemons, held.allocation, {one.pid})
             assert host.daemons.records.all()[0].wedged
             # One that has died lets nobody in anyway, and is not said to be wedged.

@@ -15,9 +15,9 @@ from tranche.core.errors import GpuBusy, NoRoom, WaitTimeout
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.local.queue import Queue
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.interrupts import Terminated, heed_signals, ignore_signals
+from tranche.node.interrupts import WaitInterrupted, heed_signals, ignore_signals
 from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 
@@ -33,7 +33,7 @@ def a100(tmp_path: Path) -> Node:
     return node_of(tmp_path, "A100-40GB")
 
 
-def acquire(host: Host, **options: object) -> Held:
+def acquire(host: Host, **options: object) -> HeldAllocation:
     settings: dict[str, object] = {"patience": WaitLimit(wait=False), **options}
     return Queue(host).acquire(WHOLE, command="work", pid=os.getpid(), **settings)  # type: ignore[arg-type]
 
@@ -84,7 +84,7 @@ def test_nothing_is_changed_for_a_request_that_was_told_to_end_while_the_machine
     heed_signals()
     with a100.host() as host:
         queue = Queue(host, record=lambda *_: signal.raise_signal(signal.SIGTERM))
-        with pytest.raises(Terminated):
+        with pytest.raises(WaitInterrupted):
             queue.acquire(WHOLE, command="work", pid=os.getpid(), patience=WaitLimit())
         ignore_signals()
         assert a100.taken() == []

@@ -24,10 +24,10 @@ from tests.machines import TestMachine, machine_in, remove_under_writers, wait_u
 from tests.simulator.control_groups import hierarchy
 from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
 from tranche.hardware.mps_process import DaemonProcess
-from tranche.node.memory_groups import MemoryGroups
-from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
-from tranche.node.session import Places
+from tranche.node.memory_groups import MemoryGroupManager
+from tranche.node.mps_daemons import MpsDaemonManager
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.session import StateFolder
 
 FAULTS = int(os.environ.get("TRANCHE_FAULT_CASES", "16"))
 FIRST_SEED = int(os.environ.get("TRANCHE_FAULT_SEED", "0"))
@@ -74,11 +74,11 @@ class Life:
 
     @property
     def records(self) -> tuple[DaemonRecord, ...]:
-        return DaemonRecords(Places(self.machine.state_dir).mps).all()
+        return DaemonRecordStore(StateFolder(self.machine.state_dir).mps).all()
 
     @property
     def servers(self) -> tuple[DaemonProcess, ...]:
-        daemons = MpsDaemons(Places(self.machine.state_dir), self.machine.environment)
+        daemons = MpsDaemonManager(StateFolder(self.machine.state_dir), self.machine.environment)
         return tuple(server for record in self.records for server in daemons.process(record.device_uuid).servers())
 
     def come(self) -> None:
@@ -194,7 +194,7 @@ class Life:
 
     def change_limits(self) -> None:
         """A tenant comes to the daemon's socket, and tells it other limits."""
-        daemons = MpsDaemons(Places(self.machine.state_dir), self.machine.environment)
+        daemons = MpsDaemonManager(StateFolder(self.machine.state_dir), self.machine.environment)
         for record in self.records:
             with suppress(MpsFailed):
                 daemons.process(record.device_uuid).control.ask("set_default_device_pinned_mem_limit 0 15G", seconds=1)
@@ -216,8 +216,8 @@ class Life:
         wait_until(lambda: holders(self.machine) == [])
         later(self.machine)
         nothing_stays(self.machine)
-        places = Places(self.machine.state_dir)
-        assert [*MemoryGroups(places).left(()), *MemoryGroups(places).strays()] == []
+        places = StateFolder(self.machine.state_dir)
+        assert [*MemoryGroupManager(places).left(()), *MemoryGroupManager(places).strays()] == []
         self.machine.machine.clear_injections()
         result, made = self.tenant("4G").told()
         assert result == 0, self.said

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.machines import wait_until
-from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.local import limits_watch, server_ends
 from tranche.local.limits_watch import watching_limits
 from tranche.local.server_ends import ServerEndWatch
 from tranche.local.side_thread import beside
-from tranche.node.mps_records import DaemonRecords, record_of
+from tranche.node.mps_records import DaemonRecordStore, record_of
 from tranche.node.session import boot_id, children_pids, process_start_time
 
 GPU = "GPU-of-the-test"
@@ -121,9 +121,9 @@ def watched(daemon: Parent, folder: Path, server_ended: Callable[[int], None]) -
     record = record_of(GPU, None, GPU, None)._replace(
         pid=pid, started=process_start_time(pid), boot=boot_id(), ready=True
     )
-    records = DaemonRecords(folder)
+    records = DaemonRecordStore(folder)
     records.write(record)
-    part = Part(WholeGpu(GPU), 2**30, Sharing.MPS)
+    part = FractionalShare(WholeGpu(GPU), 2**30, Sharing.MPS)
     allocation = Allocation("a", Request(GpuMemory(2**30)), (part,), Phase.ACTIVE, 1.0)
     with watching_limits(allocation, records, pytest.fail, server_ended=server_ended):
         yield

@@ -13,7 +13,7 @@ from tests.local.test_child import shell_with_job
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tranche.node.lock_table import lock_pids
 from tranche.node.locks import lock_holder
-from tranche.node.session import Places, process_stopped
+from tranche.node.session import StateFolder, process_stopped
 
 SLICE = ("--mig-profile", "1g.5gb")
 
@@ -35,7 +35,7 @@ def run_until_it_is_told(folder: Path) -> list[str]:
 
 
 def test_ctrl_z_while_a_slice_is_made_stops_the_request_when_it_has_no_lock(a100: TestMachine) -> None:
-    places, folder = Places(a100.state_dir), a100.folder
+    places, folder = StateFolder(a100.state_dir), a100.folder
     a100.tranche("ps")
     a100.machine.set_time_scale(1.0)
     with shell_with_job([*TRANCHE, "run", "-q", *SLICE, *run_until_it_is_told(folder)], a100.environment) as job:
@@ -54,7 +54,7 @@ def test_ctrl_z_while_a_slice_is_made_stops_the_request_when_it_has_no_lock(a100
 
 def test_a_request_that_was_stopped_amid_its_decision_is_continued_for_good(a100: TestMachine) -> None:
     """SIGSTOP cannot be held back. Who waits continues it, and so does its owner; its share then runs to its end."""
-    places, folder = Places(a100.state_dir), a100.folder
+    places, folder = StateFolder(a100.state_dir), a100.folder
     a100.tranche("ps")
     for _ in range(30):
         runs = a100.start("run", "-q", *SLICE, *run_until_it_is_told(folder))

@@ -14,7 +14,7 @@ from tests.machines import TestMachine, Workload, machine_in, wait_until
 from tranche.local.attendance import TURN_SECONDS, answers
 from tranche.local.wakeup_pipe import WakeupPipe, ring, unheard_for
 from tranche.node.records import Waiter
-from tranche.node.session import Places, process_stopped
+from tranche.node.session import StateFolder, process_stopped
 
 SLICE = ("--mig-profile", "7g.40gb")
 
@@ -97,7 +97,7 @@ def test_a_cancelled_waiter_that_is_killed_leaves_no_files(a100: TestMachine) ->
 
 
 def test_a_bell_that_is_not_heard_for_long_is_no_answer(tmp_path: Path) -> None:
-    places = Places(tmp_path)
+    places = StateFolder(tmp_path)
     path = places.wakeup_pipe("a")
     path.parent.mkdir(parents=True)
     waiter = Waiter(1, "a", None, 0.0, "", os.getpid())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 from tests.local.test_fractions import end_daemons, folder, holders, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tranche.core.errors import HardwareError, PolicyInvalid, UsageError
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 __all__ = ["folder"]
 
@@ -40,7 +40,7 @@ def length(machine: TestMachine) -> str:
 
 
 def records(machine: TestMachine) -> list[str]:
-    folder = Places(machine.state_dir).timeslices
+    folder = StateFolder(machine.state_dir).timeslices
     return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 
@@ -88,7 +88,7 @@ def test_a_length_of_an_earlier_start_is_forgotten_as_the_driver_has_forgotten_i
     t4.tranche("policy", "set", "--gpu", "0", "timeslice=long")
     t4.tranche("run", *TURNS, "--", "true")
     (name,) = records(t4)
-    path = Places(t4.state_dir).timeslices / name
+    path = StateFolder(t4.state_dir).timeslices / name
     path.write_text(json.dumps({"wanted": "long", "set": "long", "before": "medium", "boot": "earlier", "tried": 0.0}))
     t4.smi("compute-policy", "--set-timeslice=0")
     wait_until(lambda: (t4.tranche("explain", *TURNS), json.loads(path.read_text())["set"])[1] == "")

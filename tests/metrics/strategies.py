@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.strategies import node_views
-from tranche.core.readings import NOT_MEASURED, Activity, GpuReading, SliceReading
+from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuInstance, GpuState
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
-from tranche.node.change_totals import BOUNDS, ChangeKind, ChangeOutcome, ChangeTotals
+from tranche.node.change_totals import BOUNDS, ChangeKind, ChangeStatus, ChangeSummary
 
 NOW = 1_800_000_000.0
 _RATIOS = st.floats(0, 1)
@@ -19,9 +19,9 @@ def _optional(values: st.SearchStrategy[float]) -> st.SearchStrategy[float | Non
 
 
 @st.composite
-def activities(draw: st.DrawFn) -> Activity:
+def activities(draw: st.DrawFn) -> ActivityReading:
     """Of hardware that measures activity, and maybe not all of it."""
-    return Activity(*(draw(_optional(_RATIOS)) for _ in range(5)))
+    return ActivityReading(*(draw(_optional(_RATIOS)) for _ in range(5)))
 
 
 @st.composite
@@ -55,8 +55,8 @@ def node_facts(draw: st.DrawFn) -> NodeFacts:
     """A node as an agent knows it; also one of which it knows little."""
     view = draw(node_views())
     readings = tuple(draw(gpu_readings(gpu)) for gpu in view.node if not gpu.lost)
-    totals = st.builds(ChangeTotals, st.dictionaries(st.sampled_from(BOUNDS), st.integers(1, 1000)), st.floats(0, 1e6))
-    places = st.tuples(st.sampled_from(ChangeKind), st.sampled_from(ChangeOutcome))
+    totals = st.builds(ChangeSummary, st.dictionaries(st.sampled_from(BOUNDS), st.integers(1, 1000)), st.floats(0, 1e6))
+    places = st.tuples(st.sampled_from(ChangeKind), st.sampled_from(ChangeStatus))
     xids = st.tuples(st.sampled_from(["", *(gpu.uuid for gpu in view.node)]), st.integers(1, 150))
     agent = AgentFacts(
         draw(st.dictionaries(st.sampled_from(["inventory", "node-watch"]), st.booleans())),

@@ -12,20 +12,20 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.metrics.strategies import NOW, node_facts
 from tests.strategies import gpu_on, instance_of, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, ComputeSlice, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
-from tranche.core.readings import Activity, GpuReading, SliceReading
+from tranche.core.readings import ActivityReading, GpuReading, SliceReading
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, MigMode, NodeState
 from tranche.metrics import catalogue, dcgm
 from tranche.metrics.exposition import openmetrics_text, textfile_text
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.family import Distribution, MetricFamily, MetricSample
-from tranche.metrics.names import MetricNames, named_samples
+from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
+from tranche.metrics.names import MetricNameSet, named_samples
 from tranche.metrics.samples import node_samples
 
 few = settings(max_examples=25)  # nodes are large: 25 have thousands of samples
@@ -38,13 +38,13 @@ def of(samples: tuple[MetricSample, ...], family: MetricFamily) -> list[MetricSa
 def total(samples: tuple[MetricSample, ...], family: MetricFamily, **labels: str) -> float:
     """The sum over the samples with those labels, as PromQL's sum gives it."""
     found = [each.value for each in of(samples, family) if labels.items() <= each.labels.items()]
-    return sum(each for each in found if not isinstance(each, Distribution))
+    return sum(each for each in found if not isinstance(each, HistogramValue))
 
 
 @few
 @given(node_facts())
 def test_every_sample_has_its_familys_labels_and_stands_once(facts: NodeFacts) -> None:
-    families, samples = named_samples(facts, MetricNames.BOTH, "node")
+    families, samples = named_samples(facts, MetricNameSet.BOTH, "node")
     for sample in samples:
         assert sample.labels.keys() == set(sample.family.labels), sample
     assert max(Counter((each.family, *sorted(each.labels.items())) for each in samples).values()) == 1
@@ -53,9 +53,9 @@ def test_every_sample_has_its_familys_labels_and_stands_once(facts: NodeFacts) -
 
 def test_shares_whose_limits_are_lost_are_counted_for_their_device() -> None:
     gpu = uncuttable_gpu()
-    turns = Part(WholeGpu(gpu.uuid), 1, Sharing.TIME_SLICING)
+    turns = FractionalShare(WholeGpu(gpu.uuid), 1, Sharing.TIME_SLICING)
     for kept, lost in ((2, 0), (1, 2), (0, 0)):
-        part = Part(WholeGpu(gpu.uuid), 1, Sharing.MPS)
+        part = FractionalShare(WholeGpu(gpu.uuid), 1, Sharing.MPS)
         grants = [part] * kept + [replace(part, unlimited=True)] * lost + [turns]
         held = [
             Allocation(str(n), Request(WholeGpus(1)), (grant,), Phase.ACTIVE, 1.0) for n, grant in enumerate(grants)
@@ -68,7 +68,7 @@ def test_shares_whose_limits_are_lost_are_counted_for_their_device() -> None:
 @few
 @given(node_facts())
 def test_both_texts_are_what_parsers_take(facts: NodeFacts) -> None:
-    families, samples = named_samples(facts, MetricNames.BOTH, "node")
+    families, samples = named_samples(facts, MetricNameSet.BOTH, "node")
     parsed = list(text_string_to_metric_families(openmetrics_text(families, samples)))  # type: ignore[no-untyped-call]
     assert {each.name for each in parsed} == {each.family.name for each in samples}
     assert "# EOF" not in textfile_text(families, samples)
@@ -191,7 +191,7 @@ def shared_h100() -> NodeFacts:
         _allocation("b", _pod("left"), ComputeSlice(inside, pieces[0].name, 0, 1)),
         _allocation("c", _pod("right"), ComputeSlice(inside, pieces[1].name, 1, 1)),
     )
-    busy = Activity(0.5, 0.5, 0.2, 0.1, 0.3)
+    busy = ActivityReading(0.5, 0.5, 0.2, 0.1, 0.3)
     reading = GpuReading(
         gpu.uuid,
         slices={one.id: SliceReading(10, 1, busy), three.id: SliceReading(40, 20, busy), two.id: SliceReading()},

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.machines import Node, change, create, enable, node_of
-from tranche.core.allocation import Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Slice, WholeGpu
 from tranche.core.errors import LedgerUnavailable, NoRoom
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
@@ -162,7 +162,7 @@ def test_programs_in_parts_of_one_gpu_are_all_taken_over(tmp_path: Path) -> None
             found = host.view().allocations
             assert [each.id for each in found] == ["aaaa0005", "aaaa0006"]
             # No daemon is known that keeps their limits.
-            lost = Part(WholeGpu(gpu), 4 << 30, Sharing.MPS, unlimited=True)
+            lost = FractionalShare(WholeGpu(gpu), 4 << 30, Sharing.MPS, unlimited=True)
             assert [each.grants for each in found] == [(lost,), (lost,)]
 
 
@@ -174,9 +174,11 @@ def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path:
     inside = cut.instances[0]
     place = Slice(cut.uuid, inside.profile, inside.placement)
     ceiling = 30 if sharing is Sharing.MPS else None
-    one = Part(WholeGpu(gpu), 4 << 30, sharing, ceiling, 5 << 30 if sharing is Sharing.MEMORY_LIMITS else None)
-    other = Part(WholeGpu(gpu), 6 << 30, sharing, ceiling)
-    sliced = Part(place, 1 << 30, sharing)
+    one = FractionalShare(
+        WholeGpu(gpu), 4 << 30, sharing, ceiling, 5 << 30 if sharing is Sharing.MEMORY_LIMITS else None
+    )
+    other = FractionalShare(WholeGpu(gpu), 6 << 30, sharing, ceiling)
+    sliced = FractionalShare(place, 1 << 30, sharing)
     words = {
         "aaaa0007": (gpu, part_word(gpu, one)),
         "aaaa0008": (gpu, part_word(gpu, other)),
@@ -217,7 +219,7 @@ def test_a_share_is_taken_over_with_what_was_asked_for(tmp_path: Path, text: str
     node, _ = a100_in_slices(tmp_path)
     with node.host() as host:
         gpu = host.driver.observe().gpus[1].uuid
-    part = Part(WholeGpu(gpu), 4 << 30, Sharing.MPS, 30)
+    part = FractionalShare(WholeGpu(gpu), 4 << 30, Sharing.MPS, 30)
     mark = {"TRANCHE_ALLOCATION": "aaaa0010", "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": part_word(gpu, part)}
     with loiterer(node, **mark, TRANCHE_REQUEST=text):
         lose(node)

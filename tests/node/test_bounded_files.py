@@ -17,7 +17,7 @@ from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.node import bounded
 from tranche.node.bounded import LIMIT, TooLong, read_bounded
 from tranche.node.files import read_document
-from tranche.node.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, NotYaml, load_yaml
+from tranche.node.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, YamlError, load_yaml
 
 MERGES = "a0: &a0 {k1: 1, k2: 2}\n" + "".join(
     f"a{level + 1}: &a{level + 1} {{<<: [{', '.join([f'*a{level}'] * 9)}]}}\n" for level in range(9)
@@ -74,7 +74,7 @@ def test_anchors_aliases_and_merges_of_a_usual_size_mean_what_they_say() -> None
     ids=lambda value: value[:12].strip() if isinstance(value, str) else None,
 )
 def test_what_is_not_read_is_refused_in_one_line(text: str, message: str) -> None:
-    with pytest.raises(NotYaml) as refused:
+    with pytest.raises(YamlError) as refused:
         load_yaml(text)
 
     assert message in str(refused.value)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.node.test_journal import open_plan
 from tranche.node import journal, schema
-from tranche.node.change_totals import BOUNDS, ChangeKind, ChangeOutcome, ChangeTotals, change_totals, count_change
+from tranche.node.change_totals import BOUNDS, ChangeKind, ChangeStatus, ChangeSummary, change_totals, count_change
 from tranche.node.ledger import Ledger
 from tranche.node.records import PlanStatus
 
-NOTHING = {(kind, outcome): ChangeTotals() for kind in ChangeKind for outcome in ChangeOutcome}
+NOTHING = {(kind, outcome): ChangeSummary() for kind in ChangeKind for outcome in ChangeStatus}
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def test_before_the_first_change_every_kind_and_outcome_is_there_with_nothing() 
     st.lists(
         st.tuples(
             st.sampled_from(ChangeKind),
-            st.sampled_from(ChangeOutcome),
+            st.sampled_from(ChangeStatus),
             st.floats(-10, 1e6) | st.sampled_from(BOUNDS[:-1]),
         )
     )
 )
 def test_each_change_is_counted_once_under_the_first_bound_that_holds_it(
-    changes: Sequence[tuple[ChangeKind, ChangeOutcome, float]],
+    changes: Sequence[tuple[ChangeKind, ChangeStatus, float]],
 ) -> None:
     db = database()
     for change in changes:
@@ -64,11 +64,11 @@ def test_each_change_is_counted_once_under_the_first_bound_that_holds_it(
 @pytest.mark.parametrize(
     ("allocation", "status", "interrupted", "kind", "outcome"),
     [
-        ("", PlanStatus.DONE, False, ChangeKind.LAYOUT, ChangeOutcome.DONE),
-        ("a", PlanStatus.DONE, False, ChangeKind.REQUEST, ChangeOutcome.DONE),
-        ("", PlanStatus.UNDONE, False, ChangeKind.LAYOUT, ChangeOutcome.UNDONE),
-        ("a", PlanStatus.UNDONE, True, ChangeKind.REQUEST, ChangeOutcome.INTERRUPTED),
-        ("", PlanStatus.DONE, True, ChangeKind.LAYOUT, ChangeOutcome.INTERRUPTED),
+        ("", PlanStatus.DONE, False, ChangeKind.LAYOUT, ChangeStatus.DONE),
+        ("a", PlanStatus.DONE, False, ChangeKind.REQUEST, ChangeStatus.DONE),
+        ("", PlanStatus.UNDONE, False, ChangeKind.LAYOUT, ChangeStatus.UNDONE),
+        ("a", PlanStatus.UNDONE, True, ChangeKind.REQUEST, ChangeStatus.INTERRUPTED),
+        ("", PlanStatus.DONE, True, ChangeKind.LAYOUT, ChangeStatus.INTERRUPTED),
     ],
 )
 def test_the_end_of_a_plan_is_counted_with_its_duration(
@@ -77,13 +77,13 @@ def test_the_end_of_a_plan_is_counted_with_its_duration(
     status: PlanStatus,
     interrupted: bool,
     kind: ChangeKind,
-    outcome: ChangeOutcome,
+    outcome: ChangeStatus,
 ) -> None:
     open_plan(ledger, "one", "GPU-0", allocation_id=allocation)  # at 1.0
     with ledger.write() as db:
         journal.close_plan(db, "one", status, ended=4.0, interrupted=interrupted)
     with ledger.read() as db:
-        assert change_totals(db) == {**NOTHING, (kind, outcome): ChangeTotals({5.0: 1}, 3.0)}
+        assert change_totals(db) == {**NOTHING, (kind, outcome): ChangeSummary({5.0: 1}, 3.0)}
 
 
 def test_a_plan_that_nobody_knows_is_no_change(ledger: Ledger) -> None:

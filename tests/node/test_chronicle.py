@@ -22,7 +22,7 @@ from tranche.core.events import (
 )
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.steps import step_from_dict
@@ -31,10 +31,10 @@ ADA = Actor("dashboard", "ada")
 SLICE = Request(MigSlice(parse_profile("1g.5gb")))
 
 
-def serve(host: Host) -> Held:
+def serve(host: Host) -> HeldAllocation:
     ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
     held = host.start(ticket, lambda view, queue: decide(view, SLICE))
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldAllocation)
     return held
 
 

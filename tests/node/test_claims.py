@@ -11,7 +11,7 @@ import pytest
 from tests.node.machines import Node, change, create, cuts_of, enable, node_of
 from tests.node.processes import in_child, isolated, kill_at_every_boundary, killed_at_boundary
 from tests.node.test_mps_daemons import daemon_of, nothing_left, only, short, t4
-from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.events import EventKind
 from tranche.core.grid import Placement
@@ -20,7 +20,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
-from tranche.node.claims import ClaimRequest, ClaimReservation
+from tranche.node.claims import ClaimRequest, ReservedClaim
 from tranche.node.host import Host
 from tranche.planning.realise import ChosenDevice
 from tranche_simulator.machine import SimulatedMachine
@@ -43,7 +43,7 @@ def slice_of(gpu: GpuState, name: str, start: int) -> Slice:
 def order(name: str, *grants: ChosenDevice) -> ClaimRequest:
     slot = grants[0].slot
     request = Request(WholeGpus(1) if slot is None else MigSlice(slot.profile))
-    if isinstance(grants[0], Part):
+    if isinstance(grants[0], FractionalShare):
         request = Request(GpuMemory(grants[0].memory))
     return ClaimRequest(ClaimKeeper("team", name, f"uid-{name}"), request, grants)
 
@@ -55,7 +55,7 @@ def prepare(host: Host, *orders: ClaimRequest) -> list[Allocation | TrancheError
     while left:
         answers = host.claims.promise(left)
         for each, answer in zip(left, answers, strict=True):
-            if isinstance(answer, ClaimReservation):
+            if isinstance(answer, ReservedClaim):
                 found[each.keeper.uid] = host.claims.fulfil(answer)
             elif answer is not None:
                 found[each.keeper.uid] = answer
@@ -78,7 +78,7 @@ def test_a_backlog_is_decided_at_once_and_carried_out_in_order(a100s: Node) -> N
         answers = host.claims.promise(orders)
         assert [answer is None for answer in answers] == [False, *[True] * 6, False], "the mode is changed first"
         for answer in answers:
-            if isinstance(answer, ClaimReservation):
+            if isinstance(answer, ReservedClaim):
                 host.claims.fulfil(answer)
         found = prepare(host, *orders)
         assert all(isinstance(each, Allocation) and each.phase is Phase.ACTIVE for each in found)
@@ -121,7 +121,7 @@ def test_orders_of_one_backlog_see_each_other(a100s: Node) -> None:
         orders += [order("c", slice_of(gpu, "2g.10gb", 0))]
         answers = host.claims.promise(orders)
         assert [answer is None for answer in answers] == [False, True, True], "an idle instance goes first"
-        assert isinstance(answers[0], ClaimReservation)
+        assert isinstance(answers[0], ReservedClaim)
         host.claims.fulfil(answers[0])
         first, second, third = prepare(host, *orders)
         assert isinstance(first, Allocation)
@@ -138,7 +138,7 @@ def test_a_failure_is_undone_and_leaves_the_others(a100s: Node) -> None:
         change(host, *enable(gpu))
         answers = host.claims.promise([order("a", slice_of(gpu, "1g.5gb", 0)), order("b", slice_of(gpu, "1g.5gb", 1))])
         a100s.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 1)
-        first, second = (each for each in answers if isinstance(each, ClaimReservation))
+        first, second = (each for each in answers if isinstance(each, ReservedClaim))
         with pytest.raises(TrancheError):
             host.claims.fulfil(first)
         host.claims.fulfil(second)
@@ -190,8 +190,8 @@ def test_a_claim_that_was_given_something_else_is_believed_once_nothing_runs_the
         assert only_one.grants == other.grants
 
 
-def part(host: Host, memory: int) -> Part:
-    return Part(WholeGpu(only(host).uuid), memory, Sharing.MPS)
+def part(host: Host, memory: int) -> FractionalShare:
+    return FractionalShare(WholeGpu(only(host).uuid), memory, Sharing.MPS)
 
 
 @isolated

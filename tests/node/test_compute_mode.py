@@ -10,7 +10,7 @@ import pytest
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, nothing_left, only, share, short, start, t4
-from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import Isolation, Request, WholeGpus
@@ -77,7 +77,9 @@ def test_a_shared_gpu_that_somebody_prohibits_stays_so_and_nobody_more_is_let_in
         )
         with pytest.raises(GpuBusy, match="PROHIBITED"):
             change(host, start(gpu, 5 * GIB))
-        pod = Allocation("pod", Request(WholeGpus(1)), (Part(WholeGpu(gpu.uuid), GIB, Sharing.MPS),), Phase.ACTIVE, 1.0)
+        pod = Allocation(
+            "pod", Request(WholeGpus(1)), (FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.MPS),), Phase.ACTIVE, 1.0
+        )
         with pytest.raises(GpuBusy, match="PROHIBITED"):
             host.hand_over(replace(pod, keeper=PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))))
         assert only(host).compute_mode is ComputeMode.PROHIBITED

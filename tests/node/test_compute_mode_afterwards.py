@@ -25,13 +25,13 @@ from tests.node.test_mps_daemons import GIB, only, processes_of, start
 from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import ComputeMode
-from tranche.hardware.mps_control import MpsControl
+from tranche.hardware.mps_control import MpsControlClient
 from tranche.hardware.mps_process import MpsProcess
 from tranche.node import mps_daemons, session
 from tranche.node.daemon_due import IDLE_SECONDS
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.mps_records import DaemonRecords
+from tranche.node.mps_records import DaemonRecordStore
 from tranche.planning.allocate import decide
 from tranche.planning.steps import StopMps
 
@@ -95,14 +95,14 @@ def struck(node: Node, schedule: Schedule) -> int:
         moments = Moments(node, schedule)
         with node.host() as host:
             for home, name in (
-                (DaemonRecords, "write"),
-                (DaemonRecords, "remove"),
+                (DaemonRecordStore, "write"),
+                (DaemonRecordStore, "remove"),
                 (type(host.driver), "set_compute_mode"),
                 (type(host.driver), "observe_gpu"),
                 (MpsProcess, "start"),
                 (MpsProcess, "stop"),
-                (MpsControl, "limit_memory"),
-                (MpsControl, "said_limits"),
+                (MpsControlClient, "limit_memory"),
+                (MpsControlClient, "said_limits"),
                 (mps_daemons, "_refuse_silent"),
             ):
                 moments.watch(home, name)
@@ -126,7 +126,7 @@ def check_recovered(node: Node, before: ComputeMode, schedule: Schedule) -> None
         request = Request(WholeGpus(1))
         ticket = host.enqueue(request, command="alone", pid=os.getpid())
         held = host.start(ticket, lambda view, queue: decide(view, request))
-        assert isinstance(held, Held), held
+        assert isinstance(held, HeldAllocation), held
         seen = host.observe().gpus[0]
         assert seen.compute_mode is before, f"given away whole in mode {seen.compute_mode} after {dict(schedule)}"
         assert not seen.daemons

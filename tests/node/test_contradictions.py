@@ -10,7 +10,7 @@ import pytest
 
 from tests.node.machines import Node
 from tests.node.test_adoption import a100_in_slices, loiterer
-from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice
 from tranche.core.quantity import GIB
 from tranche.core.request import Request, parse_request
 from tranche.core.sharing import Sharing
@@ -20,9 +20,9 @@ from tranche.node import register
 from tranche.node.adoption import part_word
 from tranche.node.checkup import Status, check_ledger
 from tranche.node.contradictions import contradictory_tables
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.wait_limit import WaitLimit
 
 SLICE = parse_request(mig_profile="1g.5gb")
@@ -31,18 +31,18 @@ TABLES = ["allocations", "grants", "units", "devices", "parts"]
 
 def edit(node: Node, statement: str) -> None:
     """Edit the ledger as somebody with the sqlite3 program does: nothing that depends on a row goes with it."""
-    with closing(sqlite3.connect(Places(node.state_dir).ledger, isolation_level=None)) as db:
+    with closing(sqlite3.connect(StateFolder(node.state_dir).ledger, isolation_level=None)) as db:
         db.execute(statement)
 
 
-def take(host: Host, request: Request = SLICE) -> Held:
+def take(host: Host, request: Request = SLICE) -> HeldAllocation:
     return Queue(host).acquire(request, command="x", pid=1, patience=WaitLimit(False, None))
 
 
 def share(host: Host, gpu: GpuState) -> tuple[Allocation, Allocation]:
     """One slice for one holder, and half of the other one for another; both have ended."""
     first, second = (Slice(gpu.uuid, each.profile, each.placement) for each in gpu.instances)
-    part = Part(second, GIB, Sharing.MPS, 50)
+    part = FractionalShare(second, GIB, Sharing.MPS, 50)
     grants: tuple[Grant, ...] = first, part
     found = [Allocation(f"aaaa000{n}", SLICE, (grant,), Phase.ACTIVE, n) for n, grant in enumerate(grants)]
     with host.ledger.write() as db:
@@ -78,7 +78,7 @@ def test_who_runs_keeps_his_share_when_rows_are_lost(tmp_path: Path, table: str)
     with node.host() as host:
         first, second = share(host, gpu)
         (part,) = second.grants
-        assert isinstance(part, Part)
+        assert isinstance(part, FractionalShare)
         with (
             loiterer(node, TRANCHE_ALLOCATION=first.id, CUDA_VISIBLE_DEVICES=one),
             loiterer(
@@ -131,7 +131,7 @@ def test_an_account_that_does_not_balance_is_written_anew(tmp_path: Path) -> Non
     node, gpu = a100_in_slices(tmp_path)
     with node.host() as host:
         _, (part,) = (each.grants for each in share(host, gpu))
-        assert isinstance(part, Part)
+        assert isinstance(part, FractionalShare)
         other = gpu.instances[1].compute_instances[0].uuid
         with loiterer(
             node, TRANCHE_ALLOCATION="aaaa0001", CUDA_VISIBLE_DEVICES=other, TRANCHE_PARTS=part_word(other, part)

@@ -15,7 +15,7 @@ import pytest
 from tests.node.machines import Node, change
 from tests.node.processes import Child, isolated
 from tests.node.test_mps_daemons import GIB, asked, end, nothing_left, only, processes_of, share, short, start, t4
-from tranche.core.allocation import NodeView, Part, Phase, WholeGpu
+from tranche.core.allocation import FractionalShare, NodeView, Phase, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError
 from tranche.core.events import EventKind
 from tranche.core.keeper import ProcessKeeper
@@ -55,7 +55,7 @@ def test_a_share_that_became_active_since_the_view_keeps_its_limits(t4: Node, ph
         another = host.daemons.records.all()[0]._replace(gpu_uuid=other.gpu_uuid, device_uuid=other.gpu_uuid)
         host.daemons.records.write(another._replace(fault="it hangs", wedged=True))
         with host.ledger.write() as db:
-            neighbour = replace(held, id="other", grants=(Part(other, 3 * GIB, Sharing.MPS),))
+            neighbour = replace(held, id="other", grants=(FractionalShare(other, 3 * GIB, Sharing.MPS),))
             register.add_allocation(db, neighbour, {other: 15 * GIB})
         allocations = (replace(held, phase=phase), neighbour)
         before = replace(now, node=replace(now.node, gpus=(gpu,)), allocations=allocations)
@@ -71,7 +71,7 @@ def test_a_share_that_became_active_since_the_view_keeps_its_limits(t4: Node, ph
 
 def let_in(host: Host, refused: type[TrancheError], decided: Callable[[], None], begun: Callable[[], None]) -> None:
     """Try to let somebody in for whom the limit must be raised; it is refused, and of him nothing is left."""
-    part = Part(WholeGpu(only(host).uuid), 5 * GIB, Sharing.MPS)
+    part = FractionalShare(WholeGpu(only(host).uuid), 5 * GIB, Sharing.MPS)
     ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
     with pytest.raises(refused):
         host.start(

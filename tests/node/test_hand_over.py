@@ -9,7 +9,7 @@ import pytest
 from tests.node.machines import Node, change, destroy
 from tests.node.processes import isolated, kill_at_every_boundary
 from tests.node.test_mps_daemons import cut, daemon_of, nothing_left, only, short, t4
-from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import GpuMemory, Request
@@ -24,7 +24,7 @@ GIB = 2**30
 def of_pod(host: Host, number: int = 0, memory: int = 3 * GIB) -> Allocation:
     uuid = only(host).uuid
     keeper = PodKeeper("nvidia.com/gpu", kubelet="run-1", replicas=(f"{uuid}::{number}",))
-    part = Part(WholeGpu(uuid), memory, Sharing.MPS)
+    part = FractionalShare(WholeGpu(uuid), memory, Sharing.MPS)
     return Allocation(f"pod{number}", Request(GpuMemory(memory)), (part,), Phase.ACTIVE, 1.0, keeper=keeper)
 
 
@@ -58,7 +58,7 @@ def test_a_slice_that_is_gone_meanwhile_is_not_handed_over(cut: Node) -> None:
     with cut.host() as host:
         (instance,) = only(host).instances
         device = Slice(only(host).uuid, instance.profile, instance.placement)
-        gone = replace(of_pod(host), grants=(Part(device, 3 * GIB, Sharing.MPS),))
+        gone = replace(of_pod(host), grants=(FractionalShare(device, 3 * GIB, Sharing.MPS),))
         change(host, destroy(only(host), "3g.20gb", 0))
         with pytest.raises(GpuBusy, match=r"3g\.20gb at 0:4 is not there any more"):
             host.hand_over(gone)

@@ -16,7 +16,7 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, HardwareError, State
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
-from tranche.node.held import Held, QueuePlace
+from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
 from tranche.node.locks import is_held
 from tranche.planning.allocate import Waiting, decide
@@ -32,7 +32,7 @@ def ask(host: Host, request: Request) -> QueuePlace:
     return host.enqueue(request, command="work", pid=os.getpid())
 
 
-def serve(host: Host, request: Request) -> Held | Waiting:
+def serve(host: Host, request: Request) -> HeldAllocation | Waiting:
     return host.start(ask(host, request), lambda view, queue: decide(view, request))
 
 
@@ -47,14 +47,14 @@ def test_an_instance_that_a_running_plan_is_about_to_destroy_is_not_granted(tmp_
     with node.host() as host, node.host() as other:
         change(host, *enable(first_gpu(host)))
         change(host, create(first_gpu(host), "1g.6gb+me", 3))
-        outcomes: list[Held | Waiting] = []
+        outcomes: list[HeldAllocation | Waiting] = []
         request = slice_of("2g.12gb+me")
         held = host.start(
             ask(host, request),
             lambda view, queue: decide(view, request),
             decided=lambda: outcomes.append(serve(other, slice_of("1g.6gb+me"))),
         )
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldAllocation)
         assert [type(outcome) for outcome in outcomes] == [Waiting]
 
 
@@ -65,10 +65,10 @@ def test_two_allocations_never_share_a_slice(a100: Node) -> None:
         for _ in range(3):
             for each in (host, other):
                 held = serve(each, slice_of("1g.5gb"))
-                assert isinstance(held, Held)
+                assert isinstance(held, HeldAllocation)
                 keys.add(held.allocation.grants[0].slot)
         assert len(keys) == 6
-        assert isinstance(serve(host, slice_of("1g.5gb")), Held)
+        assert isinstance(serve(host, slice_of("1g.5gb")), HeldAllocation)
         assert isinstance(serve(other, slice_of("1g.5gb")), Waiting)
 
 
@@ -76,12 +76,12 @@ def test_two_allocations_never_share_a_slice(a100: Node) -> None:
 def test_a_released_instance_stays_idle_and_is_used_again_without_a_change(a100: Node) -> None:
     with a100.host() as host:
         first = serve(host, slice_of("2g.10gb"))
-        assert isinstance(first, Held)
+        assert isinstance(first, HeldAllocation)
         host.release(first.allocation.id, why="test")
         first.lock.release(remove=True)
         calls = a100.machine.total_change_calls()
         second = serve(host, slice_of("2g.10gb"))
-        assert isinstance(second, Held)
+        assert isinstance(second, HeldAllocation)
         assert second.allocation.grants == first.allocation.grants
         assert a100.machine.total_change_calls() == calls
 
@@ -108,7 +108,7 @@ def test_a_failed_request_leaves_the_machine_and_its_place_in_the_queue(a100: No
         assert view.allocations == ()
         assert view.owned == frozenset()
         assert [waiter.id for waiter in host.waiters()] == [ticket.id, later.id]
-        assert isinstance(host.start(ticket, lambda view, queue: decide(view, request)), Held)
+        assert isinstance(host.start(ticket, lambda view, queue: decide(view, request)), HeldAllocation)
 
 
 @isolated
@@ -149,7 +149,7 @@ def test_nothing_is_granted_on_a_gpu_that_is_being_changed(two_h100: Node) -> No
         def take(gpu: GpuState, step: Step) -> None:
             for _ in range(2):
                 held = serve(other, Request(WholeGpus(1)))
-                if isinstance(held, Held):
+                if isinstance(held, HeldAllocation):
                     granted.extend(grant.gpu_uuid for grant in held.allocation.grants)
 
         host.change(lambda view: Plan("cut", enable(gpus[0])), progress=take)

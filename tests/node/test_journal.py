@@ -20,9 +20,9 @@ from tranche.node.ledger import Ledger
 from tranche.node.records import PlanStatus
 from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
 from tranche.planning.steps import (
-    Before,
     CreateInstance,
     DestroyInstance,
+    PriorState,
     ResetGpu,
     SetMigMode,
     Step,
@@ -56,7 +56,7 @@ def slices_of(name: ProfileName) -> st.SearchStrategy[tuple[ProfileName, ...]]:
 
 
 befores = st.builds(
-    Before,
+    PriorState,
     st.sampled_from([MigMode.ENABLED, MigMode.DISABLED]),
     st.one_of(st.none(), boards().flatmap(lambda board: slices_of(placed(board)[0].name))),
     st.booleans(),
@@ -77,7 +77,7 @@ def test_a_step_survives_being_written_down(step: Step) -> None:
 
 
 @given(befores)
-def test_what_a_step_found_survives_being_written_down(before: Before) -> None:
+def test_what_a_step_found_survives_being_written_down(before: PriorState) -> None:
     assert before_from_dict(before_to_dict(before)) == before
 
 
@@ -125,7 +125,7 @@ def test_what_is_no_plan_is_refused(data: object) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=cases(30), deadline=None)
 @given(st.lists(st.tuples(steps(), befores, st.sampled_from(StepStatus)), min_size=1, max_size=6))
 def test_the_journal_says_of_each_step_what_was_written(
-    ledger: Ledger, story: list[tuple[Step, Before, StepStatus]]
+    ledger: Ledger, story: list[tuple[Step, PriorState, StepStatus]]
 ) -> None:
     with ledger.write() as db:
         db.execute("DELETE FROM plans")

@@ -12,7 +12,7 @@ from tranche.core.board import board_by_key
 from tranche.core.state import GpuState, NodeState
 from tranche.node import known_gpus
 from tranche.node.known_gpus import with_lost_named
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 H100 = board_by_key("H100-80GB-SXM")
 assert H100 is not None
@@ -25,17 +25,17 @@ def nameless(gpu: GpuState) -> GpuState:
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
-    seen = Places(tmp_path)
+def places(tmp_path: Path) -> StateFolder:
+    seen = StateFolder(tmp_path)
     assert look(seen, *GPUS) == GPUS
     return seen
 
 
-def look(places: Places, *gpus: GpuState, whole: bool = True) -> tuple[GpuState, ...]:
+def look(places: StateFolder, *gpus: GpuState, whole: bool = True) -> tuple[GpuState, ...]:
     return with_lost_named(NodeState(gpus), places, whole=whole, remember=True).gpus
 
 
-def test_a_lost_gpu_is_the_one_that_was_seen_at_its_index(places: Places) -> None:
+def test_a_lost_gpu_is_the_one_that_was_seen_at_its_index(places: StateFolder) -> None:
     _, found, _ = look(places, GPUS[0], nameless(GPUS[1]), GPUS[2])
     assert found.lost
     assert (found.uuid, found.name, found.pci_bus_id, found.minor) == (GPUS[1].uuid, GPUS[1].name, "0000:01:00.0", 1)
@@ -44,7 +44,7 @@ def test_a_lost_gpu_is_the_one_that_was_seen_at_its_index(places: Places) -> Non
     assert look(places, *GPUS) == GPUS
 
 
-def test_nobody_is_named_where_a_card_may_have_moved(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_named_where_a_card_may_have_moved(places: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = replace(GPUS[2], index=0)
     assert look(places, moved, nameless(GPUS[1]))[1].uuid == "lost-1"
     assert look(places, GPUS[0], nameless(GPUS[1]), whole=False)[1].uuid == "lost-1"
@@ -53,6 +53,6 @@ def test_nobody_is_named_where_a_card_may_have_moved(places: Places, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"boot": 7, "gpus": [7]}', '{"gpus": null}'])
-def test_a_file_that_cannot_be_read_names_nobody(places: Places, text: str) -> None:
+def test_a_file_that_cannot_be_read_names_nobody(places: StateFolder, text: str) -> None:
     places.known_gpus.write_text(text)
     assert look(places, GPUS[0], nameless(GPUS[1]), GPUS[2])[1].uuid == "lost-1"

@@ -14,8 +14,8 @@ import pytest
 from tests.machines import needs_root, wait_until
 from tests.node.processes import Child, in_child
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
-from tranche.node.locks import FileLock, StillHeld, is_held, lock_holder, open_lock_file
-from tranche.node.session import Places, process_lives, process_start_time
+from tranche.node.locks import FileLock, LockTimeout, is_held, lock_holder, open_lock_file
+from tranche.node.session import StateFolder, process_lives, process_start_time
 
 NOBODY = 65534
 
@@ -58,7 +58,7 @@ def test_a_second_holder_waits_for_the_first(tmp_path: Path) -> None:
 def test_who_waits_for_so_long_and_no_longer_keeps_nothing(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with FileLock(path):
-        with pytest.raises(StillHeld):
+        with pytest.raises(LockTimeout):
             FileLock(path, seconds=0.05)
         holder = lock_holder(path)
         assert holder is not None
@@ -185,7 +185,7 @@ def test_a_name_with_spaces_and_parentheses_does_not_confuse(tmp_path: Path) -> 
 
 
 def test_every_name_has_a_place_of_its_own(tmp_path: Path) -> None:
-    places = Places(tmp_path)
+    places = StateFolder(tmp_path)
     found = [places.ledger, places.decision_lock, places.gpu_locks, *map(places.session, "ab")]
     found += [*map(places.allocation, "ab"), *map(places.waiter, "ab"), *map(places.wakeup_pipe, "ab")]
     assert len(set(found)) == len(found)

@@ -19,17 +19,17 @@ from tests.mps_leftovers import end_daemons_below
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tests.node.processes import Child, in_child, isolated, kill_at_every_boundary
 from tests.simulator.control_groups import group, hierarchy
-from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, MpsPathTooLong, VerificationFailed
 from tranche.core.events import EventKind
-from tranche.core.grid import Occupant, Placement
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, MpsDaemon
 from tranche.hardware import mps_process
-from tranche.hardware.mps_control import MpsControl
+from tranche.hardware.mps_control import MpsControlClient
 from tranche.node import mps_daemons, register
 from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.host import Host
@@ -83,14 +83,14 @@ def start(gpu: GpuState, memory: int = 3 * GIB) -> StartMps:
     return StartMps(gpu.uuid, None, memory)
 
 
-def place_of(gpu: GpuState) -> Occupant:
+def place_of(gpu: GpuState) -> PlacedInstance:
     (occupant,) = gpu.occupants
     return occupant
 
 
 def share(host: Host, device: WholeGpu | Slice, memory: int = 3 * GIB, name: str = "held") -> None:
     """An allocation of a part, which this process keeps."""
-    part = Part(device, memory, Sharing.MPS)
+    part = FractionalShare(device, memory, Sharing.MPS)
     allocation = Allocation(name, Request(WholeGpus(1)), (part,), Phase.ACTIVE, 1.0, "train.py")
     with host.ledger.write() as db:
         register.add_allocation(db, allocation, {device: 15 * GIB})
@@ -224,7 +224,7 @@ def test_a_slice_has_a_daemon_of_its_own_and_its_gpu_no_compute_mode(cut: Node) 
 def test_a_daemon_ends_under_whoever_shares_the_device_in_another_way(t4: Node) -> None:
     with t4.host() as host:
         change(host, start(only(host)))
-        part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.TIME_SLICING)
+        part = FractionalShare(WholeGpu(only(host).uuid), 3 * GIB, Sharing.TIME_SLICING)
         allocation = Allocation("turns", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 1.0, "train.py")
         with host.ledger.write() as db:
             register.add_allocation(db, allocation, {part.device: 15 * GIB})
@@ -293,7 +293,7 @@ def test_a_slot_that_holds_another_device_gets_another_daemon_and_the_first_one_
 def test_a_daemon_goes_when_a_later_step_fails(t4: Node) -> None:
     with t4.host() as host:
         gpu = only(host)
-        nowhere = Occupant(parse_profile("1g.5gb"), Placement(0, 1))
+        nowhere = PlacedInstance(parse_profile("1g.5gb"), Placement(0, 1))
         with pytest.raises(VerificationFailed, match=r"1g\.5gb at 0:1 is not there"):
             change(host, start(gpu), StartMps(gpu.uuid, nowhere, GIB))
         nothing_left(t4, host)
@@ -340,7 +340,7 @@ def test_nothing_is_left_when_the_process_is_killed_within_the_act(t4: Node, mom
         from tranche.hardware.mps_process import MpsProcess
 
         with t4.host() as host:
-            home: type = {"set_compute_mode": type(host.driver), "start": MpsProcess, "limit_memory": MpsControl}[
+            home: type = {"set_compute_mode": type(host.driver), "start": MpsProcess, "limit_memory": MpsControlClient}[
                 moment
             ]
             done: Callable[..., object] = getattr(home, moment)
@@ -389,7 +389,7 @@ def test_a_daemon_that_cannot_be_killed_is_not_forgotten(t4: Node, monkeypatch: 
         change(host, start(only(host)))
         (record,) = host.daemons.records.all()
         with monkeypatch.context() as nobody_ends:
-            nobody_ends.setattr(MpsControl, "quit", ignore)
+            nobody_ends.setattr(MpsControlClient, "quit", ignore)
             nobody_ends.setattr(os, "kill", refuse)
             nobody_ends.setattr(mps_process, "_QUIT_SECONDS", 0.0)
             with pytest.raises(MpsFailed, match=rf"does not end: .*\b{record.pid}\b"):
@@ -480,7 +480,7 @@ def test_a_daemon_that_dies_leaves_its_parts_without_limits_and_lets_nobody_in(t
     with t4.host() as host:
         change(host, start(only(host)))
         share(host, WholeGpu(only(host).uuid))
-        part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
+        part = FractionalShare(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
         assert host.view().allocations[0].grants == (part,)
         pid = host.daemons.records.all()[0].pid
         end(pid)

@@ -16,10 +16,10 @@ from tests.local.test_parts import admit, part_of
 from tests.node.machines import Node, change
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, asked, cut, nothing_left, only, place_of, share, short, start, t4
-from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
 from tranche.core.events import DaemonFault, EventKind
-from tranche.core.fences import fenced
+from tranche.core.fences import unavailable
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
@@ -85,7 +85,7 @@ def test_nobody_is_let_in_to_a_server_that_hangs_and_it_is_replaced_when_it_is_e
         with pytest.raises(GpuBusy, match="answered no client"):
             ask_for_part(host, memory)
         assert held(host) == [first.allocation.id]
-        assert "answered no client" in fenced(only(host), None)
+        assert "answered no client" in unavailable(only(host), None)
         assert only(host).daemons[0].state is DaemonState.FAULT
         assert len(faults(host)) == 1
         with pytest.raises(GpuBusy, match="answered no client"):
@@ -120,7 +120,7 @@ def test_too_little_time_to_tell_is_no_fence(t4: Node) -> None:
         with pytest.raises(WaitTimeout, match=r"answered no client in 0\.5 s"):
             ask_for_part(host, seconds=0.5)
         assert held(host) == [first.allocation.id]
-        assert fenced(only(host), None) == ""
+        assert unavailable(only(host), None) == ""
 
 
 @isolated
@@ -129,7 +129,7 @@ def test_a_pod_is_not_let_in_either_and_leaves_nothing(t4: Node) -> None:
         change(host, start(only(host)))
         share(host, WholeGpu(only(host).uuid))
         t4.machine.inject_error("mpsServerHangs", 999)
-        part = Part(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
+        part = FractionalShare(WholeGpu(only(host).uuid), 3 * GIB, Sharing.MPS)
         keeper = PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))
         pod = Allocation("pod", Request(GpuMemory(part.memory)), (part,), Phase.ACTIVE, 1.0, keeper=keeper)
         for _ in range(2):
@@ -164,7 +164,7 @@ def test_one_that_is_stopped_lets_nobody_in_until_it_goes_on(t4: Node, who: str)
         (record,) = host.daemons.records.all()
         (server,) = host.daemons.process(record.device_uuid).servers()
         with stopped(server.pid if who == "server" else record.pid):
-            assert "is stopped" in fenced(host.observe_gpu(record.gpu_uuid), None)
+            assert "is stopped" in unavailable(host.observe_gpu(record.gpu_uuid), None)
             assert f"kill -CONT {server.pid if who == 'server' else record.pid}" in hint_of_doctor(host)
             with pytest.raises(GpuBusy, match="is stopped"):
                 ask_for_part(host)
@@ -198,7 +198,7 @@ def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> N
     with cut.host() as host:
         gpu = only(host)
         place = Slice(gpu.uuid, place_of(gpu).profile, place_of(gpu).placement)
-        part = Part(place, 4 * GIB, Sharing.MPS)
+        part = FractionalShare(place, 4 * GIB, Sharing.MPS)
         admit(host, part)
         (record,) = host.daemons.records.all()
         shutil.rmtree(host.daemons.records.pipes(record.device_uuid))
@@ -302,7 +302,7 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
         assert lost.message.startswith("somebody has changed the limits")
         assert ("ceiling of compute is" if "percentage" in command else "limit of memory is") in lost.message
         assert "nothing limits its memory" not in lost.message
-        assert "its limits were changed by somebody" in fenced(only(host), None)
+        assert "its limits were changed by somebody" in unavailable(only(host), None)
         assert len(faults(host)) == 1
         host.release(first.allocation.id, why="it ended")
         host.view()
@@ -316,7 +316,7 @@ def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothi
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
         before = host.daemons.records.all()
         seen = view_as_said(host.view(), host.daemons)
-        assert "its limits were changed by somebody" in fenced(seen.node.gpus[0], None)
+        assert "its limits were changed by somebody" in unavailable(seen.node.gpus[0], None)
         assert [each.grants[0].isolation for each in seen.allocations] == [Isolation.NONE]
         answer = explain(seen, Request(GpuMemory(part_of(host).memory)))
         assert answer.granted is None
@@ -432,5 +432,5 @@ def test_an_idle_daemon_whose_limits_somebody_has_changed_is_replaced(t4: Node) 
         ask_for_part(host)
         (now,) = host.daemons.records.all()
         assert now.pid != before.pid
-        assert fenced(only(host), None) == ""
+        assert unavailable(only(host), None) == ""
         assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "3G"

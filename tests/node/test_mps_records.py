@@ -14,36 +14,36 @@ from tests.node.machines import Node, change
 from tests.node.processes import isolated
 from tests.node.test_hand_over import of_pod
 from tests.node.test_mps_daemons import nothing_left, only, share, short, start, t4
-from tranche.core.allocation import Part, WholeGpu
+from tranche.core.allocation import FractionalShare, WholeGpu
 from tranche.core.errors import GpuBusy, LedgerUnavailable, TrancheError
 from tranche.core.state import ComputeMode, DaemonState
 from tranche.node import register
 from tranche.node.host import Host
 from tranche.node.look import look
-from tranche.node.mps_records import DaemonRecord, DaemonRecords, name_of, record_of
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore, name_of, record_of
 
 __all__ = ["short", "t4"]  # fixtures
 RECORD = record_of("GPU-0", None, "GPU-0", ComputeMode.PROHIBITED)
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> DaemonRecords:
+def known(tmp_path: Path) -> DaemonRecordStore:
     """A folder with one record."""
-    records = DaemonRecords(tmp_path / "mps")
+    records = DaemonRecordStore(tmp_path / "mps")
     records.write(RECORD)
     return records
 
 
-def file_of(records: DaemonRecords, device_uuid: str = "GPU-0") -> Path:
+def file_of(records: DaemonRecordStore, device_uuid: str = "GPU-0") -> Path:
     return records.pipes(device_uuid).with_suffix(".json")
 
 
-def test_a_record_of_a_later_release_is_read(known: DaemonRecords) -> None:
+def test_a_record_of_a_later_release_is_read(known: DaemonRecordStore) -> None:
     file_of(known).write_text(json.dumps({**RECORD._asdict(), "partitions": [1, 2]}))
     assert known.look() == ((RECORD,), frozenset())
 
 
-def test_a_record_that_was_cut_off_anywhere_is_damaged(known: DaemonRecords) -> None:
+def test_a_record_that_was_cut_off_anywhere_is_damaged(known: DaemonRecordStore) -> None:
     whole = file_of(known).read_text()
     for length in range(len(whole)):
         file_of(known).write_text(whole[:length])
@@ -62,26 +62,26 @@ def test_a_record_that_was_cut_off_anywhere_is_damaged(known: DaemonRecords) -> 
         {"profile": "1g.5gb", "start": -1, "size": 0.5},
     ],
 )
-def test_a_record_with_a_value_that_is_none_is_damaged(known: DaemonRecords, changed: dict[str, object]) -> None:
+def test_a_record_with_a_value_that_is_none_is_damaged(known: DaemonRecordStore, changed: dict[str, object]) -> None:
     file_of(known).write_text(json.dumps({**RECORD._asdict(), **changed}))
     assert known.look() == ((), frozenset({name_of("GPU-0")}))
 
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b"{}", b"\xff", b"[" * 100_000])
-def test_a_file_that_holds_no_record_is_damaged(known: DaemonRecords, content: bytes) -> None:
+def test_a_file_that_holds_no_record_is_damaged(known: DaemonRecordStore, content: bytes) -> None:
     file_of(known).write_bytes(content)
     assert known.look().damaged == {name_of("GPU-0")}
 
 
 def test_a_folder_that_is_not_there_holds_no_daemon_and_one_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    assert not DaemonRecords(tmp_path / "mps").look()
+    assert not DaemonRecordStore(tmp_path / "mps").look()
     (tmp_path / "mps").touch()
     with pytest.raises(LedgerUnavailable, match="MPS daemons"):
-        DaemonRecords(tmp_path / "mps").look()
+        DaemonRecordStore(tmp_path / "mps").look()
 
 
 def test_a_record_is_on_the_disk_before_it_takes_the_place_of_another(
-    known: DaemonRecords, monkeypatch: pytest.MonkeyPatch
+    known: DaemonRecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_disk: list[DaemonRecord] = []
     later = RECORD._replace(ready=True)
@@ -124,7 +124,7 @@ def test_who_shares_stays_and_nobody_is_let_in_while_the_record_is_damaged(t4: N
             host.hand_over(of_pod(host))
         (held,) = host.view().allocations
         (part,) = held.grants
-        assert isinstance(part, Part)
+        assert isinstance(part, FractionalShare)
         assert not part.unlimited
         with host.ledger.write() as db:
             register.remove_allocation(db, "held")

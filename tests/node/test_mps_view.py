@@ -10,7 +10,7 @@ import pytest
 
 from tests.strategies import uncuttable_gpu
 from tranche.core.state import ComputeMode, GpuProcess
-from tranche.node.mps_records import Findings, record_of
+from tranche.node.mps_records import DaemonRecordList, record_of
 from tranche.node.mps_view import with_daemons_of
 from tranche.node.session import boot_id, process_start_time
 
@@ -27,4 +27,4 @@ def test_the_children_of_a_daemon_are_its_servers_only_while_it_lives(boot: str,
     daemon = daemon._replace(ready=True, pid=os.getpid(), started=started, boot=boot)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         used = replace(gpu, processes=(GpuProcess(child.pid, "train"),))
-        assert len(with_daemons_of(used, Findings((daemon,))).processes) == users
+        assert len(with_daemons_of(used, DaemonRecordList((daemon,))).processes) == users

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.hardware.gpus import GPU as CUT
-from tranche.core.allocation import Allocation, Part, Phase, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, Isolation, Request
@@ -29,7 +29,7 @@ MPS, LIMITS = Sharing.MPS, Sharing.MEMORY_LIMITS
 
 
 def share(sharing: Sharing = MPS, keeper: Keeper = KEEPER, phase: Phase = Phase.ACTIVE) -> Allocation:
-    part = Part(WholeGpu("GPU-0"), GIVEN, sharing)
+    part = FractionalShare(WholeGpu("GPU-0"), GIVEN, sharing)
     return Allocation("aaaa0001", Request(GpuMemory(GIVEN)), (part,), phase, 0.0, keeper=keeper)
 
 
@@ -46,7 +46,7 @@ def gpu_with(proc: Path, *processes: tuple[str, str, int | None]) -> GpuState:
 
 def used(proc: Path, allocation: Allocation, gpu: GpuState) -> int:
     (part,) = allocation.grants
-    assert isinstance(part, Part)
+    assert isinstance(part, FractionalShare)
     return excess(allocation, part, gpu, proc)
 
 
@@ -107,7 +107,7 @@ def test_only_a_share_with_limits_that_are_in_force_is_marked(
     gpu = gpu_with(tmp_path, (OWN, EMPTY, 9 * GIB))
     (found,) = with_overdrawn((allocation,), NodeState((gpu,)), tmp_path)
     (part,) = found.grants
-    assert isinstance(part, Part)
+    assert isinstance(part, FractionalShare)
     assert part.unlimited is marked
     assert with_overdrawn((found,), NodeState((gpu,)), tmp_path) == (found,)
     assert with_overdrawn((allocation,), NodeState(()), tmp_path) == (allocation,)
@@ -125,7 +125,7 @@ def test_the_containers_of_a_pod_are_added_up_and_so_are_their_shares(tmp_path: 
     found = with_overdrawn((one, stranger), NodeState((gpu,)), tmp_path)
     assert [each.grants[0].isolation for each in found] == [Isolation.NONE, Isolation.SOFT]
     assert with_overdrawn((one, other, stranger), NodeState((gpu,)), tmp_path) == (one, other, stranger)
-    unlimited = replace(other, grants=(Part(WholeGpu("GPU-0"), GIVEN, MPS, limit=9 * GIB),))
+    unlimited = replace(other, grants=(FractionalShare(WholeGpu("GPU-0"), GIVEN, MPS, limit=9 * GIB),))
     assert with_overdrawn((one, unlimited), NodeState((gpu,)), tmp_path) == (one, unlimited)
 
 
@@ -148,7 +148,7 @@ def test_a_process_of_a_claims_pod_is_the_claims_whatever_its_environment_says(t
     assert used(tmp_path, share(keeper=one), gpu) == 7 * GIB
     both = [share(keeper=one), replace(share(keeper=two), id="bbbb0002")]
     (part,) = both[0].grants
-    assert isinstance(part, Part)
+    assert isinstance(part, FractionalShare)
     assert excess(both[0], part, gpu, tmp_path, both) == 6 * GIB, "a pod's claims are told apart by name"
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.grid_model import carry_out
 from tests.strategies import FAMILY_BOARDS, gpu_on, means, requests, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.board import Board
 from tranche.core.devices import memory_of
 from tranche.core.errors import TrancheError
-from tranche.core.sharing import SharingMeans
+from tranche.core.sharing import MachineSharing
 from tranche.core.state import MigMode
 from tranche.node import register, schema
 from tranche.planning.allocate import Granted, decide
@@ -22,7 +22,7 @@ from tranche.planning.allocate import Granted, decide
 
 @given(st.data(), means(), st.sampled_from(FAMILY_BOARDS))
 def test_the_ledger_accepts_every_part_that_is_decided(
-    data: st.DataObject, offered: SharingMeans, board: Board
+    data: st.DataObject, offered: MachineSharing, board: Board
 ) -> None:
     mode = data.draw(st.sampled_from([MigMode.ENABLED, MigMode.DISABLED]))
     view = view_of(gpu_on(board, 0, mode=mode), uncuttable_gpu(1), uncuttable_gpu(2))
@@ -47,7 +47,7 @@ def test_the_ledger_accepts_every_part_that_is_decided(
         memory: dict[WholeGpu | Slice, int] = {
             grant.device: memory_of(grant.device, view.node.gpu(grant.gpu_uuid))
             for grant in decision.grants
-            if isinstance(grant, Part)
+            if isinstance(grant, FractionalShare)
         }
         register.add_allocation(db, allocation, memory)
         view = replace(view, allocations=(*view.allocations, allocation))

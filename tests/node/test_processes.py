@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
-from tranche.core.evidence import Liveness
+from tranche.core.evidence import KeeperStatus
 from tranche.core.keeper import ProcessKeeper
-from tranche.node.keeping import Remains
-from tranche.node.processes import MARK, Process, Traces, digest_of, find_traces, may_have_inherited, process_at
+from tranche.node.keeping import RemainingProcesses
+from tranche.node.processes import MARK, FoundProcesses, Process, digest_of, find_traces, may_have_inherited, process_at
 from tranche.node.session import process_start_time
 
 NOBODY = 65534
@@ -100,14 +100,14 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone() -> None:
         while (here := process_at(child.pid)) is None or here.uid != NOBODY:
             pass
 
-        def look() -> Traces:
+        def look() -> FoundProcesses:
             become_nobody()
             return find_traces(ALLOCATION, uid=NOBODY, since=here.started)
 
         traces = in_child(look)
         assert [each.pid for each in traces.hidden] == [child.pid]
-        assert Remains(traces=traces).life is Liveness.UNKNOWN
-        kept = Remains(traces=traces).keeper(ProcessKeeper())
+        assert RemainingProcesses(traces=traces).life is KeeperStatus.UNKNOWN
+        kept = RemainingProcesses(traces=traces).keeper(ProcessKeeper())
         assert kept is not None
         assert (kept.pid, kept.suspected) == (child.pid, True)
         assert find_traces(ALLOCATION, uid=NOBODY, since=0).hidden == (), "root can look"

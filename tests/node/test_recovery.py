@@ -14,7 +14,7 @@ from tranche.core.allocation import Phase
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.allocate import decide
 from tranche.planning.plan import Plan
@@ -172,7 +172,7 @@ def test_what_a_living_process_does_is_left_alone(a100: Node) -> None:
             seen.append((other.recovery_needed(), allocation.phase))
 
         held = host.start(ticket, lambda view, queue: decide(view, SMALL), progress=look)
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldAllocation)
         assert set(seen) == {(False, Phase.PREPARING)}
         assert [allocation.phase for allocation in other.view().allocations] == [Phase.ACTIVE]
         other.change(lambda view: Plan("nothing"))
@@ -222,7 +222,7 @@ def test_an_allocation_is_kept_by_its_workload_even_without_the_lock(a100: Node)
     def work(host: Host) -> None:
         ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
         held = host.start(ticket, lambda view, queue: decide(view, SMALL))
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldAllocation)
         host.set_holder(held, workload.pid)
         die()
 
@@ -250,7 +250,7 @@ def test_a_request_that_died_while_it_was_served_is_undone(a100: Node) -> None:
     def served() -> bool:
         with a100.host() as host:
             ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
-            return isinstance(host.start(ticket, lambda view, queue: decide(view, SMALL)), Held)
+            return isinstance(host.start(ticket, lambda view, queue: decide(view, SMALL)), HeldAllocation)
 
     assert in_child(served)
 

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.strategies import FAMILY_BOARDS, placed
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu, nearest_request
+from tranche.core.allocation import (
+    Allocation,
+    ComputeSlice,
+    FractionalShare,
+    Grant,
+    Phase,
+    Slice,
+    WholeGpu,
+    nearest_request,
+)
 from tranche.core.board import Board
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import placements
@@ -30,7 +39,7 @@ _FULL = 100
 
 
 def take(ledger: Ledger, name: str, grant: Grant, memory: int) -> bool:
-    device = grant.device if isinstance(grant, Part) else None
+    device = grant.device if isinstance(grant, FractionalShare) else None
     allocation = Allocation(name, nearest_request((grant,)), (grant,), Phase.ACTIVE, 0.0)
     try:
         with ledger.write() as db:
@@ -54,7 +63,7 @@ def any_grant(rng: random.Random, board: Board) -> tuple[Grant, int]:
     if kind < 0.4:
         return device, memory
     if kind < 0.8 or isinstance(device, WholeGpu):
-        return Part(device, rng.randint(1, memory), Sharing.MPS, rng.choice([None, 10, 60])), memory
+        return FractionalShare(device, rng.randint(1, memory), Sharing.MPS, rng.choice([None, 10, 60])), memory
     return ComputeSlice(device, parse_profile("1c.3g.20gb"), rng.randint(0, 2), 1), memory
 
 
@@ -90,7 +99,7 @@ def faults(db: sqlite3.Connection) -> list[str]:
             match grant:
                 case WholeGpu() | Slice():
                     owner, device = allocation.id, grant
-                case Part():
+                case FractionalShare():
                     owner, device = f"parts of {register.device_name(grant.device)}", grant.device
                 case ComputeSlice():
                     owner, device = f"pieces of {register.device_name(grant.inside)}", grant.inside

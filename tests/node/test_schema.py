@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Phase, Slice, WholeGpu
 from tranche.core.cordon import Cordon
 from tranche.core.errors import LedgerCorrupt
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
@@ -41,8 +41,8 @@ def compute(start: int, size: int = 1, inside: Slice = LEFT) -> ComputeSlice:
     return ComputeSlice(inside, parse_profile(f"{size}c.3g.20gb"), start, size)
 
 
-def part(device: WholeGpu | Slice, memory: int, compute: int | None = None) -> Part:
-    return Part(device, memory, Sharing.MPS, compute)
+def part(device: WholeGpu | Slice, memory: int, compute: int | None = None) -> FractionalShare:
+    return FractionalShare(device, memory, Sharing.MPS, compute)
 
 
 def database() -> sqlite3.Connection:
@@ -125,7 +125,7 @@ def test_no_account_is_overdrawn_and_no_unit_has_two_owners(moves: list[tuple[bo
         elif take(db, str(number), grant):
             held[str(number)] = grant
         alone: set[int] = set()
-        shared: dict[str, list[Part]] = {}
+        shared: dict[str, list[FractionalShare]] = {}
         divided: dict[str, list[ComputeSlice]] = {}
         for each in held.values():
             match each:
@@ -133,7 +133,7 @@ def test_no_account_is_overdrawn_and_no_unit_has_two_owners(moves: list[tuple[bo
                     units = set(schema.WHOLE_GPU_UNITS) if each.slot is None else set(_units(each.slot))
                     assert not alone & units
                     alone |= units
-                case Part():
+                case FractionalShare():
                     shared.setdefault(register.device_name(each.device), []).append(each)
                 case ComputeSlice():
                     divided.setdefault(register.device_name(each.inside), []).append(each)
@@ -161,9 +161,9 @@ def _units(slot: InstanceKey) -> range:
         compute(1, 2),
         part(GPU, 10, 30),
         part(LEFT, 5),
-        Part(GPU, 10, Sharing.MEMORY_LIMITS, limit=20),
-        Part(LEFT, 10, Sharing.TIME_SLICING),
-        Part(GPU, 10, Sharing.MPS, unlimited=True),
+        FractionalShare(GPU, 10, Sharing.MEMORY_LIMITS, limit=20),
+        FractionalShare(LEFT, 10, Sharing.TIME_SLICING),
+        FractionalShare(GPU, 10, Sharing.MPS, unlimited=True),
     ],
     ids=str,
 )
@@ -235,9 +235,9 @@ def test_a_ledger_of_format_1_is_migrated_and_a_copy_is_kept(tmp_path: Path) -> 
 def test_a_device_has_one_mechanism() -> None:
     db = database()
     assert take(db, "a", part(GPU, 10))
-    assert not take(db, "b", Part(GPU, 10, Sharing.TIME_SLICING))
+    assert not take(db, "b", FractionalShare(GPU, 10, Sharing.TIME_SLICING))
     assert register.remove_allocation(db, "a")
-    assert take(db, "b", Part(GPU, 10, Sharing.TIME_SLICING))
+    assert take(db, "b", FractionalShare(GPU, 10, Sharing.TIME_SLICING))
     assert not take(db, "a", part(GPU, 10))
 
 
@@ -245,8 +245,8 @@ def test_the_administrators_words_are_kept() -> None:
     db = database()
     assert records.sharing_policy(db) == SharingPolicy()
     for policy in (
-        SharingPolicy(GpuUse.MIG, {"GPU-0": GpuUse.OFF, "GPU-1": GpuUse.AUTO}),
-        SharingPolicy(None, {"GPU-1": GpuUse.SHARED}),
+        SharingPolicy(GpuPolicy.MIG, {"GPU-0": GpuPolicy.OFF, "GPU-1": GpuPolicy.AUTO}),
+        SharingPolicy(None, {"GPU-1": GpuPolicy.SHARED}),
         SharingPolicy(),
     ):
         records.set_sharing_policy(db, policy)
@@ -259,7 +259,7 @@ def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Pat
     old = sqlite3.connect(path, isolation_level=None)
     old.execute("PRAGMA journal_mode = WAL")
     schema.create(old)
-    register.add_allocation(old, allocation("a", Part(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
+    register.add_allocation(old, allocation("a", FractionalShare(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
     register.add_allocation(old, allocation("b", part(RIGHT, 10)), MEMORY)
     for statement in (
         "DROP TRIGGER part_taken",
@@ -275,9 +275,9 @@ def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Pat
     ledger = Ledger(path)
     with ledger.write() as db:
         assert [each.id for each in register.allocations(db)] == ["a", "b"]
-        register.add_allocation(db, allocation("c", Part(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
+        register.add_allocation(db, allocation("c", FractionalShare(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
         with pytest.raises(sqlite3.IntegrityError, match="another mechanism"):
-            register.add_allocation(db, allocation("d", Part(RIGHT, 10, Sharing.TIME_SLICING)), MEMORY)
+            register.add_allocation(db, allocation("d", FractionalShare(RIGHT, 10, Sharing.TIME_SLICING)), MEMORY)
     ledger.close()
 
 

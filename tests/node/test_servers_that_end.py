@@ -15,7 +15,7 @@ from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, asked, only, short, start, t4
 from tests.node.test_mps_health import ask_for_part, faults
 from tranche.core.request import Isolation
-from tranche.hardware.mps_control import MpsControl
+from tranche.hardware.mps_control import MpsControlClient
 from tranche.node.host import Host
 
 __all__ = ["short", "t4"]  # fixtures
@@ -27,16 +27,16 @@ def end_server_before(monkeypatch: pytest.MonkeyPatch, host: Host, command: str)
     (record,) = host.daemons.records.all()
     (server,) = host.daemons.process(record.device_uuid).servers()
     given: list[str] = []
-    really = MpsControl.ask
+    really = MpsControlClient.ask
 
-    def ask(self: MpsControl, words: str, **more: Any) -> str:
+    def ask(self: MpsControlClient, words: str, **more: Any) -> str:
         if words.startswith(command) and not given:
             given.append(words)
             os.kill(server.pid, signal.SIGKILL)
             wait_until(lambda: not really(self, "get_server_list").strip())
         return really(self, words, **more)
 
-    monkeypatch.setattr(MpsControl, "ask", ask)
+    monkeypatch.setattr(MpsControlClient, "ask", ask)
     return given
 
 

@@ -16,7 +16,7 @@ from tests.machines import wait_until
 from tranche.node.ledger import Ledger
 from tranche.node.lock_table import lock_pids
 from tranche.node.locks import FileLock, lock_holder
-from tranche.node.session import Places, process_stopped
+from tranche.node.session import StateFolder, process_stopped
 
 _HOLDER = """
 import os, signal, sys
@@ -34,9 +34,9 @@ _STOPPED_BY_TERMINAL = """
 import os, signal, sys
 from pathlib import Path
 from tranche.node.ledger import Ledger
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.deciding import taking_gpu, taking_turn
-places = Places(Path(sys.argv[1]))
+places = StateFolder(Path(sys.argv[1]))
 ledger = Ledger(places.ledger)
 with taking_turn(places, None), taking_gpu(places.gpu_locks / "a", "a", 5), ledger.write():
     for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
@@ -80,7 +80,7 @@ def test_a_stop_of_the_terminal_waits_until_no_lock_is_held(tmp_path: Path) -> N
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
             wait_until(lambda: process_stopped(holder.pid))
-            places = Places(tmp_path)
+            places = StateFolder(tmp_path)
             assert lock_holder(places.decision_lock) is None
             assert lock_holder(places.gpu_locks / "a") is None
             with Ledger(places.ledger).write():
@@ -93,7 +93,7 @@ def test_a_stop_of_the_terminal_waits_until_no_lock_is_held(tmp_path: Path) -> N
 
 
 def test_who_waits_for_a_lock_can_be_stopped_by_the_terminal(tmp_path: Path) -> None:
-    places = Places(tmp_path)
+    places = StateFolder(tmp_path)
     Ledger(places.ledger).close()
     with FileLock(places.decision_lock):
         command = [sys.executable, "-c", _STOPPED_BY_TERMINAL, str(tmp_path)]

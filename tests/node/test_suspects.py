@@ -29,7 +29,7 @@ from tranche.node.ledger import Ledger
 from tranche.node.leftovers import anything_left
 from tranche.node.processes import Process, process_at
 from tranche.node.recovery import Recovery
-from tranche.node.session import Places, pid_namespace, process_start_time
+from tranche.node.session import StateFolder, pid_namespace, process_start_time
 
 NOBODY = 65534
 
@@ -41,11 +41,11 @@ def become_nobody() -> None:
 
 
 @pytest.fixture
-def places() -> Iterator[Places]:
+def places() -> Iterator[StateFolder]:
     """A state folder of nobody's."""
     with tempfile.TemporaryDirectory() as name:
         os.chown(name, NOBODY, NOBODY)
-        yield Places(Path(name))
+        yield StateFolder(Path(name))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def hidden() -> Iterator[Process]:
         child.end()
 
 
-def settle(places: Places, times: int = 1) -> tuple[Allocation, ...]:
+def settle(places: StateFolder, times: int = 1) -> tuple[Allocation, ...]:
     """Settle the share `abcd1234`, whose command has ended, so many times; the allocations left."""
     ledger = Ledger(places.ledger)
     recovery = Recovery(ledger, places, cast(Any, None), lambda: 2.0)
@@ -86,7 +86,7 @@ def as_nobody(work: Callable[[], Any]) -> Any:
 
 
 @needs_root
-def test_a_suspect_keeps_the_share_until_root_looks(places: Places, hidden: Process) -> None:
+def test_a_suspect_keeps_the_share_until_root_looks(places: StateFolder, hidden: Process) -> None:
     def begin() -> None:
         ledger = Ledger(places.ledger)
         with ledger.write() as db:

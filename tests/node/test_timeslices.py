@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.node.machines import node_of
 from tests.node.processes import in_child, kill_at_every_boundary
-from tranche.core.allocation import Part, WholeGpu
+from tranche.core.allocation import FractionalShare, WholeGpu
 from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
@@ -30,7 +30,7 @@ def test_a_length_of_a_share_that_never_began_is_put_back(tmp_path: Path) -> Non
 
     def share(host: Host) -> None:
         (gpu,) = host.observe()
-        part = Part(WholeGpu(gpu.uuid), 3 * GIB, Sharing.TIME_SLICING)
+        part = FractionalShare(WholeGpu(gpu.uuid), 3 * GIB, Sharing.TIME_SLICING)
         ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
         host.start(ticket, lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"))
         assert host.driver.timeslice(gpu.uuid) is Timeslice.SHORT

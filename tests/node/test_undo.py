@@ -15,9 +15,9 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, InstanceKey, MigMode
 from tranche.planning.steps import (
-    Before,
     CreateInstance,
     DestroyInstance,
+    PriorState,
     ResetGpu,
     SetMigMode,
     Step,
@@ -164,7 +164,7 @@ def test_steps_of_other_gpus_are_none_of_this_gpu_s_business() -> None:
     gpu, other = gpu_on(board), gpu_on(board, 1)
     step = CreateInstance(other.uuid, placed(board)[0].name, Placement(0, 1), (placed(board)[0].name,))
     there = replace(gpu, instances=(instance_of(placed(board)[0], Placement(0, 1)),))
-    assert undo_steps([StepRecord(step, StepStatus.DONE, Before(MigMode.ENABLED, None))], there) == ()
+    assert undo_steps([StepRecord(step, StepStatus.DONE, PriorState(MigMode.ENABLED, None))], there) == ()
 
 
 def test_an_instance_that_was_there_and_only_got_slices_stays() -> None:
@@ -173,4 +173,4 @@ def test_an_instance_that_was_there_and_only_got_slices_stays() -> None:
     profile = placed(board)[0]
     gpu = gpu_on(board, instances=(instance_of(profile, Placement(0, profile.size)),))
     step = CreateInstance(gpu.uuid, profile.name, Placement(0, profile.size), (profile.name,))
-    assert undo_steps([StepRecord(step, StepStatus.DONE, Before(MigMode.ENABLED, ()))], gpu) == ()
+    assert undo_steps([StepRecord(step, StepStatus.DONE, PriorState(MigMode.ENABLED, ()))], gpu) == ()

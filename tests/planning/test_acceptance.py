@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tranche.core.request import MigSlice, Request
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.tables import Geometry, geometry_of
+from tranche.planning.tables import PlacementTable, geometry_of
 
 
-def a100() -> Geometry:
+def a100() -> PlacementTable:
     return geometry_of(8, board_of("A100-40GB").profiles)
 
 

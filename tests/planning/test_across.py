@@ -14,7 +14,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import MigMode
 from tranche.planning.across import ChosenMachine, NoMachine, decide_across
-from tranche.planning.allocate import Granted, Offer, decide, offer
+from tranche.planning.allocate import Granted, MachineOption, decide, offer
 
 MACHINES = st.dictionaries(st.sampled_from("abcd"), node_views(max_gpus=2), max_size=3)
 
@@ -45,11 +45,11 @@ def test_it_is_a_machines_own_decision_and_no_other_machine_does_better(
         return
     assert found.granted == own[found.name]
     chosen = offer(machines[found.name], request)
-    assert isinstance(chosen, Offer)
+    assert isinstance(chosen, MachineOption)
     for name, granted in own.items():
         if granted is not None:
             other = offer(machines[name], request)
-            assert isinstance(other, Offer)
+            assert isinstance(other, MachineOption)
             assert chosen.preferences <= other.preferences
 
 

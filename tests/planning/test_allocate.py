@@ -24,7 +24,7 @@ from tests.strategies import (
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
-from tranche.core.grid import Occupant, Placement, profiles_exclude
+from tranche.core.grid import PlacedInstance, Placement, profiles_exclude
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import MigSlice, Request, parse_request
@@ -276,7 +276,7 @@ def test_a_promised_slot_counts_even_with_occupant_equality() -> None:
     view = view_of(
         gpu, allocations=[Allocation("a-1", parse_request(mig_profile="1g.5gb"), (grant,), Phase.ACTIVE, 0.0)]
     )
-    assert view.promised_on(gpu.uuid) == (Occupant(parse_profile("1g.5gb"), Placement(6, 1)),)
+    assert view.promised_on(gpu.uuid) == (PlacedInstance(parse_profile("1g.5gb"), Placement(6, 1)),)
     assert grant_now(view, parse_request(mig_profile="1g.5gb")).grants[0] != grant
 
 

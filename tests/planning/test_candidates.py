@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, uncuttable_gpu, view_of
 from tranche.core.board import Board, board_by_key
 from tranche.core.errors import SharingUnavailable, TooManyGpus
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
 from tranche.planning.candidates import Candidate, candidate, check_possible, plain_profiles
@@ -133,7 +133,7 @@ def test_only_gpus_that_could_serve_one_share_count_for_several() -> None:
 
 def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None:
     two = view_of(gpu_on(A100, 0), gpu_on(A100, 1))
-    two = replace(two, uses={two.node.gpus[1].uuid: GpuUse.OFF})
+    two = replace(two, uses={two.node.gpus[1].uuid: GpuPolicy.OFF})
     with pytest.raises(
         SharingUnavailable, match=r"has 1 that could serve one of its shares; any other is given whole or"
     ) as caught:

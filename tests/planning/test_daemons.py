@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu
-from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.devices import device_uuid
-from tranche.core.fences import fenced
-from tranche.core.grid import Occupant, Placement
+from tranche.core.fences import unavailable
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
 from tranche.planning.daemons import with_daemons
@@ -23,12 +23,12 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 PROFILE = next(each for each in placed(A100) if str(each.name) == "3g.20gb")
 SPOT = Placement(0, PROFILE.size)
 CUT = gpu_on(A100, mode=MigMode.ENABLED, instances=(instance_of(PROFILE, SPOT),))
-THERE = Occupant(PROFILE.name, SPOT)
+THERE = PlacedInstance(PROFILE.name, SPOT)
 SLICE = Slice(CUT.uuid, PROFILE.name, SPOT)
 
 
-def part(device: WholeGpu | Slice, memory: int = 3 * GIB, sharing: Sharing = Sharing.MPS) -> Part:
-    return Part(device, memory, sharing)
+def part(device: WholeGpu | Slice, memory: int = 3 * GIB, sharing: Sharing = Sharing.MPS) -> FractionalShare:
+    return FractionalShare(device, memory, sharing)
 
 
 def served(gpu: GpuState, slot: InstanceKey | None = None, limit: int = 3 * GIB, state: str = "ready") -> GpuState:
@@ -99,7 +99,7 @@ def test_a_plan_that_concerns_no_daemon_is_the_same_plan() -> None:
     ("state", "expected"), [("ready", ""), ("starting", ""), ("fault", "lets nobody in"), ("lost", "died")]
 )
 def test_a_device_whose_daemon_is_wrong_lets_nobody_more_in(state: str, expected: str) -> None:
-    why = fenced(served(T4, state=state), None)
+    why = unavailable(served(T4, state=state), None)
     assert bool(why) is bool(expected)
     assert expected in why
-    assert fenced(T4, None) == ""
+    assert unavailable(T4, None) == ""

@@ -18,18 +18,18 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Isolation, Request, parse_request
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.explain import explain
 from tranche.planning.foresee import without
 from tranche.planning.queue import WaitingRequest, may_start
-from tranche.planning.remedies import Kind
+from tranche.planning.remedies import RemedyKind
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 
@@ -99,32 +99,32 @@ def test_every_remedy_on_a_large_machine_works(data: st.DataObject, gpus: int) -
 
 def _try_remedies(view: NodeView, request: Request) -> None:
     explanation = explain(view, request)
-    order = list(Kind)
+    order = list(RemedyKind)
     positions = [order.index(each.kind) for each in explanation.remedies]
     assert positions == sorted(positions)
     for remedy in explanation.remedies:
         match remedy.kind:
-            case Kind.OTHER_SLICE | Kind.WEAKER_FENCE:
+            case RemedyKind.OTHER_SLICE | RemedyKind.WEAKER_FENCE:
                 assert remedy.request is not None
                 assert isinstance(decide(view, remedy.request), Granted)
-            case Kind.WAIT:
+            case RemedyKind.WAIT:
                 assert remedy.allocation_ids or remedy.process_ids
                 ended = without(view, remedy.allocation_ids, remedy.process_ids)
                 assert isinstance(decide(ended, request), Granted)
-            case Kind.UNCORDON:
+            case RemedyKind.UNCORDON:
                 assert isinstance(decide(replace(view, withheld=()), request), Granted)
-            case Kind.DESTROY_FOREIGN:
+            case RemedyKind.DESTROY_FOREIGN:
                 assert remedy.instances
                 assert not set(remedy.instances) & view.owned
                 ended = without(view, remedy.allocation_ids, remedy.process_ids)
                 assert isinstance(decide(ended, request, adopt_foreign_destroy=True), Granted)
-            case Kind.RECUT:
+            case RemedyKind.RECUT:
                 ended = without(view, remedy.allocation_ids)
                 assert isinstance(decide(ended, request), Granted)
-            case Kind.OTHER_MODEL:
+            case RemedyKind.OTHER_MODEL:
                 if "drop" in remedy.text:
                     assert isinstance(decide(view, replace(request, gpu_model="")), Granted)
-            case Kind.STRONGER_FENCE:
+            case RemedyKind.STRONGER_FENCE:
                 assert explanation.granted is not None
                 ended = without(view, remedy.allocation_ids, remedy.process_ids)
                 assert remedy.request is not None
@@ -142,7 +142,7 @@ def test_a_request_that_waits_on_healthy_gpus_is_told_what_would_help(data: st.D
     healthy = not view.changing and not any(gpu.lost or gpu.mode_pending for gpu in view.node)
     if explanation.fits or explanation.impossible or not healthy:
         return
-    assert {Kind.WAIT, Kind.DESTROY_FOREIGN} & {each.kind for each in explanation.remedies}
+    assert {RemedyKind.WAIT, RemedyKind.DESTROY_FOREIGN} & {each.kind for each in explanation.remedies}
 
 
 @given(st.data())
@@ -150,7 +150,7 @@ def test_no_fewer_allocations_than_those_named_make_room(data: st.DataObject) ->
     view = data.draw(node_views(max_gpus=2) | sharing_views(max_gpus=2))
     request = data.draw(requests_for(view))
     for remedy in explain(view, request).remedies:
-        if remedy.kind is Kind.WAIT and len(remedy.allocation_ids) + len(remedy.process_ids) > 1:
+        if remedy.kind is RemedyKind.WAIT and len(remedy.allocation_ids) + len(remedy.process_ids) > 1:
             for allocation in view.allocations:
                 assert not isinstance(decide(without(view, [allocation.id]), request), Granted)
 
@@ -158,7 +158,7 @@ def test_no_fewer_allocations_than_those_named_make_room(data: st.DataObject) ->
 def test_waiting_for_the_one_that_is_enough() -> None:
     gpu = gpu_on(A100, instances=[slice_at("1g.5gb", 0, pid=1), slice_at("1g.5gb", 1, pid=2), slice_at("3g.20gb", 4)])
     explanation = explain(owned_view(gpu, "a-1", "a-2", "a-3"), parse_request(mig_profile="3g.20gb"))
-    waits = [each for each in explanation.remedies if each.kind is Kind.WAIT]
+    waits = [each for each in explanation.remedies if each.kind is RemedyKind.WAIT]
     assert [each.allocation_ids for each in waits] == [("a-3",)]
     assert waits[0].text == "wait for a-3 to end"
 
@@ -171,7 +171,7 @@ def test_a_fragmented_gpu_names_its_slices_and_a_move() -> None:
     assert answer is not None
     assert answer.reason == "Fragmented"
     assert answer.allocation_ids == ("a-1", "a-2", "a-3")
-    moves = [each.text for each in explanation.remedies if each.kind is Kind.RECUT]
+    moves = [each.text for each in explanation.remedies if each.kind is RemedyKind.RECUT]
     assert moves == ["move a-3 to GPU 0 (each has to be stopped and started again)"]
 
 
@@ -185,7 +185,9 @@ def test_a_gpu_full_of_single_slices_is_not_called_fragmented() -> None:
     assert (answer.reason, answer.missing_slices) == ("NoRoom", 1)
     assert [each.text for each in explanation.remedies] == ["wait for a-0 to end"]
     whole = explain(owned_view(gpu, *ids), parse_request(mig_profile="7g.40gb"))
-    assert [each.text for each in whole.remedies if each.kind is Kind.WAIT] == [f"wait for 7 to end: {', '.join(ids)}"]
+    assert [each.text for each in whole.remedies if each.kind is RemedyKind.WAIT] == [
+        f"wait for 7 to end: {', '.join(ids)}"
+    ]
 
 
 def test_missing_slices_and_the_process_in_the_way_are_named() -> None:
@@ -194,7 +196,7 @@ def test_missing_slices_and_the_process_in_the_way_are_named() -> None:
     answer = explanation.gpus[0].obstacle
     assert answer is not None
     assert (answer.reason, answer.missing_slices) == ("NoRoom", 2)
-    assert [(each.kind, each.process_ids) for each in explanation.remedies] == [(Kind.DESTROY_FOREIGN, (4242,))]
+    assert [(each.kind, each.process_ids) for each in explanation.remedies] == [(RemedyKind.DESTROY_FOREIGN, (4242,))]
     assert explanation.remedies[0].text == (
         "wait for python (pid 4242) to end, then let instances that Tranche did not make be destroyed "
         "(7g.40gb at 0:8 of GPU 0): --adopt-foreign=destroy"
@@ -205,7 +207,7 @@ def test_a_smaller_slice_that_fits_now_is_named_first() -> None:
     gpu = gpu_on(A100, instances=[slice_at("4g.20gb", 0, pid=1), slice_at("2g.10gb", 4, pid=2)])
     explanation = explain(owned_view(gpu, "a-1", "a-2"), parse_request(gpu="0.5"))
     first = explanation.remedies[0]
-    assert first.kind is Kind.OTHER_SLICE
+    assert first.kind is RemedyKind.OTHER_SLICE
     assert first.request == parse_request(mig_profile="1g.10gb")
 
 
@@ -223,7 +225,7 @@ def test_too_much_memory_names_products_that_have_it() -> None:
     answer = explanation.gpus[0].obstacle
     assert answer is not None
     assert (answer.reason, answer.missing_memory) == ("MemoryTooSmall", 60 * 1024**3)
-    models = [each.text for each in explanation.remedies if each.kind is Kind.OTHER_MODEL]
+    models = [each.text for each in explanation.remedies if each.kind is RemedyKind.OTHER_MODEL]
     assert models == ["another GPU model has it: NVIDIA H200, NVIDIA H20-3e, NVIDIA B200"]
 
 
@@ -246,13 +248,13 @@ def test_a_share_of_a_gpu_without_mig_says_what_is_missing() -> None:
 def test_dropping_the_model_is_offered_when_another_gpu_is_free() -> None:
     busy = replace(gpu_on(A100, mode=MigMode.DISABLED), processes=(GpuProcess(9, "trainer"),))
     explanation = explain(view_of(busy, uncuttable_gpu(1)), parse_request(gpus="1", gpu_model="A100"))
-    assert [each.kind for each in explanation.remedies] == [Kind.WAIT, Kind.OTHER_MODEL]
+    assert [each.kind for each in explanation.remedies] == [RemedyKind.WAIT, RemedyKind.OTHER_MODEL]
     assert explanation.remedies[0].process_ids == (9,)
     assert explanation.remedies[1].text == "drop --gpu-model: GPU 1 (Tesla T4) can serve it now"
 
 
 def shared_by(view: NodeView, *offered: Sharing) -> NodeView:
-    return replace(view, node=replace(view.node, sharing=SharingMeans(frozenset(offered))))
+    return replace(view, node=replace(view.node, sharing=MachineSharing(frozenset(offered))))
 
 
 def test_a_share_says_when_it_would_be_a_slice() -> None:
@@ -266,17 +268,17 @@ def test_a_share_says_when_it_would_be_a_slice() -> None:
         "faults shared, bandwidth shared); as a slice when 1a2b ends"
     )
     (stronger,) = explanation.remedies
-    assert (stronger.kind, stronger.allocation_ids) == (Kind.STRONGER_FENCE, ("1a2b",))
+    assert (stronger.kind, stronger.allocation_ids) == (RemedyKind.STRONGER_FENCE, ("1a2b",))
 
 
 def test_a_share_says_why_it_is_not_by_a_stronger_mechanism() -> None:
     why = {Sharing.MEMORY_LIMITS: "the driver refuses them: Not Supported"}
-    means = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), why)
+    means = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), why)
     view = view_of(uncuttable_gpu())
     view = replace(view, node=replace(view.node, sharing=means))
     assert explain(view, parse_request(gpu_memory="1G")).passed_over == why
     assert explain(view, parse_request(gpu_memory="1G", compute="20")).passed_over == {}, "they keep no ceiling"
-    best = replace(view, node=replace(view.node, sharing=SharingMeans(frozenset(Sharing))))
+    best = replace(view, node=replace(view.node, sharing=MachineSharing(frozenset(Sharing))))
     assert explain(best, parse_request(gpu_memory="1G")).passed_over == {}
 
 
@@ -291,7 +293,7 @@ def test_who_asks_for_too_strong_a_fence_is_told_of_a_weaker_one() -> None:
     explanation = explain(view, parse_request(gpu="0.2", isolation="hard"))
     assert explanation.impossible is not None
     (weaker,) = explanation.remedies
-    assert weaker.kind is Kind.WEAKER_FENCE
+    assert weaker.kind is RemedyKind.WEAKER_FENCE
     assert weaker.text.startswith(
         "accept --isolation soft: a share of GPU 0: 2.9 GiB by MPS (memory of each process limited by the driver"
     )
@@ -304,13 +306,13 @@ def test_who_asks_for_too_strong_a_fence_is_told_of_a_weaker_one() -> None:
 
 def test_a_part_waits_for_the_fewest_of_those_who_share_its_gpu() -> None:
     gpu = uncuttable_gpu()
-    grants = [Part(WholeGpu(gpu.uuid), gib * 2**30, Sharing.MEMORY_LIMITS) for gib in (6, 2, 5)]
+    grants = [FractionalShare(WholeGpu(gpu.uuid), gib * 2**30, Sharing.MEMORY_LIMITS) for gib in (6, 2, 5)]
     allocations = [
         Allocation(name, parse_request(gpu="0.2"), (grant,), Phase.ACTIVE, 0.0)
         for name, grant in zip(("large", "small", "middle"), grants, strict=True)
     ]
     view = shared_by(view_of(gpu, allocations=allocations), Sharing.MEMORY_LIMITS)
-    waits = [each for each in explain(view, parse_request(gpu_memory="6Gi")).remedies if each.kind is Kind.WAIT]
+    waits = [each for each in explain(view, parse_request(gpu_memory="6Gi")).remedies if each.kind is RemedyKind.WAIT]
     assert [each.text for each in waits] == ["wait for large to end"]
-    waits = [each for each in explain(view, parse_request(gpu_memory="3Gi")).remedies if each.kind is Kind.WAIT]
+    waits = [each for each in explain(view, parse_request(gpu_memory="3Gi")).remedies if each.kind is RemedyKind.WAIT]
     assert [len(each.allocation_ids) for each in waits] == [1]

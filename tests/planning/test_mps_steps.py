@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.test_daemons import CUT, GIB, SLICE, T4, THERE, served
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 from tranche.core.state import ComputeMode, DaemonState, GpuState
-from tranche.planning.steps import Before, StartMps, StopMps, TakesSharing, step_from_dict
+from tranche.planning.steps import PriorState, StartMps, StopMps, TakesSharing, step_from_dict
 from tranche.planning.steps.step import before_from_dict, before_to_dict
 
 
 @pytest.mark.parametrize("occupant", [None, THERE])
-def test_a_step_survives_being_written_down(occupant: Occupant | None) -> None:
+def test_a_step_survives_being_written_down(occupant: PlacedInstance | None) -> None:
     for step in (StartMps("GPU-0", occupant, 3 * GIB), StopMps("GPU-0", occupant)):
         assert step_from_dict(step.to_dict()) == step
         assert ("profile" in step.to_dict()) is (occupant is not None)
@@ -74,7 +74,7 @@ def test_a_start_is_undone_by_the_end_of_the_daemon_unless_one_was_there() -> No
     fresh, raised = start.observe(T4, frozenset()), start.observe(served(T4, limit=GIB), frozenset())
     assert start.inverse(before_from_dict(before_to_dict(fresh)), after) == (StopMps(T4.uuid, None),)
     assert start.inverse(before_from_dict(before_to_dict(raised)), after) == ()
-    assert StopMps(T4.uuid, None).inverse(Before(T4.mode), T4) == ()
+    assert StopMps(T4.uuid, None).inverse(PriorState(T4.mode), T4) == ()
 
 
 def test_people_read_what_is_shared_and_how_much_each_may_have() -> None:

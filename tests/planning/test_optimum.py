@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.board import board_by_key
-from tranche.planning.tables import Geometry, geometry_of
+from tranche.planning.tables import PlacementTable, geometry_of
 
 
-def a100() -> Geometry:
+def a100() -> PlacementTable:
     board = board_by_key("A100-40GB")
     assert board is not None
     return geometry_of(8, board.profiles)

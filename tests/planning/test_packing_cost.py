@@ -12,16 +12,16 @@ from tests.grid_model import carry_out
 from tests.planning.test_parts import A100, ALL, MPS
 from tests.planning.test_parts import machine as node
 from tests.strategies import gpu_on, requests, sharing_views, uncuttable_gpu
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.errors import TrancheError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.core.sharing import SharingMeans
+from tranche.core.sharing import MachineSharing
 from tranche.core.state import MigMode
 from tranche.planning.allocate import Decision, Granted, decide
 from tranche.planning.explain import explain
 from tranche.planning.gpu_occupancy import tenancy
-from tranche.planning.remedies import Kind
+from tranche.planning.remedies import RemedyKind
 
 
 def decided(view: NodeView, request: Request) -> Decision | None:
@@ -42,7 +42,7 @@ def serve(view: NodeView, **options: str) -> tuple[NodeView, Granted]:
     return replace(after, allocations=(*after.allocations, held)), decision
 
 
-def a100_machine(number: int, mode: MigMode = MigMode.DISABLED, by: SharingMeans = MPS) -> NodeView:
+def a100_machine(number: int, mode: MigMode = MigMode.DISABLED, by: MachineSharing = MPS) -> NodeView:
     return node(*(gpu_on(A100, index, mode=mode) for index in range(number)), by=by)
 
 
@@ -65,12 +65,12 @@ def test_whoever_could_have_something_alone_has_it_or_is_told_why_not(view: Node
     if not isinstance(hard, Granted):
         return
     assert isinstance(soft, Granted)
-    if not isinstance(soft.grants[0], Part):
+    if not isinstance(soft.grants[0], FractionalShare):
         return
     assert not has_room_to_spare(view)
     explanation = explain(view, replace(request, isolation=Isolation.SOFT))
     (stronger,) = explanation.remedies
-    assert stronger.kind is Kind.STRONGER_FENCE
+    assert stronger.kind is RemedyKind.STRONGER_FENCE
     assert stronger.request is not None
     assert stronger.text in explanation.summary
     assert f"{hard.note}, is kept for who asks for it with --isolation hard, because " in stronger.text
@@ -84,7 +84,7 @@ def test_an_untouched_gpu_is_opened_for_a_part_only_when_no_shared_device_has_ro
     request = replace(request, isolation=Isolation.SOFT, count=1)
     assume(isinstance(request.demand, GpuMemory | GpuShare))
     decision = decided(view, request)
-    if not isinstance(decision, Granted) or not isinstance(decision.grants[0], Part):
+    if not isinstance(decision, Granted) or not isinstance(decision.grants[0], FractionalShare):
         return
     chosen = view.node.gpu(decision.grants[0].gpu_uuid)
     if not tenancy(view, chosen).untouched:
@@ -93,7 +93,7 @@ def test_an_untouched_gpu_is_opened_for_a_part_only_when_no_shared_device_has_ro
         if tenancy(view, gpu).shared and gpu.uuid not in view.changing:
             here = replace(view, node=replace(view.node, gpus=(gpu,)))
             alone = decided(here, request)
-            joined = isinstance(alone, Granted) and isinstance(alone.grants[0], Part) and alone.plan.empty
+            joined = isinstance(alone, Granted) and isinstance(alone.grants[0], FractionalShare) and alone.plan.empty
             assert not joined
 
 
@@ -103,7 +103,7 @@ def test_an_idle_machine_gives_slices_until_half_of_its_gpus_are_in_use() -> Non
     for _ in range(15):
         view, decision = serve(view, gpu_memory="4Gi")
         given_away += decision.grants
-    assert [type(grant) for grant in given_away] == [Slice] * 14 + [Part]
+    assert [type(grant) for grant in given_away] == [Slice] * 14 + [FractionalShare]
     assert len({grant.gpu_uuid for grant in given_away[:14]}) == 2
     assert given_away[14].gpu_uuid not in {grant.gpu_uuid for grant in given_away[:14]}
 
@@ -123,7 +123,7 @@ def test_on_a_cut_gpu_small_tenants_share_one_slice_and_who_fills_a_slice_has_it
     for _ in range(3):
         view, decision = serve(view, gpu_memory="1Gi")
         small.append(decision.grants[0])
-    assert all(isinstance(grant, Part) for grant in small)
+    assert all(isinstance(grant, FractionalShare) for grant in small)
     (slot,) = {grant.slot for grant in small}
     assert slot is not None
     assert str(slot.profile) == "1g.5gb"
@@ -140,7 +140,7 @@ def test_who_finds_no_slice_shares_an_idle_larger_one() -> None:
     view = replace(view, allocations=view.allocations[1:], owned=frozenset())
     _, decision = serve(view, gpu_memory="1Gi")
     (part,) = decision.grants
-    assert isinstance(part, Part)
+    assert isinstance(part, FractionalShare)
     assert part.slot is not None
     assert str(part.slot.profile) == "4g.20gb"
 
@@ -148,7 +148,7 @@ def test_who_finds_no_slice_shares_an_idle_larger_one() -> None:
 def test_a_lone_gpu_is_shared_as_it_is_and_cut_for_who_accepts_nothing_less() -> None:
     view = a100_machine(1)
     after, decision = serve(view, gpu_memory="4Gi")
-    assert isinstance(decision.grants[0], Part)
+    assert isinstance(decision.grants[0], FractionalShare)
     assert isinstance(decision.grants[0].device, WholeGpu)
     assert explain(view, parse_request(gpu_memory="4Gi")).summary.endswith(
         "; 1g.5gb at 6:1 of GPU 0, new after turning MIG mode on, is kept for who asks for it with --isolation hard, "
@@ -159,12 +159,12 @@ def test_a_lone_gpu_is_shared_as_it_is_and_cut_for_who_accepts_nothing_less() ->
     )
     _, decision = serve(view, gpu_memory="4Gi", isolation="hard")
     assert isinstance(decision.grants[0], Slice)
-    _, decision = serve(replace(view, uses={view.node.gpus[0].uuid: GpuUse.MIG}), gpu_memory="4Gi")
+    _, decision = serve(replace(view, uses={view.node.gpus[0].uuid: GpuPolicy.MIG}), gpu_memory="4Gi")
     assert isinstance(decision.grants[0], Slice)
 
 
 @pytest.mark.parametrize("by", [MPS, ALL], ids=["mps", "limits"])
-def test_more_than_half_of_a_gpu_is_a_whole_one_even_when_room_is_short(by: SharingMeans) -> None:
+def test_more_than_half_of_a_gpu_is_a_whole_one_even_when_room_is_short(by: MachineSharing) -> None:
     for gpu in (uncuttable_gpu(), gpu_on(A100, mode=MigMode.DISABLED)):
         _, decision = serve(node(gpu, by=by), gpu="0.6")
         assert isinstance(decision.grants[0], WholeGpu)

@@ -23,27 +23,27 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu, overlap
 from tranche.core.board import Board
 from tranche.core.devices import memory_of
 from tranche.core.errors import SharingUnavailable, TrancheError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.share_costs import CONTEXT_MEMORY, RESERVED_MEMORY, capacity
 from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
-MPS = SharingMeans(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
-ALL = SharingMeans(frozenset(Sharing), {}, 48)
+MPS = MachineSharing(frozenset({Sharing.MPS}), {Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615"}, 48)
+ALL = MachineSharing(frozenset(Sharing), {}, 48)
 STRENGTH = [Isolation.HARD, Isolation.SOFT, Isolation.NONE]
 
 
-def machine(*gpus: GpuState, by: SharingMeans = MPS, uses: dict[int, GpuUse] | None = None) -> NodeView:
+def machine(*gpus: GpuState, by: MachineSharing = MPS, uses: dict[int, GpuPolicy] | None = None) -> NodeView:
     view = view_of(*gpus)
     words = {gpus[index].uuid: use for index, use in (uses or {}).items()}
     return replace(view, node=replace(view.node, sharing=by), uses=words)
@@ -67,16 +67,16 @@ def filled(view: NodeView, request: Request) -> tuple[NodeView, list[Grant], Wai
     return view, given_away, decision
 
 
-def parts(grants: list[Grant]) -> list[Part]:
-    return [grant for grant in grants if isinstance(grant, Part)]
+def parts(grants: list[Grant]) -> list[FractionalShare]:
+    return [grant for grant in grants if isinstance(grant, FractionalShare)]
 
 
 def check(view: NodeView) -> None:
     """What must hold of every view that decisions lead to."""
-    taken: dict[WholeGpu | Slice, list[Part]] = defaultdict(list)
+    taken: dict[WholeGpu | Slice, list[FractionalShare]] = defaultdict(list)
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if isinstance(grant, Part):
+            if isinstance(grant, FractionalShare):
                 taken[grant.device].append(grant)
     for device, there in taken.items():
         (sharing,) = {part.sharing for part in there}
@@ -87,19 +87,19 @@ def check(view: NodeView) -> None:
     held = [(each.id, grant) for each in view.allocations for grant in each.grants]
     for (_, one), (_, other) in combinations(held, 2):
         if overlap(one, other):
-            assert isinstance(one, Part)
-            assert isinstance(other, Part)
+            assert isinstance(one, FractionalShare)
+            assert isinstance(other, FractionalShare)
             assert one.device == other.device
 
 
 @given(st.data(), means(), st.sampled_from(FAMILY_BOARDS))
 def test_nothing_is_given_twice_and_nothing_below_what_is_asked_for(
-    data: st.DataObject, offered: SharingMeans, board: Board
+    data: st.DataObject, offered: MachineSharing, board: Board
 ) -> None:
     """Whoever comes and goes on a machine of one family, with a GPU that cannot be cut beside it."""
     modes = st.sampled_from([MigMode.ENABLED, MigMode.DISABLED])
     gpus = [gpu_on(board, 0, mode=data.draw(modes)), uncuttable_gpu(1), uncuttable_gpu(2)]
-    uses = {index: data.draw(st.sampled_from([GpuUse.AUTO, *GpuUse])) for index in range(3)}
+    uses = {index: data.draw(st.sampled_from([GpuPolicy.AUTO, *GpuPolicy])) for index in range(3)}
     view = machine(*gpus, by=offered, uses=uses)
     for number in range(data.draw(st.integers(1, 25))):
         if view.allocations and data.draw(st.integers(0, 3)) == 0:
@@ -119,10 +119,10 @@ def test_nothing_is_given_twice_and_nothing_below_what_is_asked_for(
                 request.isolation
             )
             use = view.use_of(grant.gpu_uuid)
-            assert not isinstance(grant, Part) or grant.sharing in offered.offered
-            assert not isinstance(grant, Part) or use in (GpuUse.AUTO, GpuUse.SHARED)
-            assert use is GpuUse.AUTO or grant.slot is None or use is GpuUse.MIG
-            assert request.compute is None or (isinstance(grant, Part) and grant.compute == request.compute)
+            assert not isinstance(grant, FractionalShare) or grant.sharing in offered.offered
+            assert not isinstance(grant, FractionalShare) or use in (GpuPolicy.AUTO, GpuPolicy.SHARED)
+            assert use is GpuPolicy.AUTO or grant.slot is None or use is GpuPolicy.MIG
+            assert request.compute is None or (isinstance(grant, FractionalShare) and grant.compute == request.compute)
         allocation = Allocation(f"a-{number}", request, decision.grants, Phase.ACTIVE, 0.0)
         view = carry_out(view, decision.plan)
         view = replace(view, allocations=(*view.allocations, allocation))
@@ -134,7 +134,7 @@ def test_a_machine_that_shares_by_nothing_gives_what_it_gave_before_there_were_p
     view: NodeView, request: Request
 ) -> None:
     assume(request.compute is None)
-    view = replace(view, node=replace(view.node, sharing=SharingMeans()), uses={})
+    view = replace(view, node=replace(view.node, sharing=MachineSharing()), uses={})
 
     def outcome(isolation: Isolation) -> object:
         try:
@@ -149,10 +149,10 @@ def test_a_machine_that_shares_by_nothing_gives_what_it_gave_before_there_were_p
 
 
 @pytest.mark.parametrize(
-    "by", [MPS, SharingMeans(frozenset({Sharing.MEMORY_LIMITS})), ALL], ids=["mps", "limits", "all"]
+    "by", [MPS, MachineSharing(frozenset({Sharing.MEMORY_LIMITS})), ALL], ids=["mps", "limits", "all"]
 )
 @pytest.mark.parametrize("amount", ["3G", "3Gi"])
-def test_four_share_a_t4_and_a_fifth_waits(by: SharingMeans, amount: str) -> None:
+def test_four_share_a_t4_and_a_fifth_waits(by: MachineSharing, amount: str) -> None:
     view, grants, waiting = filled(machine(uncuttable_gpu(), by=by), parse_request(gpu_memory=amount))
     assert len(grants) == 4
     (sharing,) = {part.sharing for part in parts(grants)}
@@ -171,7 +171,7 @@ def test_an_amount_of_memory_is_the_programs_and_its_context_comes_on_top() -> N
 
 @pytest.mark.parametrize("share", [2, 3, 4, 5, 10])
 @pytest.mark.parametrize("by", [MPS, ALL], ids=["mps", "limits"])
-def test_shares_that_make_one_gpu_fit_together(share: int, by: SharingMeans) -> None:
+def test_shares_that_make_one_gpu_fit_together(share: int, by: MachineSharing) -> None:
     request = Request(GpuShare(Fraction(1, share)))
     _, grants, _ = filled(machine(uncuttable_gpu(), by=by), request)
     assert len(parts(grants)) == share
@@ -181,7 +181,7 @@ def test_shares_that_make_one_gpu_fit_together(share: int, by: SharingMeans) -> 
 def test_halves_share_what_the_driver_leaves_of_the_memory(sharing: Sharing) -> None:
     t4 = uncuttable_gpu()
     request = parse_request(gpu="0.5", isolation="none")
-    view, grants, _ = filled(machine(t4, by=SharingMeans(frozenset({sharing}), {}, 48)), request)
+    view, grants, _ = filled(machine(t4, by=MachineSharing(frozenset({sharing}), {}, 48)), request)
     (size,) = {part.memory for part in parts(grants)}
     assert 0 <= t4.memory_free - RESERVED_MEMORY[sharing] - 2 * size < 2 * MIB
     assert len(view.allocations) == 2
@@ -207,13 +207,13 @@ def test_a_whole_gpu_and_a_shared_one_are_never_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "by", [MPS, ALL, SharingMeans(frozenset({Sharing.TIME_SLICING}))], ids=["mps", "limits", "turns"]
+    "by", [MPS, ALL, MachineSharing(frozenset({Sharing.TIME_SLICING}))], ids=["mps", "limits", "turns"]
 )
-def test_nothing_more_is_given_of_an_uncut_gpu_on_which_somebody_turned_mig_mode_on(by: SharingMeans) -> None:
+def test_nothing_more_is_given_of_an_uncut_gpu_on_which_somebody_turned_mig_mode_on(by: MachineSharing) -> None:
     request = parse_request(gpu="0.1", isolation="none")
-    view, _ = served(machine(gpu_on(A100, mode=MigMode.DISABLED), by=by, uses={0: GpuUse.SHARED}), request)
-    assert isinstance(view.allocations[0].grants[0], Part)
-    cut = machine(gpu_on(A100, mode=MigMode.ENABLED), by=by, uses={0: GpuUse.SHARED})
+    view, _ = served(machine(gpu_on(A100, mode=MigMode.DISABLED), by=by, uses={0: GpuPolicy.SHARED}), request)
+    assert isinstance(view.allocations[0].grants[0], FractionalShare)
+    cut = machine(gpu_on(A100, mode=MigMode.ENABLED), by=by, uses={0: GpuPolicy.SHARED})
     waits = decide(replace(cut, allocations=view.allocations), request)
     assert isinstance(waits, Waiting)
     assert "turned MIG mode on" in waits.obstacles[0].text
@@ -245,7 +245,7 @@ def test_several_shares_lie_on_several_gpus() -> None:
 
 
 def test_several_shares_are_never_given_by_mps_since_a_program_can_use_one_daemon_only() -> None:
-    by = SharingMeans(frozenset(Sharing) - {Sharing.MEMORY_LIMITS}, {}, 48)
+    by = MachineSharing(frozenset(Sharing) - {Sharing.MEMORY_LIMITS}, {}, 48)
     view = machine(uncuttable_gpu(0), uncuttable_gpu(1), by=by)
     with pytest.raises(SharingUnavailable, match="one program can use it on one GPU only"):
         served(view, parse_request(gpu="0.2", count="2"))
@@ -256,7 +256,7 @@ def test_several_shares_are_never_given_by_mps_since_a_program_can_use_one_daemo
 
 
 def test_one_device_has_one_mechanism() -> None:
-    turns = machine(uncuttable_gpu(), by=SharingMeans(frozenset({Sharing.TIME_SLICING})))
+    turns = machine(uncuttable_gpu(), by=MachineSharing(frozenset({Sharing.TIME_SLICING})))
     turns, _ = served(turns, parse_request(gpu="0.2", isolation="none"))
     waits = decide(replace(turns, node=replace(turns.node, sharing=ALL)), parse_request(gpu="0.2"))
     assert isinstance(waits, Waiting)
@@ -268,7 +268,7 @@ def test_one_device_has_one_mechanism() -> None:
 
 
 def test_turns_are_taken_only_by_who_asks_for_no_wall() -> None:
-    turns = SharingMeans(frozenset({Sharing.TIME_SLICING}))
+    turns = MachineSharing(frozenset({Sharing.TIME_SLICING}))
     view = machine(uncuttable_gpu(), by=turns)
     with pytest.raises(SharingUnavailable, match="not offered here"):
         decide(view, parse_request(gpu="0.2"))
@@ -290,7 +290,7 @@ def test_a_ceiling_is_kept_by_mps_alone_and_ceilings_add_up_to_all_compute() -> 
 @pytest.mark.parametrize("percent", [1, 7, 14, 15, 30, 50, 100])
 def test_a_ceiling_in_a_slice_is_at_most_that_of_the_gpu_and_never_less_than_mps_gives_at_least(percent: int) -> None:
     gpu = gpu_on(A100, mode=MigMode.ENABLED)
-    view = machine(gpu, by=SharingMeans(frozenset({Sharing.MPS})))
+    view = machine(gpu, by=MachineSharing(frozenset({Sharing.MPS})))
     for _ in range(100 // percent):
         decision = decide(view, parse_request(gpu_memory="1G", compute=str(percent)))
         if isinstance(decision, Waiting):
@@ -309,7 +309,7 @@ def test_a_ceiling_in_a_slice_is_at_most_that_of_the_gpu_and_never_less_than_mps
 
 
 def test_mps_serves_no_more_programs_than_it_can() -> None:
-    few = SharingMeans(frozenset({Sharing.MPS}), mps_clients=3)
+    few = MachineSharing(frozenset({Sharing.MPS}), mps_clients=3)
     _, grants, waiting = filled(machine(uncuttable_gpu(), by=few), parse_request(gpu_memory="1G"))
     assert len(grants) == 3
     assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs on it"
@@ -371,7 +371,7 @@ def test_a_slice_with_attributes_is_shared_by_nobody_who_does_not_name_it() -> N
 @pytest.mark.parametrize("isolation", ["none", "soft", "hard"])
 @pytest.mark.parametrize("mode", [MigMode.ENABLED, MigMode.DISABLED])
 @pytest.mark.parametrize("by", [MPS, ALL])
-def test_all_of_a_gpu_is_shared_with_nobody(isolation: str, mode: MigMode, by: SharingMeans) -> None:
+def test_all_of_a_gpu_is_shared_with_nobody(isolation: str, mode: MigMode, by: MachineSharing) -> None:
     for gpu in (gpu_on(A100, mode=mode), uncuttable_gpu()):
         _, decision = served(machine(gpu, by=by), parse_request(gpu="1", isolation=isolation))
         (grant,) = decision.grants
@@ -391,7 +391,7 @@ def test_a_gpu_goes_from_slices_to_parts_only_when_nothing_is_on_it() -> None:
     spot = Placement(0, 4)
     gpu = gpu_on(A100, instances=[instance_of(profile, spot)])
     key = InstanceKey(gpu.uuid, profile.name, spot)
-    view = replace(machine(gpu, uses={0: GpuUse.SHARED}), owned=frozenset({key}))
+    view = replace(machine(gpu, uses={0: GpuPolicy.SHARED}), owned=frozenset({key}))
     _, decision = served(view, parse_request(gpu_memory="4G"))
     assert [type(step) for step in decision.plan.steps][:2] == [DestroyInstance, SetMigMode]
     assert isinstance(decision.plan.steps[-1], StartMps)
@@ -427,29 +427,29 @@ def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | 
 @pytest.mark.parametrize(
     ("use", "options", "mechanism"),
     [
-        (GpuUse.AUTO, {"gpu_memory": "4G"}, "mps"),
-        (GpuUse.AUTO, {"gpu_memory": "4G", "isolation": "hard"}, "mig"),
-        (GpuUse.MIG, {"gpu_memory": "4G"}, "mig"),
-        (GpuUse.SHARED, {"gpu_memory": "4G"}, "mps"),
+        (GpuPolicy.AUTO, {"gpu_memory": "4G"}, "mps"),
+        (GpuPolicy.AUTO, {"gpu_memory": "4G", "isolation": "hard"}, "mig"),
+        (GpuPolicy.MIG, {"gpu_memory": "4G"}, "mig"),
+        (GpuPolicy.SHARED, {"gpu_memory": "4G"}, "mps"),
         (
-            GpuUse.OFF,
+            GpuPolicy.OFF,
             {"gpu_memory": "4G"},
             "SharingUnavailable: is given whole or not at all: its policy is sharing=off",
         ),
         (
-            GpuUse.MIG,
+            GpuPolicy.MIG,
             {"gpu_memory": "4G", "compute": "9"},
             "SharingUnavailable: is shared in slices alone: its policy is",
         ),
-        (GpuUse.SHARED, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
-        (GpuUse.OFF, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
-        (GpuUse.SHARED, {"gpus": "1"}, "whole"),
-        (GpuUse.OFF, {"gpus": "1"}, "whole"),
-        (GpuUse.OFF, {"gpu_memory": "30G"}, "whole"),
-        (GpuUse.SHARED, {"gpu_memory": "30G"}, "whole"),
+        (GpuPolicy.SHARED, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
+        (GpuPolicy.OFF, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
+        (GpuPolicy.SHARED, {"gpus": "1"}, "whole"),
+        (GpuPolicy.OFF, {"gpus": "1"}, "whole"),
+        (GpuPolicy.OFF, {"gpu_memory": "30G"}, "whole"),
+        (GpuPolicy.SHARED, {"gpu_memory": "30G"}, "whole"),
     ],
 )
-def test_the_administrators_word_wins(use: GpuUse, options: dict[str, str], mechanism: str) -> None:
+def test_the_administrators_word_wins(use: GpuPolicy, options: dict[str, str], mechanism: str) -> None:
     view = machine(gpu_on(A100, mode=MigMode.DISABLED), uses={0: use})
     refusal = mechanism.partition("SharingUnavailable: ")[2]
     if refusal:
@@ -465,7 +465,7 @@ def test_a_machine_without_means_says_of_each_why_not() -> None:
         Sharing.MEMORY_LIMITS: "driver 580.65 is older than 615",
         Sharing.MPS: "nvidia-cuda-mps-control is missing",
     }
-    view = machine(uncuttable_gpu(), by=SharingMeans(refused=reasons))
+    view = machine(uncuttable_gpu(), by=MachineSharing(refused=reasons))
     with pytest.raises(SharingUnavailable) as caught:
         decide(view, parse_request(gpu="0.2"))
     assert caught.value.message == (
@@ -517,14 +517,14 @@ def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(sh
 @pytest.mark.parametrize("asked", [{"gpu": "0.001"}, {"gpu_memory": "1G", "compute": "25"}])
 def test_who_may_have_a_gpu_whole_or_not_at_all_is_told_to_ask_for_it(asked: dict[str, str]) -> None:
     with pytest.raises(SharingUnavailable) as caught:
-        decide(machine(uncuttable_gpu(), by=ALL, uses={0: GpuUse.OFF}), parse_request(**asked))
+        decide(machine(uncuttable_gpu(), by=ALL, uses={0: GpuPolicy.OFF}), parse_request(**asked))
     assert caught.value.hint == "ask for a whole GPU with --gpus 1"
 
 
 @pytest.mark.parametrize("offered", [{Sharing.MPS}, {Sharing.TIME_SLICING}, {*Sharing}])
 @pytest.mark.parametrize("isolation", ["soft", "none"])
 def test_the_share_that_is_named_instead_of_a_tiny_one_is_served(offered: set[Sharing], isolation: str) -> None:
-    view = machine(uncuttable_gpu(), by=SharingMeans(frozenset(offered)))
+    view = machine(uncuttable_gpu(), by=MachineSharing(frozenset(offered)))
     with pytest.raises(SharingUnavailable) as caught:
         decide(view, parse_request(gpu="0.0001", isolation=isolation))
     words = caught.value.hint.split()

@@ -19,7 +19,7 @@ from tests.strategies import (
     view_of,
 )
 from tests.support.length import cases
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board
 from tranche.core.devices import memory_of
 from tranche.core.errors import GpuBusy, GpuNotFound, HardwareError, NoRoom, SharingUnavailable
@@ -28,7 +28,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, MigMode, MpsDaemon
 from tranche.planning import effect
 from tranche.planning.gpu_occupancy import tenancy
@@ -39,7 +39,7 @@ from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, Se
 
 GIB = 1 << 30
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
-ALL_MEANS = SharingMeans(frozenset(Sharing), {}, 48)
+ALL_MEANS = MachineSharing(frozenset(Sharing), {}, 48)
 
 
 @st.composite
@@ -51,13 +51,13 @@ def wanted_of(draw: st.DrawFn, view: NodeView) -> ChosenDevice:
     device: WholeGpu | Slice = WholeGpu(gpu.uuid)
     if slots and in_slot:
         device = Slice(gpu.uuid, *draw(st.sampled_from(slots)))
-    held = [grant.device for grant in view.grants_on(gpu.uuid) if isinstance(grant, Part)]
+    held = [grant.device for grant in view.grants_on(gpu.uuid) if isinstance(grant, FractionalShare)]
     if held and in_shared:
         device = draw(st.sampled_from(held))
     if alone:
         return device
     memory = max(MIB, memory_of(device, gpu) // draw(st.integers(1, 8)) // MIB * MIB)
-    return Part(device, memory, draw(st.sampled_from(Sharing)), draw(st.sampled_from([None, 20])))
+    return FractionalShare(device, memory, draw(st.sampled_from(Sharing)), draw(st.sampled_from([None, 20])))
 
 
 def held_by(view: NodeView, *grants: ChosenDevice, name: str = "mine") -> NodeView:
@@ -85,12 +85,12 @@ def test_what_is_realised_is_there_and_contradicts_nothing(data: st.DataObject) 
             assert instance is not None
             assert instance.profile == grant.slot.profile
             assert instance.whole_slice is not None
-        if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
+        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
             daemon = gpu.daemon_of(grant.slot)
             assert daemon is not None
             assert daemon.state is DaemonState.READY
             assert daemon.limit >= grant.memory
-        elif not isinstance(grant, Part):
+        elif not isinstance(grant, FractionalShare):
             assert gpu.daemon_of(grant.slot) is None
     again = realise_again(held_by(after, *wanted), held_by(after, *wanted).allocations[-1], "again")
     assert isinstance(again, Plan)
@@ -125,9 +125,11 @@ def test_nobody_else_is_touched(data: st.DataObject) -> None:
                     assert not before.idle_foreign
                 case StopMps():
                     sharers = [part for part in view.grants_on(gpu.uuid) if part.slot == step.slot]
-                    assert not any(isinstance(part, Part) and part.sharing is Sharing.MPS for part in sharers)
+                    assert not any(
+                        isinstance(part, FractionalShare) and part.sharing is Sharing.MPS for part in sharers
+                    )
                 case StartMps():
-                    assert step.device in {grant.device for grant in wanted if isinstance(grant, Part)}
+                    assert step.device in {grant.device for grant in wanted if isinstance(grant, FractionalShare)}
                 case _:
                     pytest.fail(f"nobody knows what {step} takes")
 
@@ -202,7 +204,7 @@ def test_an_allocation_over_a_holder_is_refused_by_the_holders_name() -> None:
         assert found.reason is Reason.GPU_BUSY
         assert "overlaps what claim ns/claim holds" in found.text
         assert isinstance(refusal(found), GpuBusy)
-    shared = Part(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING)
+    shared = FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING)
     assert refused(replace(view, node=replace(view.node, sharing=ALL_MEANS)), shared).reason is Reason.GPU_BUSY
     both = refused(view_of(gpu), one("1g.5gb", 1, gpu), one("2g.10gb", 0, gpu))
     assert both.reason is Reason.GPU_BUSY, "two devices of one claim overlap"
@@ -211,7 +213,7 @@ def test_an_allocation_over_a_holder_is_refused_by_the_holders_name() -> None:
 
 def test_a_slice_beside_shares_of_the_same_gpu_is_refused() -> None:
     gpu = gpu_on(A100, mode=MigMode.DISABLED)
-    view = held_by(view_of(gpu), Part(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING))
+    view = held_by(view_of(gpu), FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING))
     found = refused(view, one("1g.5gb", 0, gpu))
     assert (found.reason, found.allocation_ids) == (Reason.GPU_BUSY, ("mine",))
 
@@ -236,13 +238,13 @@ def test_an_instance_that_tranche_did_not_make_stays() -> None:
 def test_more_memory_or_compute_than_a_device_has_is_refused() -> None:
     gpu = uncuttable_gpu()
     view = replace(view_of(gpu), node=replace(view_of(gpu).node, sharing=ALL_MEANS))
-    held = held_by(view, Part(WholeGpu(gpu.uuid), 10 * GIB, Sharing.TIME_SLICING, 80))
-    found = refused(held, Part(WholeGpu(gpu.uuid), 5 * GIB, Sharing.TIME_SLICING))
+    held = held_by(view, FractionalShare(WholeGpu(gpu.uuid), 10 * GIB, Sharing.TIME_SLICING, 80))
+    found = refused(held, FractionalShare(WholeGpu(gpu.uuid), 5 * GIB, Sharing.TIME_SLICING))
     assert found.reason is Reason.NO_ROOM
     assert "are needed" in found.text
     assert isinstance(refusal(found), NoRoom)
-    assert refused(held, Part(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING, 30)).reason is Reason.NO_ROOM
-    fits = realise(held, [Part(WholeGpu(gpu.uuid), 4 * GIB, Sharing.TIME_SLICING, 20)], "test")
+    assert refused(held, FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING, 30)).reason is Reason.NO_ROOM
+    fits = realise(held, [FractionalShare(WholeGpu(gpu.uuid), 4 * GIB, Sharing.TIME_SLICING, 20)], "test")
     assert isinstance(fits, Plan)
 
 
@@ -250,18 +252,18 @@ def test_one_holder_has_one_part_of_a_device() -> None:
     gpu = uncuttable_gpu()
     view = replace(view_of(gpu), node=replace(view_of(gpu).node, sharing=ALL_MEANS))
     for sharing in (Sharing.TIME_SLICING, Sharing.MPS):
-        found = refused(view, *(Part(WholeGpu(gpu.uuid), memory, sharing) for memory in (GIB, 2 * GIB)))
+        found = refused(view, *(FractionalShare(WholeGpu(gpu.uuid), memory, sharing) for memory in (GIB, 2 * GIB)))
         assert found.reason is Reason.SHARING_UNAVAILABLE
         assert "two parts of one device" in found.text
 
 
 def test_a_mechanism_that_the_machine_lacks_and_devices_that_it_has_not_are_refused() -> None:
     gpu = gpu_on(A100)
-    part = Part(WholeGpu(gpu.uuid), GIB, Sharing.MPS)
+    part = FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.MPS)
     view = view_of(gpu)
     assert isinstance(refusal(refused(view, part)), SharingUnavailable)
     able = replace(view, node=replace(view.node, sharing=ALL_MEANS))
-    other = Part(one("1g.5gb", 0, gpu), GIB, Sharing.MPS)
+    other = FractionalShare(one("1g.5gb", 0, gpu), GIB, Sharing.MPS)
     assert "one MPS daemon" in refused(able, other, replace(other, device=one("1g.5gb", 1, gpu))).text
     odd = Slice(gpu.uuid, parse_profile("1g.5gb"), Placement(5, 2))
     assert refused(view, odd).reason is Reason.PROFILE_NOT_SUPPORTED
@@ -298,7 +300,7 @@ def test_what_was_given_and_has_gone_is_made_again() -> None:
 
 def test_a_daemon_that_let_its_clients_down_lets_nobody_in() -> None:
     gpu = uncuttable_gpu()
-    part = Part(WholeGpu(gpu.uuid), GIB, Sharing.MPS)
+    part = FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.MPS)
     faulty = replace(gpu, daemons=(MpsDaemon(None, gpu.uuid, DaemonState.FAULT, GIB),))
     view = held_by(view_of(faulty), part)
     view = replace(view, node=replace(view.node, sharing=ALL_MEANS))

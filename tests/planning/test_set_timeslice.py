@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.planning.test_daemons import GIB, T4
-from tranche.core.allocation import NodeView, Part, WholeGpu
+from tranche.core.allocation import FractionalShare, NodeView, WholeGpu
 from tranche.core.sharing import Sharing
 from tranche.core.state import NodeState
 from tranche.core.timeslice import Timeslice
@@ -47,7 +47,7 @@ def test_it_is_planned_for_those_who_take_turns_where_it_is_wanted_and_not_there
     sharing: Sharing, wanted: Timeslice | None, there: Timeslice | None
 ) -> None:
     gpu = replace(T4, timeslice=there, timeslice_wanted=wanted)
-    part = Part(WholeGpu(gpu.uuid), 3 * GIB, sharing)
+    part = FractionalShare(WholeGpu(gpu.uuid), 3 * GIB, sharing)
     plan = with_daemons(Plan("a part"), (part,), NodeView(NodeState((gpu,))))
     found = [step for step in plan.steps if isinstance(step, SetTimeslice)]
     expected = sharing is not Sharing.MPS and wanted is not None and wanted is not there

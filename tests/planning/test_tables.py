@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from tests.strategies import boards, gpu_on, placed, view_of
 from tranche.core.board import Board, board_by_key
-from tranche.core.grid import Occupant, Placement, arrange
+from tranche.core.grid import PlacedInstance, Placement, arrange
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.tables import Geometry, Shape, arrangeable, geometry_of
+from tranche.planning.tables import PlacementTable, PossiblePlacement, arrangeable, geometry_of
 
 
-def geometry(board: Board) -> Geometry:
+def geometry(board: Board) -> PlacementTable:
     assert board.memory_slices is not None
     return geometry_of(board.memory_slices, board.profiles)
 
 
 @cache
-def reachable_masks(geometry: Geometry) -> tuple[int, ...]:
+def reachable_masks(geometry: PlacementTable) -> tuple[int, ...]:
     """Every occupancy mask that instances can make, lowest first."""
     found = {0}
     frontier = [0]
@@ -38,7 +38,7 @@ def reachable_masks(geometry: Geometry) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def by_key(key: str) -> Geometry:
+def by_key(key: str) -> PlacementTable:
     board = board_by_key(key)
     assert board is not None
     return geometry(board)
@@ -73,6 +73,6 @@ def test_arrangeable_agrees_with_the_search_of_the_grid(data: st.DataObject) -> 
     board = data.draw(boards())
     profiles = data.draw(st.lists(st.sampled_from([p for p in placed(board) if not p.name.has_attributes]), max_size=8))
     mask = data.draw(st.sampled_from(reachable_masks(geometry(board))))
-    shapes = tuple(sorted((Shape(p.size, p.starts) for p in profiles), key=lambda shape: -shape.size))
-    blocked = [Occupant(parse_profile("1g.1gb"), Placement(bit, 1)) for bit in range(12) if mask >> bit & 1]
+    shapes = tuple(sorted((PossiblePlacement(p.size, p.starts) for p in profiles), key=lambda shape: -shape.size))
+    blocked = [PlacedInstance(parse_profile("1g.1gb"), Placement(bit, 1)) for bit in range(12) if mask >> bit & 1]
     assert arrangeable(shapes, mask) == (arrange(profiles, blocked) is not None)

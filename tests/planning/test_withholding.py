@@ -8,15 +8,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, view_of
-from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu, Withheld, overlap
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, WithheldDevice, overlap
 from tranche.core.errors import TrancheError
-from tranche.core.grid import Occupant, placements
+from tranche.core.grid import PlacedInstance, placements
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.planning.allocate import Granted, Waiting, decide
 from tranche.planning.explain import explain
 from tranche.planning.obstacle import Reason
 from tranche.planning.recording import view_from_dict, view_to_dict
-from tranche.planning.remedies import Kind
+from tranche.planning.remedies import RemedyKind
 from tranche.planning.withholding import size_rank
 
 
@@ -39,7 +39,7 @@ def withholding(draw: st.DrawFn, *, for_large: bool) -> tuple[NodeView, NodeView
     found = draw(st.lists(places(view), min_size=1, max_size=3))
     return (
         view,
-        replace(view, withheld=tuple(Withheld(each, "is kept", for_large) for each in found)),
+        replace(view, withheld=tuple(WithheldDevice(each, "is kept", for_large) for each in found)),
         draw(requests_for(view)),
     )
 
@@ -49,7 +49,7 @@ def across(grant: Grant, place: Grant) -> bool:
     here, there = grant.slot, place.slot
     if grant.gpu_uuid != place.gpu_uuid or here is None or there is None:
         return overlap(grant, place)
-    return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
+    return PlacedInstance(here.profile, here.placement).conflicts(PlacedInstance(there.profile, there.placement))
 
 
 def decided(view: NodeView, request: Request) -> Granted | Waiting | str:
@@ -86,7 +86,7 @@ def test_what_is_kept_for_large_requests_goes_to_those_that_name_its_size(
             for each in view.withheld:
                 if overlap(grant, each.place):
                     assert named
-                    assert not isinstance(grant, Part)
+                    assert not isinstance(grant, FractionalShare)
                     kept = each.place.slot
                     wanted = grant.slot
                     assert size_rank(None if wanted is None else wanted.profile) >= size_rank(
@@ -106,7 +106,7 @@ def test_a_view_that_withholds_is_the_same_as_json(drawn: tuple[NodeView, NodeVi
 def test_a_gpu_that_is_withheld_says_why(view: NodeView, data: st.DataObject) -> None:
     assume(view.node.gpus)
     request = data.draw(requests_for(view))
-    places = tuple(Withheld(WholeGpu(gpu.uuid), "has reported an error (XID 79)") for gpu in view.node)
+    places = tuple(WithheldDevice(WholeGpu(gpu.uuid), "has reported an error (XID 79)") for gpu in view.node)
     assume(isinstance(decided(view, request), Granted))
     found = decided(replace(view, withheld=places), request)
     assert isinstance(found, Waiting)
@@ -126,8 +126,8 @@ def test_taking_cordons_back_is_named_where_it_lets_a_request_start_and_as_few_a
     assume(view.node.gpus)
     request = data.draw(requests_for(view))
     gpus = data.draw(st.lists(st.sampled_from(view.node.gpus), min_size=1, unique_by=lambda gpu: gpu.uuid))
-    cordoned = replace(view, withheld=tuple(Withheld(WholeGpu(gpu.uuid), "cordoned by ada") for gpu in gpus))
-    found = [each for each in explain(cordoned, request).remedies if each.kind is Kind.UNCORDON]
+    cordoned = replace(view, withheld=tuple(WithheldDevice(WholeGpu(gpu.uuid), "cordoned by ada") for gpu in gpus))
+    found = [each for each in explain(cordoned, request).remedies if each.kind is RemedyKind.UNCORDON]
     waits = not isinstance(decided(cordoned, request), Granted)
     assert bool(found) == (waits and isinstance(decided(view, request), Granted))
     for remedy in found:
@@ -145,7 +145,10 @@ def test_taking_cordons_back_is_named_where_it_lets_a_request_start_and_as_few_a
 
 def test_what_is_faulty_or_kept_for_large_requests_is_for_no_administrator_to_give() -> None:
     gpu = gpu_on(FAMILY_BOARDS[0])
-    for withheld in (Withheld(WholeGpu(gpu.uuid), "broken", faulty=True), Withheld(WholeGpu(gpu.uuid), "said so")):
+    for withheld in (
+        WithheldDevice(WholeGpu(gpu.uuid), "broken", faulty=True),
+        WithheldDevice(WholeGpu(gpu.uuid), "said so"),
+    ):
         view = replace(view_of(gpu), withheld=(withheld,))
         kinds = [each.kind for each in explain(view, Request(WholeGpus(1))).remedies]
-        assert (Kind.UNCORDON in kinds) == withheld.by_administrator
+        assert (RemedyKind.UNCORDON in kinds) == withheld.by_administrator

@@ -96,7 +96,7 @@ def test_a_cluster_that_cannot_give_shares_so_is_refused(values: dict[str, Any],
 
 @pytest.mark.helm
 @pytest.mark.parametrize(
-    ("tier", "kubernetes", "by_claims"),
+    ("backend", "kubernetes", "by_claims"),
     [
         ("auto", "1.36.0", True),
         ("auto", "1.35.0", False),
@@ -106,9 +106,9 @@ def test_a_cluster_that_cannot_give_shares_so_is_refused(values: dict[str, Any],
     ],
 )
 def test_device_classes_go_with_claims_and_the_rights_to_choose_with_gates(
-    tier: str, kubernetes: str, by_claims: bool
+    backend: str, kubernetes: str, by_claims: bool
 ) -> None:
-    values = {"dra": {"enabled": True, "tier": tier}, "controller": {"enabled": True}}
+    values = {"dra": {"enabled": True, "tier": backend}, "controller": {"enabled": True}}
     objects = render(values, kubernetes=kubernetes)
     assert any(item["kind"] == "DeviceClass" for item in objects) is by_claims
     assert any(item["metadata"]["name"].endswith("controller-gates") for item in objects) is not by_claims

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tranche.core.allocation import NodeView
 from tranche.core.errors import DriverNotFound, HardwareError, VerificationFailed
 from tranche.core.layout import LayoutFile
-from tranche.core.partition import LayoutName, Partition
+from tranche.core.partition import LayoutName, PartitionSpec
 from tranche.core.state import NodeState
 from tranche.node.change import Change
 from tranche.node.earlier_boot import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
@@ -43,7 +43,7 @@ class CutResult:
 
 
 @dataclass(frozen=True, slots=True)
-class CutAtBoot:
+class BootCut:
     """One cut at boot.
 
     `open_host` opens the machine and raises DriverNotFound or HardwareError while its driver is not ready. `has_gpu` says
@@ -52,7 +52,7 @@ class CutAtBoot:
     cannot be seen. `clock` and `seconds` are in seconds: a driver that is not ready is waited for so long.
     """
 
-    wanted: Partition | LayoutName
+    wanted: PartitionSpec | LayoutName
     layouts: LayoutFile
     open_host: Callable[[], AbstractContextManager[Host]]
     has_gpu: Callable[[], bool | None]

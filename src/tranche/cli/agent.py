@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tranche.boot.installation import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
     from tranche.kubernetes.agent.process import Part
-    from tranche.kubernetes.claims.tier import Tier
+    from tranche.kubernetes.claims.tier import AllocationBackend
 
 
 def _agent(context: click.Context, **values: Any) -> None:
@@ -56,7 +56,7 @@ def _agent(context: click.Context, **values: Any) -> None:
         kubelet_folder=values["kubelet_folder"],
         boot=_boot(values),
         stand_by=values["stand_by"],
-        tier=_tier(values),
+        backend=_backend(values),
     )
     if "mig-manager" not in values["without"]:
         _refuse_to_stop_host_services(os.environ)
@@ -78,12 +78,12 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.latest_value import LatestValue
     from tranche.kubernetes.mig_manager.drain import InUsePolicy
     from tranche.kubernetes.mig_manager.manager import MigSettings
-    from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
+    from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
     from tranche.kubernetes.rollout.budget import parse_budget
-    from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
+    from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 
     by_claims = "dra" not in values["without"]
-    told: LatestValue[ToldLayouts] = LatestValue()
+    told: LatestValue[LayoutReport] = LatestValue()
     if "mig-manager" in values["without"]:
         told.publish(NOT_MANAGED)
     settings = MigSettings(
@@ -105,7 +105,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     registered: LatestValue[bool] = LatestValue()
     reserved: LatestValue[frozenset[str]] = LatestValue()
     fallen: LatestValue[frozenset[str]] = LatestValue()
-    ways = AdvertisementArbiter() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
+    ways = AdvertisementState() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
     refused: LatestValue[Mapping[str, str]] = LatestValue()
     shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"], refused=refused)
     driver = partial(
@@ -129,23 +129,23 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     return [*chosen, report] if values["tell_view"] or by_claims else chosen
 
 
-def _tier(values: dict[str, Any]) -> Tier | None:
+def _backend(values: dict[str, Any]) -> AllocationBackend | None:
     """The administrator's word; None to find out."""
-    from tranche.kubernetes.claims.tier import Tier, tier_by_word
+    from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_word
 
-    return Tier.NONE if "dra" in values["without"] else tier_by_word(values["tier"])
+    return AllocationBackend.NONE if "dra" in values["without"] else backend_by_word(values["tier"])
 
 
 def _metrics(values: dict[str, Any]) -> MetricsSettings | None:
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
-    from tranche.metrics.names import MetricNames
+    from tranche.metrics.names import MetricNameSet
 
     if "metrics" in values["without"]:
         return None
     return MetricsSettings(
         values["health_host"],
         values["metrics_port"],
-        MetricNames(values["metrics_names"]),
+        MetricNameSet(values["metrics_names"]),
         default_layout="" if "mig-manager" in values["without"] else values["default_layout"],
     )
 

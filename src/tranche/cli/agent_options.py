@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.service_options import HEALTH_OPTIONS, LOG_OPTIONS
 from tranche.core.errors import PluginConfigInvalid, UsageError
-from tranche.kubernetes.device_plugin.selection import Fallback
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
+from tranche.kubernetes.device_plugin.selection import FallbackStrategy
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, ConfigOption, UnsupportedOption, ValueKind
 
 if TYPE_CHECKING:
     from tranche.kubernetes.device_plugin.config_source import StartSettings
@@ -95,7 +95,7 @@ AGENT_OPTIONS = (
     ),
     click.Option(
         ["--boot-timeout"],
-        type=Duration(),
+        type=DurationType(),
         metavar="TIME",
         help="How long the unit waits for a driver that is late. Default: 2m.",
     ),
@@ -202,7 +202,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
 """The parts of the agent, each with its options; --without takes these names."""
 
 
-def _option(setting: Setting) -> click.Option:
+def _option(setting: ConfigOption) -> click.Option:
     variables = ", ".join(f"${name}" for name in setting.environment)
     text = f"{setting.help} [{variables}]"
     names = [setting.flag, *setting.aliases]
@@ -219,7 +219,7 @@ def _option(setting: Setting) -> click.Option:
     return click.Option(names, metavar=metavar, help=text)
 
 
-def _refused(setting: Unsupported) -> click.Option:
+def _refused(setting: UnsupportedOption) -> click.Option:
     if setting.boolean:
         return click.Option([setting.flag], is_flag=False, flag_value="true", hidden=True)
     return click.Option([setting.flag], hidden=True)
@@ -280,7 +280,7 @@ def plugin_settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> St
     )
 
 
-def _fallback(name: str) -> Fallback:
-    if name not in tuple(Fallback):
-        raise UsageError(f"--fallback-strategies: '{name}' is not one of {', '.join(Fallback)}")
-    return Fallback(name)
+def _fallback(name: str) -> FallbackStrategy:
+    if name not in tuple(FallbackStrategy):
+        raise UsageError(f"--fallback-strategies: '{name}' is not one of {', '.join(FallbackStrategy)}")
+    return FallbackStrategy(name)

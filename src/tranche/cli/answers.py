@@ -15,7 +15,7 @@ SECONDS = 60.0
 _SECONDS_AFTERWARDS = 1.0
 
 
-class DriverAnswers:
+class DriverReader:
     """Asks on threads of its own, one after the other. Once one was not answered, the next get a second each."""
 
     def __init__(self) -> None:

@@ -14,14 +14,14 @@ from typing import NoReturn
 
 import click
 
-from tranche.boot.cut import CutAtBoot, CutResult
+from tranche.boot.cut import BootCut, CutResult
 from tranche.boot.deadline import CutInterrupted, ending_after
 from tranche.boot.installation import WAIT_SECONDS, install_unit
 from tranche.boot.outcome import read_outcome, record_outcome
 from tranche.boot.status_line import say_status
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
 from tranche.cli import streams
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.layout.options import read_layouts
 from tranche.cli.output import fail, print_json, say, show, warn
 from tranche.cli.runtime import open_host, register_places
@@ -64,7 +64,7 @@ _root_option = click.option(
 )
 @click.option(
     "--timeout",
-    type=Duration(),
+    type=DurationType(),
     metavar="TIME",
     default=WAIT_SECONDS,
     help="How long to wait for the driver, such as 30s or 10m. Default: 2m.",
@@ -207,7 +207,7 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
 
 def _cut(settings: Settings, wanted: BootSettings, seconds: float, tell: Callable[[str], None]) -> CutResult | None:
     simulated = settings.simulate or os.environ.get("TRANCHE_SIM_STATE")
-    return CutAtBoot(
+    return BootCut(
         wanted=wanted.wanted,
         layouts=read_layouts(wanted.config_file) if wanted.config_file else LayoutFile(),
         open_host=lambda: open_host(settings),

@@ -19,7 +19,7 @@ from tranche.cli.output import print_table, say, warn
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.documents.envelope import document
-from tranche.node.archive import Entry, write_archive
+from tranche.node.archive import ArchiveFile, write_archive
 from tranche.node.software import software
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def command(
     say(f"wrote {target}, {target.stat().st_size:,} bytes; only you can read it")
 
 
-def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tuple[Entry, ...]:
-    async def ask(connection: ApiConnection) -> tuple[Entry, ...]:
+def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tuple[ArchiveFile, ...]:
+    async def ask(connection: ApiConnection) -> tuple[ArchiveFile, ...]:
         from tranche.kubernetes.support.bundle import cluster_entries
 
         return await cluster_entries(connection, now=now, own_version=software().version)
@@ -88,11 +88,11 @@ def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tup
         return ()
 
 
-def _contents(entries: list[Entry], left_out: LeftOut, now: datetime) -> Entry:
+def _contents(entries: list[ArchiveFile], left_out: LeftOut, now: datetime) -> ArchiveFile:
     listed = document(
         "Bundle",
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         files=[each.document() for each in entries],
         leftOut=[{"path": path, "why": why} for path, why in left_out.items()],
     )
-    return Entry("contents.json", "this list, with checksums", (json.dumps(listed, indent=1) + "\n").encode())
+    return ArchiveFile("contents.json", "this list, with checksums", (json.dumps(listed, indent=1) + "\n").encode())

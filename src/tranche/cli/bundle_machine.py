@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tranche.cli.answers import DriverAnswers
+from tranche.cli.answers import DriverReader
 from tranche.cli.looking import look_at, unsettled
 from tranche.cli.runtime import open_driver, open_host, register_places
 from tranche.cli.settings import Settings
@@ -26,7 +26,7 @@ from tranche.documents.queue import waiter_documents
 from tranche.documents.shares import allocation_document
 from tranche.local.attendance import silent
 from tranche.node import chronicle
-from tranche.node.archive import Entry
+from tranche.node.archive import ArchiveFile
 from tranche.node.checkup import Finding
 from tranche.node.ledger import Ledger
 from tranche.node.ledger_extract import journal_extract, ledger_extract
@@ -44,18 +44,18 @@ _LOG_BYTES = 4 << 20
 
 
 def machine_entries(
-    settings: Settings, findings: Callable[[Settings, DriverAnswers], Sequence[Finding]], left_out: LeftOut
-) -> Iterator[Entry]:
+    settings: Settings, findings: Callable[[Settings, DriverReader], Sequence[Finding]], left_out: LeftOut
+) -> Iterator[ArchiveFile]:
     """Everything of this machine; what cannot be had is noted in `left_out`.
 
     The ledger comes first: what looks at the machine afterwards clears what dead processes left there.
     """
 
-    answers = DriverAnswers()
+    answers = DriverReader()
 
-    def entry(path: str, about: str, make: Callable[[], bytes]) -> Iterator[Entry]:
+    def entry(path: str, about: str, make: Callable[[], bytes]) -> Iterator[ArchiveFile]:
         try:
-            yield Entry(path, about, make())
+            yield ArchiveFile(path, about, make())
         except TrancheError as error:
             left_out[path] = error.reason
         except OSError as error:
@@ -109,7 +109,7 @@ def _journal(extract: bytes) -> bytes:
     return as_json(journal_extract(extract))
 
 
-def _version(settings: Settings, answers: DriverAnswers) -> bytes:
+def _version(settings: Settings, answers: DriverReader) -> bytes:
     def observed() -> NodeState:
         with open_driver(settings) as opened:
             return opened.observe()

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import click
 
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.extras import extra_missing
 from tranche.cli.service_options import health_options, log_as_json, log_options
 from tranche.cli.settings import TrancheCommand
@@ -46,7 +46,7 @@ from tranche.cli.settings import TrancheCommand
 @health_options
 @click.option(
     "--certificate-lifetime",
-    type=Duration(least=10.0),
+    type=DurationType(least=10.0),
     metavar="TIME",
     default="7d",
     show_default=True,
@@ -60,6 +60,7 @@ from tranche.cli.settings import TrancheCommand
 )
 @click.option(
     "--tier",
+    "backend",
     type=click.Choice(["auto", "claims", "gates"]),
     default="auto",
     show_default=True,
@@ -78,7 +79,7 @@ def command(
     health_port: int,
     certificate_lifetime: float,
     take_over_scheduler: tuple[str, ...],
-    tier: str,
+    backend: str,
     log_format: str,
     verbose: bool,
 ) -> None:
@@ -89,7 +90,7 @@ def command(
     JSON lines unless a person reads them.
     """
     try:
-        from tranche.kubernetes.claims.tier import tier_by_word
+        from tranche.kubernetes.claims.tier import backend_by_word
         from tranche.kubernetes.controller.process import ControllerOptions, run_controller
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:
@@ -109,6 +110,6 @@ def command(
             health_port=health_port,
             lifetime=timedelta(seconds=certificate_lifetime),
             take_over=take_over_scheduler,
-            tier=tier_by_word(tier),
+            backend=backend_by_word(backend),
         )
     )

@@ -17,7 +17,7 @@ from tranche.documents.events import event_document
 from tranche.node import chronicle
 from tranche.node.daemon_words import view_as_said
 from tranche.node.ledger import open_to_read
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_daemons import MpsDaemonManager
 
 
 @click.command(cls=TrancheCommand)
@@ -37,11 +37,11 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
-        from tranche.dashboard.app import Served
+        from tranche.dashboard.app import MachineContext
         from tranche.dashboard.server import serve_dashboard
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche dashboard'", "dashboard", error) from error
-    from tranche.dashboard.access import Gate
+    from tranche.dashboard.access import TokenAuthenticator
     from tranche.dashboard.token_file import read_token, token_path
     from tranche.dashboard.use_file import UseFile
 
@@ -57,17 +57,17 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         finally:
             ledger.close()
 
-    def ready(gate: Gate) -> None:
+    def ready(gate: TokenAuthenticator) -> None:
         say(f"tranche: open http://127.0.0.1:{gate.port}/enter?token={token}")
 
     machine = platform.node() if settings.simulate is None else f"simulated {settings.simulate}"
     places = register_places(settings, reading=True)
-    served = Served(
+    served = MachineContext(
         machine,
         places,
         lambda: open_host(settings, reading=True),
         events,
-        partial(view_as_said, daemons=MpsDaemons(places, child_environment(settings))),
+        partial(view_as_said, daemons=MpsDaemonManager(places, child_environment(settings))),
         partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
         UseFile(token_path().with_name("gpu-use")),
     )

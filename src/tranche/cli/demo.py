@@ -17,17 +17,17 @@ from tranche.cli.output import hint, print_json, say
 from tranche.cli.runtime import child_environment, open_driver, register_places
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.errors import PermissionDenied, UsageError
-from tranche.demo.batches import Demo, DemoResult
+from tranche.demo.batches import DemoResult, DemoRunner
 from tranche.demo.chart import chart_of, draw_chart
 from tranche.demo.clock import DemoClock
 from tranche.demo.jobs import Command
 from tranche.demo.machine import MACHINE_TYPE, demo_machine
 from tranche.demo.real import check_free, first_product, job_command, mig_boards, put_back
-from tranche.demo.scene import Scene
+from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import DEFAULT_SEED
 from tranche.node.files import write_text
 from tranche.node.host import Host
-from tranche.node.interrupts import Terminated
+from tranche.node.interrupts import WaitInterrupted
 
 _SIMULATED_SPEED = 15.0
 _REAL_SPEED = 1.0
@@ -114,10 +114,10 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
 def _play(host: Host, job: Command, environment: Mapping[str, str], speed: float, seed: int) -> DemoResult:
     clock = DemoClock(speed)
     on_terminal = sys.stderr.isatty()
-    scene = Scene(clock) if on_terminal else Scene(clock, demo_view.plain_lines(clock.now))
+    scene = DemoTracker(clock) if on_terminal else DemoTracker(clock, demo_view.plain_lines(clock.now))
     gpus = first_product(host.view().node)
     with demo_view.live(scene) if on_terminal else nullcontext():
-        return Demo(host, clock, job, environment, scene).play(gpus, seed)
+        return DemoRunner(host, clock, job, environment, scene).play(gpus, seed)
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _terminable() -> Iterator[None]:
     previous = {number: signal.signal(number, _terminate) for number in heeded}
     try:
         yield
-    except Terminated as stop:
+    except WaitInterrupted as stop:
         sys.exit(stop.exit_code)
     finally:
         for number, handler in previous.items():
@@ -135,4 +135,4 @@ def _terminable() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated(number)
+    raise WaitInterrupted(number)

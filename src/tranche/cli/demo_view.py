@@ -14,7 +14,7 @@ from tranche.cli.output import print_table, say, show
 from tranche.demo.batches import BatchResult, DemoResult, how_made, served_by
 from tranche.demo.clock import clock_face
 from tranche.demo.jobs import JobRecord
-from tranche.demo.scene import Block, BlockState, GpuPicture, Picture, Scene
+from tranche.demo.scene import Block, BlockState, DemoTracker, GpuPicture, Picture
 
 _UNIT_WIDTH = 8
 _PROGRESS_WIDTH = 32
@@ -24,7 +24,7 @@ _FAR_FROM_THEORY = 0.1
 
 
 @contextmanager
-def live(scene: Scene) -> Iterator[None]:
+def live(scene: DemoTracker) -> Iterator[None]:
     """Redraw the scene on stderr while the block runs; the last picture stays."""
     console = Console(stderr=True)
     with Live(get_renderable=lambda: draw(scene.picture()), console=console, refresh_per_second=8):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from tranche.cli.answers import DriverAnswers
+from tranche.cli.answers import DriverReader
 from tranche.cli.cluster_checkup import cluster_checkup, print_finding
 from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_json
@@ -21,7 +21,7 @@ from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 from tranche.node import register
 from tranche.node.checkup import (
     Finding,
@@ -43,11 +43,11 @@ from tranche.node.daemon_due import shared_by_mps
 from tranche.node.daemon_words import node_as_said
 from tranche.node.host import Host
 from tranche.node.known_gpus import with_lost_named
-from tranche.node.limit_trials import LimitTrials
-from tranche.node.memory_groups import MemoryGroups
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.limit_trials import LimitTrialRunner
+from tranche.node.memory_groups import MemoryGroupManager
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.mps_strays import find_strays
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 
 @click.command(cls=TrancheCommand)
@@ -77,9 +77,9 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     sys.exit(1 if failures else 0)
 
 
-def machine_findings(settings: Settings, answers: DriverAnswers | None = None) -> list[Finding]:
+def machine_findings(settings: Settings, answers: DriverReader | None = None) -> list[Finding]:
     """Everything that was found on this machine, of a driver that may hang."""
-    places: Places | None = None
+    places: StateFolder | None = None
     found: list[Finding] = []
     try:
         places = register_places(settings, reading=True)
@@ -88,7 +88,7 @@ def machine_findings(settings: Settings, answers: DriverAnswers | None = None) -
         state = [failed("state-folder", error)]
     whole = places if state[-1].status is not Status.FAIL else None
     try:
-        found += (answers or DriverAnswers()).to(lambda: _of_driver(settings, whole))
+        found += (answers or DriverReader()).to(lambda: _of_driver(settings, whole))
     except TrancheError as error:
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")
@@ -96,13 +96,13 @@ def machine_findings(settings: Settings, answers: DriverAnswers | None = None) -
     return [*found, *check_container_toolkit(), *state]
 
 
-def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:
+def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
     """What the driver says, also beside the ledger where `places` has a sound one."""
     with open_driver(settings) as driver:
         node = driver.observe()
         if places is not None:
-            node = with_lost_named(node, places, whole=driver.scope is Scope.ALL, remember=False)
-            node = LimitTrials(places).on_node(node, may_try=driver.scope is Scope.ALL, remember=False)
+            node = with_lost_named(node, places, whole=driver.scope is DeviceVisibility.ALL, remember=False)
+            node = LimitTrialRunner(places).on_node(node, may_try=driver.scope is DeviceVisibility.ALL, remember=False)
         found = [*check_node(node)]
         if places is not None:
             found += _strays(places)
@@ -112,7 +112,7 @@ def _of_driver(settings: Settings, places: Places | None) -> list[Finding]:
         return found
 
 
-def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]:
+def _leftovers(driver: Driver, node: NodeState, places: StateFolder) -> list[Finding]:
     host = Host(driver, places.state_dir)
     try:
         with host.ledger.read() as db:
@@ -127,11 +127,11 @@ def _leftovers(driver: Driver, node: NodeState, places: Places) -> list[Finding]
         host.close()
 
 
-def _strays(places: Places) -> list[Finding]:
+def _strays(places: StateFolder) -> list[Finding]:
     owner = places.ledger.stat().st_uid if places.ledger.exists() else os.geteuid()
     try:
-        daemons = [each.device_uuid for each in find_strays(MpsDaemons(places), owner)]
-        return [*check_strays(daemons, MemoryGroups(places).strays())]
+        daemons = [each.device_uuid for each in find_strays(MpsDaemonManager(places), owner)]
+        return [*check_strays(daemons, MemoryGroupManager(places).strays())]
     except TrancheError as error:
         return [failed("mps", error)]
 

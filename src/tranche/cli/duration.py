@@ -8,7 +8,7 @@ from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_duration
 
 
-class Duration(click.ParamType[float]):
+class DurationType(click.ParamType[float]):
     """Seconds, written as tranche.core.quantity reads them: `90`, `30s`, `10m`, `1h30m`; at least `least` of them."""
 
     name = "duration"

@@ -24,13 +24,13 @@ from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, reasons, status
-from tranche.documents.holder_names import Names, names_of
+from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.attendance import attending
 from tranche.node import records
 from tranche.node.daemon_words import view_as_said
 from tranche.node.ownership import process_owners
-from tranche.planning.answers import GpuAnswer
+from tranche.planning.answers import GpuFit
 from tranche.planning.explain import Explanation, explain
 from tranche.planning.obstacle import Obstacle
 from tranche.planning.queue import WaitingRequest
@@ -128,7 +128,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, 
     raise AllocationUnknown(f"no request {waiter_id} waits", hint="list those that wait with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState, names: Names) -> None:
+def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -155,7 +155,7 @@ def _print(answer: Explanation, node: NodeState, names: Names) -> None:
             show(f"  {number}. {hint}")
 
 
-def _gpu_rows(answers: Sequence[GpuAnswer], node: NodeState, names: Names) -> list[tuple[object, ...]]:
+def _gpu_rows(answers: Sequence[GpuFit], node: NodeState, names: NameTable) -> list[tuple[object, ...]]:
     """A row for each answer; GPUs that say the same are in one."""
     together: dict[tuple[object, ...], list[int]] = {}
     for each in answers:
@@ -175,7 +175,7 @@ def _missing(found: Obstacle) -> str:
     return format_memory(found.missing_memory) if found.missing_memory else ""
 
 
-def _holders(found: Obstacle, node: NodeState, names: Names) -> str:
+def _holders(found: Obstacle, node: NodeState, names: NameTable) -> str:
     users = [*(names.called.get(id, id) for id in found.allocation_ids), *map(str, found.processes)]
     users += [describe.instance(key, node) for key in found.instances]
     return ", ".join(users)

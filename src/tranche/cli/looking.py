@@ -7,7 +7,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 
 def look_at(host: Host) -> NodeView:
@@ -22,7 +22,7 @@ def unsettled(error: TrancheError) -> None:
     warn(f"what dead processes left is shown as it is, and could not be cleared: {error.message}")
 
 
-def warn_of_slow_decision(places: Places) -> None:
+def warn_of_slow_decision(places: StateFolder) -> None:
     """Say who holds everybody up, if somebody does."""
     if (slow := slow_decision(places)) is not None:
         warn(f"{slow}; {slow.hint}")

@@ -79,39 +79,39 @@ _OF_A_JOB = ("attach", "delete", "describe", "exec", "list", "logs", "wait")
 """Commands of `tranche job` that a person may look for one level higher, where kubectl has them."""
 
 
-class LazyGroup(click.Group):
+class _LazyGroup(click.Group):
     """A group whose commands are imported when they are called; help shows the one-line texts of the table."""
 
     command_class = TrancheCommand
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: D102
+    def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: D102
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(_COMMANDS[cmd_name][0])
         command: click.Command = module.command
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: D102
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             meant = f"did you mean 'job {args[0]}'?" if args[0] in _OF_A_JOB else did_you_mean(args[0], _OFFERED)
             ctx.fail(f"No such command {args[0]!r}. {meant[:1].upper()}{meant[1:]}".rstrip())
         return super().resolve_command(ctx, args)
 
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: D102
+    def invoke(self, ctx: click.Context) -> Any:
         with simulator_errors():
             return super().invoke(ctx)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:  # noqa: D102
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(name, help=_OFFERED[name][1]) for name in sorted(_OFFERED)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(each for each in found if each.value.startswith(incomplete)), *options]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: D102
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, _OFFERED))
         for title, commands in _GROUPS.items():
             with formatter.section(title):
@@ -124,7 +124,7 @@ def _complete_machines(context: click.Context, parameter: click.Parameter, incom
     return completion.machines(context, parameter, incomplete)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="tranche", prog_name="tranche")
 @click.option(
     "--simulate",
@@ -156,7 +156,7 @@ def _exit_code(arguments: list[str], name: str) -> int:
             code = stop.code
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except streams.ReaderGone:
+    except streams.ClosedOutputError:
         return 128 + signal.SIGPIPE
     except TrancheError as error:
         _report(error, as_json=_wants_json(arguments))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.answers import DriverAnswers
+from tranche.cli.answers import DriverReader
 from tranche.cli.extras import extra_missing
 from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
@@ -47,7 +47,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche metrics'", "metrics", error) from error
     from tranche.metrics.machine import facts_of_machine, facts_without_machine
-    from tranche.metrics.names import MetricNames, named_samples
+    from tranche.metrics.names import MetricNameSet, named_samples
 
     if textfile is not None and not textfile.parent.is_dir():
         raise UsageError(
@@ -60,10 +60,10 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
             return facts_of_machine(host, look_at(host))
 
     def text(facts: NodeFacts, written: Callable[..., str]) -> str:
-        return written(*named_samples(facts, MetricNames(names), platform.node()))
+        return written(*named_samples(facts, MetricNameSet(names), platform.node()))
 
     try:
-        facts = DriverAnswers().to(look)
+        facts = DriverReader().to(look)
     except TrancheError:
         if textfile is not None:
             # What stands there would be collected for ever, as if it had been measured now.

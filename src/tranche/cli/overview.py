@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import click
 
-from tranche.core.allocation import Allocation, NodeView, Part
+from tranche.core.allocation import Allocation, FractionalShare, NodeView
 from tranche.core.printable import one_line
 from tranche.core.quantity import format_memory
 from tranche.core.readings import GpuReading
 from tranche.core.state import GpuState
 from tranche.documents import describe
-from tranche.documents.blocks import GpuBlocks, Look, blocks_of
+from tranche.documents.blocks import BlockRow, BlockStatus, blocks_of
 from tranche.documents.holder_names import Owners, called, holder_name, names_of, owner_name
 from tranche.documents.machine import gpu_document
 from tranche.documents.picture import headline, legend
@@ -23,20 +23,20 @@ from tranche.documents.slices import slices_on, whole_holders, why_withheld
 from tranche.node.records import Waiter
 
 _MARKS = {
-    Look.HELD: ("█", "green"),
-    Look.SHARED: ("▚", "blue"),
-    Look.PREPARING: ("▒", "yellow"),
-    Look.IN_USE: ("▓", "magenta"),
-    Look.IDLE: ("░", "cyan"),
-    Look.FREE: ("·", None),
-    Look.KEPT: ("=", "magenta"),
-    Look.UNUSABLE: ("-", None),
-    Look.CORDONED: ("/", "yellow"),
-    Look.FAULTY: ("!", "red"),
-    Look.MISSING: ("?", "red"),
-    Look.LOST: ("×", "red"),
+    BlockStatus.HELD: ("█", "green"),
+    BlockStatus.SHARED: ("▚", "blue"),
+    BlockStatus.PREPARING: ("▒", "yellow"),
+    BlockStatus.IN_USE: ("▓", "magenta"),
+    BlockStatus.IDLE: ("░", "cyan"),
+    BlockStatus.FREE: ("·", None),
+    BlockStatus.KEPT: ("=", "magenta"),
+    BlockStatus.UNUSABLE: ("-", None),
+    BlockStatus.CORDONED: ("/", "yellow"),
+    BlockStatus.FAULTY: ("!", "red"),
+    BlockStatus.MISSING: ("?", "red"),
+    BlockStatus.LOST: ("×", "red"),
 }
-_TROUBLED = frozenset({Look.LOST, Look.FAULTY, Look.CORDONED})
+_TROUBLED = frozenset({BlockStatus.LOST, BlockStatus.FAULTY, BlockStatus.CORDONED})
 _BORDER = "│"
 _CELL = 2
 """The width of a memory slice in characters; the last one of each block is its border."""
@@ -49,7 +49,7 @@ HEAD_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class MachineSight:
+class MachinePicture:
     """What is drawn: the machine, who waits and `reasons` of each, the gauges of the GPUs that could be measured, and whose
     shares are. `now` is seconds since the epoch.
     """
@@ -62,7 +62,7 @@ class MachineSight:
     now: float
 
 
-def overview(seen: MachineSight, width: int | None = None) -> list[str]:
+def overview(seen: MachinePicture, width: int | None = None) -> list[str]:
     """The picture as lines with colour codes, for a terminal of so many columns, or for none."""
     view = seen.view
     allocations = [allocation_document(each, view, seen.owners) for each in view.allocations]
@@ -85,14 +85,18 @@ def overview(seen: MachineSight, width: int | None = None) -> list[str]:
     return lines
 
 
-def _legend(drawn: Sequence[GpuBlocks]) -> str:
+def _legend(drawn: Sequence[BlockRow]) -> str:
     """The marks of the blocks that are there, held and free ones in any case."""
-    looks = [look for look in Look if look in {Look.HELD, Look.FREE} | {each for each, _ in legend(drawn)}]
+    looks = [
+        look
+        for look in BlockStatus
+        if look in {BlockStatus.HELD, BlockStatus.FREE} | {each for each, _ in legend(drawn)}
+    ]
     marks = (f"{click.style(_MARKS[look][0], fg=_MARKS[look][1])} {look}" for look in looks)
     return "  ".join([*marks, "%: busy"])
 
 
-def _trouble(seen: MachineSight) -> Iterator[str]:
+def _trouble(seen: MachinePicture) -> Iterator[str]:
     """What somebody should look at: GPUs that serve nobody, shares without limits, and who has waited longest."""
     view, names = seen.view, names_of(seen.view.allocations, (), seen.owners)
     for gpu in view.node:
@@ -105,14 +109,14 @@ def _trouble(seen: MachineSight) -> Iterator[str]:
         elif gpu.prohibited or gpu.mode_pending:
             yield f"{gpu.label} {describe.gpu_state(view, gpu, slices_on(view, gpu), whole_holders(view, gpu))}"
     for each in view.allocations:
-        if any(isinstance(grant, Part) and grant.unlimited for grant in each.grants):
+        if any(isinstance(grant, FractionalShare) and grant.unlimited for grant in each.grants):
             yield f"nothing limits the memory of {holder_name(each, seen.owners)} any more"
     if seen.queue:
         oldest = min(seen.queue, key=lambda waiter: waiter.created)
         yield f"longest wait: {describe.age(seen.now - oldest.created)}, {_waiter_name(seen, oldest)}"
 
 
-def _waiters(seen: MachineSight, first: int, end: int) -> Iterator[str]:
+def _waiters(seen: MachinePicture, first: int, end: int) -> Iterator[str]:
     """That part of the queue, each with what it waits for; what says the same as the one before is not said again."""
     yield "who waits, first come first" if not first else "who waits further back"
     before = ""
@@ -124,11 +128,11 @@ def _waiters(seen: MachineSight, first: int, end: int) -> Iterator[str]:
         before = why
 
 
-def _waiter_name(seen: MachineSight, waiter: Waiter) -> str:
+def _waiter_name(seen: MachinePicture, waiter: Waiter) -> str:
     return called(waiter.id, waiter.command, owner_name(seen.owners.get(waiter.id)))
 
 
-def _gpus(seen: MachineSight, drawn: Sequence[GpuBlocks], width: int | None) -> list[str]:
+def _gpus(seen: MachinePicture, drawn: Sequence[BlockRow], width: int | None) -> list[str]:
     """A line for each GPU, those that serve nobody first."""
     view = seen.view
     room = max((each.units for each in drawn), default=0) * _CELL + 1
@@ -146,12 +150,12 @@ def _gpus(seen: MachineSight, drawn: Sequence[GpuBlocks], width: int | None) -> 
     return [line for _, line in sorted(lines, key=lambda each: each[0])]
 
 
-def _share(seen: MachineSight, each: Allocation) -> str:
+def _share(seen: MachinePicture, each: Allocation) -> str:
     age = describe.age(seen.now - each.created)
     return f"{age:>6}  {describe.grants(each, seen.view.node)}  {holder_name(each, seen.owners)}"
 
 
-def _bar(gpu: GpuBlocks) -> str:
+def _bar(gpu: BlockRow) -> str:
     """Each block with a border behind it, as wide as its stretch of the grid; a part too small for a mark is its border."""
     text, reached = _BORDER, 0
     for each in gpu.blocks:

@@ -11,7 +11,7 @@ from tranche.cli.output import print_json, print_table, say
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
 from tranche.core.timeslice import Timeslice, parse_timeslice
@@ -123,7 +123,7 @@ def list_(settings: Settings, /, output: str) -> None:
     )
 
 
-def _change(settings: Settings, gpus: tuple[str, ...], use: GpuUse | None) -> None:
+def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy | None) -> None:
     with open_host(settings) as host:
         node = look_at(host).node
         uuids = tuple(gpu_named(text, node).uuid for text in gpus)
@@ -151,5 +151,5 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice 
 
 def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str:
     if not uuids:
-        return f"all GPUs without a word of their own: sharing={policy.every or GpuUse.AUTO}"
+        return f"all GPUs without a word of their own: sharing={policy.every or GpuPolicy.AUTO}"
     return ", ".join(f"{node.gpu(uuid).label}: sharing={policy.use_of(uuid)}" for uuid in uuids)

@@ -7,7 +7,7 @@ import signal
 import click
 
 from tranche.cli import completion
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.ids import full_id
 from tranche.cli.output import say, warn
 from tranche.cli.runtime import open_host
@@ -20,7 +20,7 @@ from tranche.local.termination import cancel_waiter, take_back
 @click.option("--terminate", is_flag=True, help="End the workload: SIGTERM, then SIGKILL after the grace time.")
 @click.option(
     "--grace",
-    type=Duration(),
+    type=DurationType(),
     default="10s",
     show_default=True,
     metavar="TIME",

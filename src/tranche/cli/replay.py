@@ -16,7 +16,7 @@ from tranche.cli.output import print_json, print_table
 from tranche.cli.settings import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError
 from tranche.documents import describe
-from tranche.node.bounded import BoundedInput
+from tranche.node.bounded import BoundedStream
 from tranche.node.files import STANDARD_STREAM
 from tranche.planning.allocate import Granted
 from tranche.planning.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict
@@ -77,7 +77,9 @@ def _text(outcome: Outcome) -> str:
 
 def _decisions(file: str) -> Iterator[RecordedDecision]:
     try:
-        with nullcontext(sys.stdin.buffer) if file == STANDARD_STREAM else BufferedReader(BoundedInput(file)) as stream:
+        with (
+            nullcontext(sys.stdin.buffer) if file == STANDARD_STREAM else BufferedReader(BoundedStream(file)) as stream
+        ):
             yield from _lines(stream, file)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from error

@@ -10,31 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import child_environment, open_host
 from tranche.cli.settings import Settings, TrancheCommand
-from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.errors import UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuProcess, GpuState
 from tranche.local.run import run
-from tranche.node.held import Held
-from tranche.node.keeping import Remains
+from tranche.node.held import HeldAllocation
+from tranche.node.keeping import RemainingProcesses
 from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
 from tranche.planning.steps import Step
 
 if TYPE_CHECKING:
-    from tranche.local.recorder import Recorder
+    from tranche.local.recorder import DecisionLog
 
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @request_options
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in order when nothing fits.")
 @click.option(
-    "--timeout", type=Duration(), metavar="TIME", help="Give up waiting after this time: 90 (seconds), 30s, 10m, 1h30m."
+    "--timeout",
+    type=DurationType(),
+    metavar="TIME",
+    help="Give up waiting after this time: 90 (seconds), 30s, 10m, 1h30m.",
 )
 @adopt_foreign_option
 @click.option(
@@ -104,16 +107,16 @@ def command(
         )
 
 
-def _recorder(path: str) -> Recorder:
-    from tranche.local.recorder import Recorder  # seldom needed, and every `tranche run` loads this module
+def _recorder(path: str) -> DecisionLog:
+    from tranche.local.recorder import DecisionLog  # seldom needed, and every `tranche run` loads this module
 
-    return Recorder(Path(path), failed=lambda error: warn(f"a decision was not recorded: {error.strerror}"))
+    return DecisionLog(Path(path), failed=lambda error: warn(f"a decision was not recorded: {error.strerror}"))
 
 
 class _Silence:
     """Says nothing but what changes the walls of the share."""
 
-    def above(self, part: Part, gpu: GpuState, used: int) -> None:
+    def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
         """Say that the share's processes have more than it was given."""
         warn(
             f"the processes of this share have {format_memory(used)} of {gpu.full_name}, and it was given "
@@ -130,10 +133,10 @@ class _Silence:
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """Nothing."""
 
-    def granted(self, held: Held, gpus: Mapping[str, GpuState]) -> None:
+    def granted(self, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> None:
         """Nothing."""
 
-    def left(self, remains: Remains) -> None:
+    def left(self, remains: RemainingProcesses) -> None:
         """Nothing."""
 
     def step(self, gpu: GpuState, step: Step) -> None:
@@ -151,13 +154,13 @@ class _Voice(_Silence):
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
         self._say(f"waiting, {turn}: {reasons}")
 
-    def granted(self, held: Held, gpus: Mapping[str, GpuState]) -> None:
+    def granted(self, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> None:
         """Say which share it is, and how strong its fence."""
         allocation = held.allocation
         what = ", ".join(_describe(grant, gpus[grant.gpu_uuid]) for grant in allocation.grants)
         self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}")
 
-    def left(self, remains: Remains) -> None:
+    def left(self, remains: RemainingProcesses) -> None:
         """Say who has the share when the command has ended."""
         ends = "they end" if len(remains.processes) > 1 else "it ends"
         self._say(f"the command has ended; its share stays with {remains} until {ends}")
@@ -180,6 +183,6 @@ def _describe(grant: Grant, gpu: GpuState) -> str:
             return f"MIG slice {grant.profile} at {grant.placement} of {gpu.full_name}"
         case ComputeSlice():
             return f"MIG slice {grant.name} in {grant.slot.profile} at {grant.slot.placement} of {gpu.full_name}"
-        case Part():
+        case FractionalShare():
             inside = "" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement} of "
             return f"{format_memory(grant.memory)} of {inside}{gpu.full_name}"

@@ -12,7 +12,7 @@ from tranche.cli.output import say, warn
 from tranche.cli.settings import Settings
 from tranche.core.errors import UsageError
 from tranche.hardware.simulator_errors import simulator_errors
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 if TYPE_CHECKING:
     from tranche.core.actor import Actor
@@ -135,21 +135,21 @@ def simulated_machine(settings: Settings) -> SimulatedMachine | None:
         return SimulatedMachine.open(name)
 
 
-def register_places(settings: Settings, *, reading: bool = False, anywhere: bool = False) -> Places:
+def register_places(settings: Settings, *, reading: bool = False, anywhere: bool = False) -> StateFolder:
     """The files of the machine's register; PermissionDenied when a command that changes something was told another folder."""
     from tranche.node.register_place import register_folder, settle_register
 
     home = _home(settings)
     chosen = settings.state_dir or os.environ.get("TRANCHE_STATE_DIR")
     if chosen and anywhere:
-        return Places(Path(chosen))
+        return StateFolder(Path(chosen))
     found = register_folder(home)
     if chosen and not reading:
         settle_register(home, Path(chosen))
     elif chosen and found is not None and os.path.realpath(found) != os.path.realpath(chosen):
         warn(f"this machine's register is in {found}, and read there; not in {chosen}")
-        return Places(found)
-    return Places(Path(chosen) if chosen else found or home)
+        return StateFolder(found)
+    return StateFolder(Path(chosen) if chosen else found or home)
 
 
 def _home(settings: Settings) -> Path:

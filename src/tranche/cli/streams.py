@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class ReaderGone(BaseException):
+class ClosedOutputError(BaseException):
     """The reader of stdout went away (`tranche gpus | head -1`). No error to report, so nothing else may catch it."""
 
 
@@ -55,7 +55,7 @@ def pause(seconds: float) -> None:
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     if reader.poll(seconds * 1000):
-        raise ReaderGone
+        raise ClosedOutputError
 
 
 class _Stream(io.FileIO):
@@ -83,7 +83,7 @@ class _Stream(io.FileIO):
 
 def _data_lost(error: OSError) -> NoReturn:
     if isinstance(error, BrokenPipeError):
-        raise ReaderGone from error
+        raise ClosedOutputError from error
     raise OutputUnwritable(f"cannot write the output: {error.strerror}", hint="see where stdout leads to") from error
 
 

@@ -11,17 +11,17 @@ from contextlib import contextmanager
 
 import click
 
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json
-from tranche.cli.overview import MachineSight, overview
+from tranche.cli.overview import MachinePicture, overview
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand, output_option
-from tranche.cli.top_screen import TopScreen
+from tranche.cli.top_screen import TopView
 from tranche.core.allocation import NodeView
 from tranche.documents.overview import overview_data
 from tranche.documents.queue import why_they_wait
-from tranche.hardware.nvml_gauges import NvmlGauges
+from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.local.attendance import silent
 from tranche.node.host import Host
 from tranche.node.ownership import process_owners
@@ -33,7 +33,7 @@ _LONGEST_KEY = 8
 @click.option("--once", is_flag=True, help="Print the picture once and end.")
 @click.option(
     "--interval",
-    type=Duration(least=0.1),
+    type=DurationType(least=0.1),
     default="1s",
     show_default=True,
     metavar="TIME",
@@ -58,16 +58,16 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
         elif live:
             _redraw(host, interval)
         else:
-            for line in _picture(host, look_at(host), NvmlGauges(time.monotonic)):
+            for line in _picture(host, look_at(host), NvmlGaugeReader(time.monotonic)):
                 click.echo(line)
 
 
-def _picture(host: Host, view: NodeView, gauges: NvmlGauges, width: int | None = None) -> list[str]:
+def _picture(host: Host, view: NodeView, gauges: NvmlGaugeReader, width: int | None = None) -> list[str]:
     queue, now = host.waiters(), time.time()
     owners = process_owners(view.allocations, queue)
     away = silent(host.places, queue, now)
     reasons = [why for why, _ in why_they_wait(view, queue, away, owners)] if queue else []
-    return overview(MachineSight(view, queue, reasons, gauges.read(view.node), owners, now), width)
+    return overview(MachinePicture(view, queue, reasons, gauges.read(view.node), owners, now), width)
 
 
 def _print_document(host: Host) -> None:
@@ -83,7 +83,7 @@ def _redraw(host: Host, interval: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    console, gauges, screen = Console(), NvmlGauges(time.monotonic), TopScreen()
+    console, gauges, screen = Console(), NvmlGaugeReader(time.monotonic), TopView()
     with _single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
         while not screen.ended:
             # Words on stderr would tear the picture.

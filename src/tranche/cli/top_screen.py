@@ -18,7 +18,7 @@ _ESCAPE, _ENTER, _ERASE = "\x1b", ("\r", "\n"), ("\x7f", "\x08")
 
 
 @dataclass(frozen=True, slots=True)
-class TopScreen:
+class TopView:
     """How a person looks at the picture: from the line `first` on, at lines with `looked_for`, which may be `typing` now."""
 
     first: int = 0
@@ -26,7 +26,7 @@ class TopScreen:
     typing: bool = False
     ended: bool = False
 
-    def pressed(self, key: str, lines: Sequence[str], height: int) -> TopScreen:
+    def pressed(self, key: str, lines: Sequence[str], height: int) -> TopView:
         """After that key; an empty one means that the terminal is gone. `height` is the terminal's, in lines."""
         if not key:
             return replace(self, ended=True)
@@ -38,7 +38,7 @@ class TopScreen:
         if key == "/":
             return replace(self, typing=True, looked_for="", first=0)
         if key == _ESCAPE:
-            return TopScreen()
+            return TopView()
         moves = {_UP: -1, _DOWN: 1, _PAGE_UP: -room, _PAGE_DOWN: room, _HOME: -len(lines), _END: len(lines)}
         step = next((step for keys, step in moves.items() if key in keys), 0)
         return replace(self, first=min(last, max(0, min(self.first, last) + step)))
@@ -51,11 +51,11 @@ class TopScreen:
         below = [f"/{self.looked_for}█" if self.typing else self._status(first, len(part), len(found))]
         return [*lines[:HEAD_LINES], *part, *[""] * (room - len(part)), *below]
 
-    def _typed(self, key: str) -> TopScreen:
+    def _typed(self, key: str) -> TopView:
         if key in _ENTER:
             return replace(self, typing=False)
         if key == _ESCAPE:
-            return TopScreen()
+            return TopView()
         if key in _ERASE:
             return replace(self, looked_for=self.looked_for[:-1])
         return replace(self, looked_for=self.looked_for + key) if key.isprintable() else self

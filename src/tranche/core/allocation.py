@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from tranche.core.gpu_use import GpuUse
-from tranche.core.grid import Occupant, Placement
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.isolation_properties import (
     INSIDE_WALLS,
     OWN_WALLS,
     BandwidthIsolation,
     ComputeIsolation,
     FaultIsolation,
-    IsolationProperties,
+    GrantIsolation,
     MemoryIsolation,
 )
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
@@ -53,7 +53,7 @@ class WholeGpu:
         return "whole"
 
     @property
-    def walls(self) -> IsolationProperties:
+    def walls(self) -> GrantIsolation:
         """What is its own: everything."""
         return OWN_WALLS
 
@@ -86,7 +86,7 @@ class Slice:
         return "mig"
 
     @property
-    def walls(self) -> IsolationProperties:
+    def walls(self) -> GrantIsolation:
         """What is its own: everything."""
         return OWN_WALLS
 
@@ -128,7 +128,7 @@ class ComputeSlice:
         return "mig"
 
     @property
-    def walls(self) -> IsolationProperties:
+    def walls(self) -> GrantIsolation:
         """Memory and faults are shared with the neighbours, and nothing limits what each takes."""
         return INSIDE_WALLS
 
@@ -146,7 +146,7 @@ _MEMORY_WALLS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FractionalShare:
     """A part of a device that several allocations hold at once, by one mechanism for all of them.
 
     `memory` in bytes. `compute` is the ceiling in percent, None when none was asked for. `limit`, in bytes, is how far it may
@@ -162,7 +162,7 @@ class Part:
     limit: int | None = None
     unlimited: bool = False
 
-    def moved_to(self, gpu_uuid: str) -> Part:
+    def moved_to(self, gpu_uuid: str) -> FractionalShare:
         """The same on another GPU."""
         return replace(self, device=self.device.moved_to(gpu_uuid))
 
@@ -192,10 +192,10 @@ class Part:
         return not self.unlimited and (self.sharing is not Sharing.MPS or self.limit is None)
 
     @property
-    def walls(self) -> IsolationProperties:
+    def walls(self) -> GrantIsolation:
         """What the mechanism keeps; memory and compute without a wall once its limits are lost."""
         ceiling = self.compute is not None and not self.unlimited
-        return IsolationProperties(
+        return GrantIsolation(
             _MEMORY_WALLS[self.sharing] if self.kept else MemoryIsolation.NONE,
             ComputeIsolation.CEILING if ceiling else ComputeIsolation.TURNS,
             FaultIsolation.SHARED if self.sharing is Sharing.MPS else FaultIsolation.OWN,
@@ -208,7 +208,7 @@ class Part:
         return self.walls.isolation
 
 
-Grant = WholeGpu | Slice | ComputeSlice | Part
+Grant = WholeGpu | Slice | ComputeSlice | FractionalShare
 """One piece of GPU that an allocation has."""
 
 
@@ -230,13 +230,13 @@ def out_of_reach(grant: Grant, place: Grant) -> bool:
     here, there = grant.slot, place.slot
     if here is None or there is None:
         return True
-    return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
+    return PlacedInstance(here.profile, here.placement).conflicts(PlacedInstance(there.profile, there.placement))
 
 
 def nearest_request(grants: tuple[Grant, ...]) -> Request:
     """The request that comes nearest to what somebody was given who did not ask Tranche for it."""
     first, slot = grants[0], grants[0].slot
-    if isinstance(first, Part):
+    if isinstance(first, FractionalShare):
         return Request(GpuMemory(first.memory), first.isolation, count=len(grants))
     return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
 
@@ -262,7 +262,7 @@ class Allocation:
         return self.keeper.pid if isinstance(self.keeper, ProcessKeeper) else 0
 
 
-class Withheld(NamedTuple):
+class WithheldDevice(NamedTuple):
     """A GPU, or a slot of one, of which nothing is given away now; `why` is a clause for people.
 
     `for_large` says that it is kept for requests that name a size as large as it, or a whole GPU; `faulty` that it has reported
@@ -294,21 +294,21 @@ class NodeView:
     allocations: tuple[Allocation, ...] = ()
     owned: frozenset[InstanceKey] = frozenset()
     changing: frozenset[str] = frozenset()
-    uses: Mapping[str, GpuUse] = field(default_factory=dict)
-    withheld: tuple[Withheld, ...] = ()
+    uses: Mapping[str, GpuPolicy] = field(default_factory=dict)
+    withheld: tuple[WithheldDevice, ...] = ()
 
-    def use_of(self, gpu_uuid: str) -> GpuUse:
+    def use_of(self, gpu_uuid: str) -> GpuPolicy:
         """The administrator's word on that GPU; AUTO when there is none."""
-        return self.uses.get(gpu_uuid, GpuUse.AUTO)
+        return self.uses.get(gpu_uuid, GpuPolicy.AUTO)
 
     def grants_on(self, gpu_uuid: str) -> tuple[Grant, ...]:
         """Every grant on that GPU."""
         return tuple(g for allocation in self.allocations for g in allocation.grants if g.gpu_uuid == gpu_uuid)
 
-    def promised_on(self, gpu_uuid: str) -> tuple[Occupant, ...]:
+    def promised_on(self, gpu_uuid: str) -> tuple[PlacedInstance, ...]:
         """The grid places that grants hold on that GPU, each once, whether their instances exist yet or not."""
         slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
-        return tuple(Occupant(slot.profile, slot.placement) for slot in slots if slot is not None)
+        return tuple(PlacedInstance(slot.profile, slot.placement) for slot in slots if slot is not None)
 
     def holders_of(self, key: InstanceKey) -> tuple[Allocation, ...]:
         """The allocations that hold that instance slot or something in it."""

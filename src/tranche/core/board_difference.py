@@ -27,7 +27,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class _Difference:
     """One field of one profile on which driver and catalogue disagree; either side is `-` where it says nothing.
 
     `explained` tells why that is no news: the value is known from other drivers, or the catalogue's is unverified or absent.
@@ -44,7 +44,7 @@ class Difference:
         return f"{text} ({self.explained})" if self.explained else text
 
 
-def board_differences(gpu: GpuState, board: Board) -> tuple[Difference, ...]:
+def board_differences(gpu: GpuState, board: Board) -> tuple[_Difference, ...]:
     """Every difference between what the driver says of the GPU's profiles and what the catalogue has for the board.
 
     Profiles are paired by NVML's enum value. Nothing is compared where the GPU's profiles come from the catalogue themselves.
@@ -53,12 +53,12 @@ def board_differences(gpu: GpuState, board: Board) -> tuple[Difference, ...]:
         return ()
     said = {profile.enum: profile for profile in gpu.profiles}
     known = {profile.enum: profile for profile in board.profiles}
-    found: list[Difference] = []
+    found: list[_Difference] = []
     for enum in sorted(said.keys() | known.keys()):
         if enum not in known:
-            found.append(Difference(str(said[enum].name), "profile", "it is there", "-"))
+            found.append(_Difference(str(said[enum].name), "profile", "it is there", "-"))
         elif enum not in said:
-            found.append(Difference(str(known[enum].name), "profile", "-", "it is there"))
+            found.append(_Difference(str(known[enum].name), "profile", "-", "it is there"))
         else:
             found += _profile_differences(said[enum], known[enum])
     return tuple(found)
@@ -69,9 +69,9 @@ def unverified_fields(profile: GpuInstanceProfile) -> frozenset[str]:
     return frozenset(word.split(" ", 1)[0] for word in profile.unverified)
 
 
-def _profile_differences(said: GpuInstanceProfile, known: GpuInstanceProfile) -> Iterator[Difference]:
+def _profile_differences(said: GpuInstanceProfile, known: GpuInstanceProfile) -> Iterator[_Difference]:
     if said.name != known.name:
-        yield Difference(str(known.name), "name", str(said.name), str(known.name))
+        yield _Difference(str(known.name), "name", str(said.name), str(known.name))
     unverified = unverified_fields(known)
     for field, word in _FIELDS.items():
         driver, catalogue = getattr(said, field), getattr(known, field)
@@ -84,7 +84,7 @@ def _profile_differences(said: GpuInstanceProfile, known: GpuInstanceProfile) ->
             explained = "known from other drivers"
         elif word in unverified:
             explained = "unverified in the catalogue"
-        yield Difference(str(known.name), field, _text(field, driver), _text(field, catalogue), explained)
+        yield _Difference(str(known.name), field, _text(field, driver), _text(field, catalogue), explained)
 
 
 def _text(field: str, value: object) -> str:

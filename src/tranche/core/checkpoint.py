@@ -26,7 +26,7 @@ _COMPUTE_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedInstance:
+class _RecordedInstance:
     """A GPU instance as recorded; `compute_enums` in the order they were made."""
 
     profile_enum: int
@@ -40,7 +40,7 @@ class RecordedGpu:
 
     uuid: str
     mig_enabled: bool
-    instances: tuple[RecordedInstance, ...] = ()
+    instances: tuple[_RecordedInstance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +107,12 @@ def _record_gpu(gpu: GpuState) -> RecordedGpu:
     return RecordedGpu(gpu.uuid, True, tuple(recorded))
 
 
-def _record_instance(profile: GpuInstanceProfile, instance: GpuInstance) -> RecordedInstance:
+def _record_instance(profile: GpuInstanceProfile, instance: GpuInstance) -> _RecordedInstance:
     inside = sorted(instance.compute_instances, key=lambda ci: (ci.profile_id, ci.start))
-    return RecordedInstance(profile.enum, instance.placement, tuple(ci.profile_id for ci in inside))
+    return _RecordedInstance(profile.enum, instance.placement, tuple(ci.profile_id for ci in inside))
 
 
-def _instance_to_data(instance: RecordedInstance) -> dict[str, Any]:
+def _instance_to_data(instance: _RecordedInstance) -> dict[str, Any]:
     return {
         "ProfileID": instance.profile_enum,
         "Placement": {"Start": instance.placement.start, "Size": instance.placement.size},
@@ -128,12 +128,12 @@ def _parse_gpu(data: object, where: str) -> RecordedGpu:
     return RecordedGpu(uuid, bool(mode), tuple(_parse_instance(each, f"instance {n} of {where}") for n, each in found))
 
 
-def _parse_instance(data: object, where: str) -> RecordedInstance:
+def _parse_instance(data: object, where: str) -> _RecordedInstance:
     spot = _part(data, "Placement", where, dict)
     start, size = (_part(spot, key, f"the placement of {where}", int) for key in ("Start", "Size"))
     inside = _list(data, "ComputeInstances", where)
     enums = tuple(_part(each, "ProfileID", f"a compute instance of {where}", int) for each in inside)
-    return RecordedInstance(_part(data, "ProfileID", where, int), Placement(start, size), enums)
+    return _RecordedInstance(_part(data, "ProfileID", where, int), Placement(start, size), enums)
 
 
 def _part(data: object, key: str, where: str, kind: type[_T]) -> _T:

@@ -1,6 +1,6 @@
 """Frozen dataclasses as JSON data and back, by their type hints: for what is recorded whole, as a decision with its view.
 
-Fields keep their names. A type for which a form of its own is agreed elsewhere (a profile's name, a request) has a `Form`.
+Fields keep their names. A type for which a form of its own is agreed elsewhere (a profile's name, a request) has a `TypeCodec`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Form:
+class TypeCodec:
     """How values of `hint`, a type or a union, are written and read."""
 
     hint: Any
@@ -26,7 +26,7 @@ class Form:
 class Codec:
     """Writes and reads values made of dataclasses, tuples, frozen sets, mappings with texts for keys, enums and plain values."""
 
-    def __init__(self, forms: Sequence[Form] = ()) -> None:
+    def __init__(self, forms: Sequence[TypeCodec] = ()) -> None:
         self._by_hint = {form.hint: form for form in forms}
         self._by_class = {cls: form for form in forms for cls in (get_args(form.hint) or (form.hint,))}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tranche.core.allocation import WholeGpu, Withheld
+from tranche.core.allocation import WholeGpu, WithheldDevice
 
 
 class Cordon(NamedTuple):
@@ -22,6 +22,6 @@ class Cordon(NamedTuple):
         return f"cordoned by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
-def cordoned(cordons: Iterable[Cordon]) -> tuple[Withheld, ...]:
+def cordoned(cordons: Iterable[Cordon]) -> tuple[WithheldDevice, ...]:
     """The GPUs as decisions see them."""
-    return tuple(Withheld(WholeGpu(each.gpu_uuid), each.why) for each in cordons)
+    return tuple(WithheldDevice(WholeGpu(each.gpu_uuid), each.why) for each in cordons)

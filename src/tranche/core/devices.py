@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.state import GpuInstance, GpuState, InstanceKey, NodeState
 
 
@@ -49,7 +49,7 @@ def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
 
 def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:
     """The bytes of each device that the grants are parts of."""
-    parts = (grant for grant in grants if isinstance(grant, Part))
+    parts = (grant for grant in grants if isinstance(grant, FractionalShare))
     return {part.device: memory_of(part.device, node.gpu(part.gpu_uuid)) for part in parts}
 
 
@@ -58,7 +58,7 @@ def device_uuid(grant: Grant, gpu: GpuState) -> str:
 
     `gpu` is the grant's own.
     """
-    device = grant.device if isinstance(grant, Part) else grant
+    device = grant.device if isinstance(grant, FractionalShare) else grant
     if isinstance(device, WholeGpu):
         return gpu.uuid
     instance = gpu.instance_at(device.slot.placement)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from tranche.core.keeper import PodKeeper
 
 
-class Liveness(StrEnum):
+class KeeperStatus(StrEnum):
     """ALIVE and UNKNOWN keep an allocation; GONE frees it."""
 
     ALIVE = "alive"
@@ -46,7 +46,7 @@ SETTLED_SECONDS = 15.0
 """After this time a kubelet that has started has ended the containers of pods that are deleted: it does so every two seconds."""
 
 
-def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Liveness:
+def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> KeeperStatus:
     """Whether a pod's container still holds its devices.
 
     A container that runs with others does not. While a process of the pod lives, it does otherwise. The run of the kubelet that
@@ -54,22 +54,22 @@ def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> Liveness:
     server must say that the pod is over as well.
     """
     if evidence.replaced:
-        return Liveness.GONE
+        return KeeperStatus.GONE
     if evidence.listed or evidence.processes:
-        return Liveness.ALIVE
+        return KeeperStatus.ALIVE
     if not evidence.kubelet:
-        return Liveness.UNKNOWN
+        return KeeperStatus.UNKNOWN
     same_run = keeper.kubelet == evidence.kubelet
     if not keeper.admitted:
         late = evidence.waited >= ADMISSION_SECONDS and evidence.kubelet_age >= ADMISSION_SECONDS
-        return Liveness.GONE if late and evidence.pod_exists is not None else Liveness.UNKNOWN
+        return KeeperStatus.GONE if late and evidence.pod_exists is not None else KeeperStatus.UNKNOWN
     if same_run:
-        return Liveness.GONE
+        return KeeperStatus.GONE
     if evidence.pod_exists is None:
-        return Liveness.UNKNOWN
+        return KeeperStatus.UNKNOWN
     if evidence.pod_exists:
-        return Liveness.ALIVE
-    return Liveness.GONE if evidence.kubelet_age >= SETTLED_SECONDS else Liveness.UNKNOWN
+        return KeeperStatus.ALIVE
+    return KeeperStatus.GONE if evidence.kubelet_age >= SETTLED_SECONDS else KeeperStatus.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,11 @@ class ProcessEvidence:
     hidden: Collection[int] = ()
 
 
-def judge_process(evidence: ProcessEvidence) -> Liveness:
+def judge_process(evidence: ProcessEvidence) -> KeeperStatus:
     """Whether anything of the process and its descendants is left."""
     if evidence.locked or evidence.runs or evidence.inherited:
-        return Liveness.ALIVE
-    return Liveness.UNKNOWN if evidence.hidden else Liveness.GONE
+        return KeeperStatus.ALIVE
+    return KeeperStatus.UNKNOWN if evidence.hidden else KeeperStatus.GONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +114,10 @@ FALLEN_SECONDS = 30.0
 """For so long a container may still be about to start, of a pod that was deleted by force while it was prepared."""
 
 
-def judge_claim(evidence: ClaimEvidence) -> Liveness:
+def judge_claim(evidence: ClaimEvidence) -> KeeperStatus:
     """Whether a claim still has what was prepared for it, although nobody gave it back."""
     if evidence.processes or evidence.stands or evidence.listed:
-        return Liveness.ALIVE
+        return KeeperStatus.ALIVE
     if evidence.stands is None or evidence.listed is None or evidence.fallen_for < FALLEN_SECONDS:
-        return Liveness.UNKNOWN
-    return Liveness.GONE
+        return KeeperStatus.UNKNOWN
+    return KeeperStatus.GONE

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tranche_simulator.catalogue import families
 
 
-class Family(NamedTuple):
+class _Family(NamedTuple):
     """Boards of one architecture, and the rules that hold for all of them.
 
     `nvml_architecture` is NVML's NVML_DEVICE_ARCH_* value; `capabilities` are (major, least minor, greatest minor) of its compute
@@ -23,10 +23,10 @@ class Family(NamedTuple):
 
 
 @cache
-def all_families() -> tuple[Family, ...]:
+def all_families() -> tuple[_Family, ...]:
     """Every known family, oldest first."""
     return tuple(
-        Family(
+        _Family(
             name=data["name"],
             nvml_architecture=data["nvml_architecture"],
             capabilities=tuple((major, least, greatest) for major, least, greatest in data["compute_capabilities"]),
@@ -37,7 +37,7 @@ def all_families() -> tuple[Family, ...]:
     )
 
 
-def family_of_capability(major: int, minor: int) -> Family | None:
+def family_of_capability(major: int, minor: int) -> _Family | None:
     """The family whose boards have that compute capability."""
     return next(
         (
@@ -50,7 +50,7 @@ def family_of_capability(major: int, minor: int) -> Family | None:
     )
 
 
-def family_of_architecture(nvml_architecture: int | None, board_family: str | None) -> Family | None:
+def family_of_architecture(nvml_architecture: int | None, board_family: str | None) -> _Family | None:
     """The family that a driver names by NVML's number; where several have it, or no number is known, that of the board."""
     own = next((f for f in all_families() if f.name == board_family), None)
     named = [f for f in all_families() if nvml_architecture is not None and f.nvml_architecture == nvml_architecture]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tranche.core.state import DaemonState, GpuState, InstanceKey
 
 
-def fenced(gpu: GpuState, slot: InstanceKey | None) -> str:
+def unavailable(gpu: GpuState, slot: InstanceKey | None) -> str:
     """Why nobody more may share that device by MPS while others do, in words; "" when they may."""
     daemon = gpu.daemon_of(slot)
     if daemon is not None and daemon.state is DaemonState.FAULT:

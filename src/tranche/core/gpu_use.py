@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class GpuUse(StrEnum):
+class GpuPolicy(StrEnum):
     """How Tranche may share a GPU; a whole one is given in any case, and what is there already stays until it is idle.
 
     AUTO: as each request needs it. MIG: in slices alone, each for one holder. SHARED: in parts of the uncut GPU alone.

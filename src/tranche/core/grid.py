@@ -35,13 +35,13 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Occupant:
+class PlacedInstance:
     """A GPU instance that is on the grid, or is promised to be."""
 
     profile: ProfileName
     placement: Placement
 
-    def conflicts(self, other: Occupant) -> bool:
+    def conflicts(self, other: PlacedInstance) -> bool:
         """Whether the two cannot be on one GPU together."""
         return self.placement.overlaps(other.placement) or profiles_exclude(self.profile, other.profile)
 
@@ -60,7 +60,7 @@ def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
     return _takes_all_media(one, other) or _takes_all_media(other, one)
 
 
-def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[Occupant]) -> bool:
+def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[PlacedInstance]) -> bool:
     """Whether an instance of the profile could be created there beside the occupants."""
     mask = placement.mask
     present: list[ProfileName] = []
@@ -73,18 +73,18 @@ def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[
     return len(present) < profile.max_instances or present.count(profile.name) < profile.max_instances
 
 
-def remaining_capacity(profile: GpuInstanceProfile, occupants: Sequence[Occupant]) -> int:
+def remaining_capacity(profile: GpuInstanceProfile, occupants: Sequence[PlacedInstance]) -> int:
     """How many more instances of the profile the grid takes: nvidia-smi's `Free`."""
     taken = list(occupants)
     count = 0
     for spot in placements(profile):
         if fits(profile, spot, taken):
-            taken.append(Occupant(profile.name, spot))
+            taken.append(PlacedInstance(profile.name, spot))
             count += 1
     return count
 
 
-def arrange(wanted: Sequence[GpuInstanceProfile], fixed: Sequence[Occupant]) -> tuple[Placement, ...] | None:
+def arrange(wanted: Sequence[GpuInstanceProfile], fixed: Sequence[PlacedInstance]) -> tuple[Placement, ...] | None:
     """Placements for all the wanted instances beside the fixed ones, in the order given; None when there are none.
 
     The search is exact: it fails only when no arrangement exists. Large profiles are placed first.
@@ -98,7 +98,7 @@ def arrange(wanted: Sequence[GpuInstanceProfile], fixed: Sequence[Occupant]) -> 
 
 
 def _search(
-    rest: Sequence[GpuInstanceProfile], taken: list[Occupant], previous: Occupant | None
+    rest: Sequence[GpuInstanceProfile], taken: list[PlacedInstance], previous: PlacedInstance | None
 ) -> list[Placement] | None:
     if not rest:
         return []
@@ -109,7 +109,7 @@ def _search(
             continue
         if not fits(profile, spot, taken):
             continue
-        occupant = Occupant(profile.name, spot)
+        occupant = PlacedInstance(profile.name, spot)
         found = _search(rest[1:], [*taken, occupant], occupant)
         if found is not None:
             return [spot, *found]

@@ -55,7 +55,7 @@ _COMPUTE = {
 }
 
 
-class IsolationProperties(NamedTuple):
+class GrantIsolation(NamedTuple):
     """What is true of a grant in each dimension."""
 
     memory: MemoryIsolation
@@ -88,10 +88,10 @@ class IsolationProperties(NamedTuple):
         )
 
 
-OWN_WALLS = IsolationProperties(MemoryIsolation.OWN, ComputeIsolation.OWN, FaultIsolation.OWN, BandwidthIsolation.OWN)
+OWN_WALLS = GrantIsolation(MemoryIsolation.OWN, ComputeIsolation.OWN, FaultIsolation.OWN, BandwidthIsolation.OWN)
 """A device for one holder alone."""
 
-INSIDE_WALLS = IsolationProperties(
+INSIDE_WALLS = GrantIsolation(
     MemoryIsolation.NONE, ComputeIsolation.OWN, FaultIsolation.SHARED, BandwidthIsolation.SHARED
 )
 """A compute instance beside others in one GPU instance: its multiprocessors are its own, and all else is shared."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, Grant, Part, Phase
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState, NodeState
 
@@ -37,11 +37,11 @@ def limits_lost(grant: Grant, gpu: GpuState) -> bool:
 
 
 def _by_mps(grant: Grant) -> bool:
-    return isinstance(grant, Part) and grant.sharing is Sharing.MPS and not grant.unlimited
+    return isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS and not grant.unlimited
 
 
 def _as_kept(grant: Grant, gpus: Mapping[str, GpuState]) -> Grant:
     gpu = gpus.get(grant.gpu_uuid)
-    if gpu is not None and isinstance(grant, Part) and limits_lost(grant, gpu):
+    if gpu is not None and isinstance(grant, FractionalShare) and limits_lost(grant, gpu):
         return replace(grant, unlimited=True)
     return grant

@@ -28,7 +28,7 @@ WantedProfile = int | ProfileName
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class PartitionSpec:
     """The slices that every GPU is to have, each profile with its count, as written."""
 
     text: str
@@ -46,7 +46,7 @@ class LayoutName:
 class BootSettings:
     """What is to be done at boot. `config_file` is the path of the layout file, "" for none."""
 
-    wanted: Partition | LayoutName
+    wanted: PartitionSpec | LayoutName
     config_file: str = ""
 
 
@@ -79,7 +79,7 @@ def parse_boot_settings(text: str, source: str) -> BootSettings:
     return BootSettings(wanted, values.get(CONFIG_FILE, ""))
 
 
-def parse_partition(text: str) -> Partition | LayoutName:
+def parse_partition(text: str) -> PartitionSpec | LayoutName:
     """What the value of MIG_PARTITION asks for; PartitionInvalid with the broken rule otherwise."""
     value = text.strip()
     if not value:
@@ -94,7 +94,7 @@ def parse_partition(text: str) -> Partition | LayoutName:
         counts[profile] = counts.get(profile, 0) + count
     if sum(counts.values()) > _MOST_SLICES:
         raise PartitionInvalid(f"{PARTITION}={value} asks for {sum(counts.values())} slices: no GPU holds that many")
-    return Partition(value, tuple(counts.items()))
+    return PartitionSpec(value, tuple(counts.items()))
 
 
 def _element(text: str, value: str) -> tuple[WantedProfile, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Activity:
+class ActivityReading:
     """How busy the units of a GPU or of a GPU instance were between two looks, each 0 to 1 of its own units.
 
     `graphics`: the compute engine did anything. `sm`: its multiprocessors had work. `occupancy`: of the warps that they can hold.
@@ -21,7 +21,7 @@ class Activity:
     memory: float | None = None
 
 
-NOT_MEASURED = Activity()
+NOT_MEASURED = ActivityReading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SliceReading:
 
     memory_total: int | None = None
     memory_used: int | None = None
-    activity: Activity = NOT_MEASURED
+    activity: ActivityReading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +49,5 @@ class GpuReading:
     energy: float | None = None
     temperature: float | None = None
     utilization: float | None = None
-    activity: Activity = NOT_MEASURED
+    activity: ActivityReading = NOT_MEASURED
     slices: Mapping[int, SliceReading] = field(default_factory=dict)

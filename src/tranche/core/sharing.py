@@ -32,7 +32,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class SharingMeans:
+class MachineSharing:
     """What this machine can share devices by: an observation, never a guess.
 
     `refused` says in words why a mechanism is not offered: `driver 580.65 is older than 615`. One that is neither offered nor
@@ -50,5 +50,5 @@ class SharingMeans:
         return self.refused.get(sharing) or "not offered here"
 
 
-NO_SHARING = SharingMeans()
+NO_SHARING = MachineSharing()
 """The means of a machine that was not asked: none."""

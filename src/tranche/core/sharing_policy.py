@@ -7,31 +7,31 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.state import GpuState, NodeState
 
 FORMAT_VERSION = "tranche.dev/v1"
 KIND = "SharingPolicy"
-_WORDS = ", ".join(GpuUse)
+_WORDS = ", ".join(GpuPolicy)
 
 
 class SharingPolicy(NamedTuple):
     """`gpus` maps UUIDs to words; `every` is the word for all other GPUs, None when nobody has said one."""
 
-    every: GpuUse | None = None
-    gpus: Mapping[str, GpuUse] = MappingProxyType({})
+    every: GpuPolicy | None = None
+    gpus: Mapping[str, GpuPolicy] = MappingProxyType({})
 
-    def use_of(self, gpu_uuid: str) -> GpuUse:
+    def use_of(self, gpu_uuid: str) -> GpuPolicy:
         """The word that counts for that GPU."""
-        return self.gpus.get(gpu_uuid, self.every or GpuUse.AUTO)
+        return self.gpus.get(gpu_uuid, self.every or GpuPolicy.AUTO)
 
-    def on(self, node: NodeState) -> Mapping[str, GpuUse]:
+    def on(self, node: NodeState) -> Mapping[str, GpuPolicy]:
         """The word of each GPU of the node for which there is one."""
         if self.every is None and not self.gpus:
             return {}
         return {gpu.uuid: self.use_of(gpu.uuid) for gpu in node if self.every is not None or gpu.uuid in self.gpus}
 
-    def with_word(self, gpu_uuids: tuple[str, ...], use: GpuUse | None) -> SharingPolicy:
+    def with_word(self, gpu_uuids: tuple[str, ...], use: GpuPolicy | None) -> SharingPolicy:
         """The same with that word for those GPUs, or for every GPU that has none when none is named; None takes it back."""
         if not gpu_uuids:
             return self._replace(every=use)
@@ -39,12 +39,12 @@ class SharingPolicy(NamedTuple):
         return self._replace(gpus=gpus if use is None else {**gpus, **dict.fromkeys(gpu_uuids, use)})
 
 
-def parse_word(text: str) -> GpuUse:
+def parse_word(text: str) -> GpuPolicy:
     """The word of `sharing=mig`; UsageError for anything else."""
     name, equals, word = text.partition("=")
-    if name != "sharing" or not equals or word not in list(GpuUse):
+    if name != "sharing" or not equals or word not in list(GpuPolicy):
         raise UsageError(f"'{text}' is no policy", hint=f"write it as sharing=WORD, with one of {_WORDS}")
-    return GpuUse(word)
+    return GpuPolicy(word)
 
 
 def gpu_named(text: str, node: NodeState) -> GpuState:
@@ -71,7 +71,7 @@ def parse_policy(document: object, node: NodeState) -> SharingPolicy:
     entries = document.get("gpus", [])
     if not isinstance(entries, list):
         raise PolicyInvalid("gpus is not a list")
-    gpus: dict[str, GpuUse] = {}
+    gpus: dict[str, GpuPolicy] = {}
     for entry in entries:
         if not isinstance(entry, dict) or entry.keys() != {"gpu", "sharing"}:
             raise PolicyInvalid("an entry of gpus has not exactly the fields gpu and sharing")
@@ -84,9 +84,9 @@ def parse_policy(document: object, node: NodeState) -> SharingPolicy:
     return SharingPolicy(every, gpus)
 
 
-def _use(value: object, of: str) -> GpuUse:
+def _use(value: object, of: str) -> GpuPolicy:
     # YAML 1.1 reads off as false.
     word = "off" if value is False else value
-    if not isinstance(word, str) or word not in list(GpuUse):
+    if not isinstance(word, str) or word not in list(GpuPolicy):
         raise PolicyInvalid(f"sharing of {of} is none of {_WORDS}")
-    return GpuUse(word)
+    return GpuPolicy(word)

@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import GpuNotFound
-from tranche.core.grid import Occupant, Placement
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.profile import ProfileName
-from tranche.core.sharing import NO_SHARING, SharingMeans
+from tranche.core.sharing import NO_SHARING, MachineSharing
 from tranche.core.timeslice import Timeslice
 
 
@@ -227,9 +227,9 @@ class GpuState:
         return self.mode is not self.pending_mode
 
     @property
-    def occupants(self) -> tuple[Occupant, ...]:
+    def occupants(self) -> tuple[PlacedInstance, ...]:
         """The GPU's instances as the grid sees them."""
-        return tuple(Occupant(instance.profile, instance.placement) for instance in self.instances)
+        return tuple(PlacedInstance(instance.profile, instance.placement) for instance in self.instances)
 
     @property
     def all_processes(self) -> tuple[GpuProcess, ...]:
@@ -246,7 +246,7 @@ class GpuState:
         """The instance with exactly that placement."""
         return next((i for i in self.instances if i.placement == placement), None)
 
-    def instance_in(self, slot: Occupant) -> GpuInstance | None:
+    def instance_in(self, slot: PlacedInstance) -> GpuInstance | None:
         """The instance with exactly that placement, when it has that profile."""
         instance = self.instance_at(slot.placement)
         return instance if instance is not None and instance.profile == slot.profile else None
@@ -284,7 +284,7 @@ class NodeState:
     driver_version: str = ""
     nvml_version: str = ""
     cuda_version: tuple[int, int] | None = None
-    sharing: SharingMeans = NO_SHARING
+    sharing: MachineSharing = NO_SHARING
 
     def __iter__(self) -> Iterator[GpuState]:
         return iter(self.gpus)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
 from tranche.core.grid import Placement
-from tranche.core.isolation_properties import IsolationProperties
+from tranche.core.isolation_properties import GrantIsolation
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
@@ -82,7 +82,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
             return data
         case ComputeSlice(_, name, start, size):
             return {**data, "computeInstance": {"name": str(name), "start": start, "size": size}}
-        case Part():
+        case FractionalShare():
             return {
                 **data,
                 "memoryBytes": grant.memory,
@@ -92,7 +92,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
             }
 
 
-def walls_to_dict(walls: IsolationProperties) -> dict[str, str]:
+def walls_to_dict(walls: GrantIsolation) -> dict[str, str]:
     """The walls as JSON data, a word for each dimension."""
     return {
         "memory": str(walls.memory),
@@ -112,7 +112,7 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
     if place is not None:
         device = Slice(gpu_uuid, parse_profile(data["profile"]), Placement(place["start"], place["size"]))
     if "memoryBytes" in data:
-        return Part(
+        return FractionalShare(
             device,
             data["memoryBytes"],
             Sharing(data["mechanism"]),

@@ -46,14 +46,14 @@ With no referrer at all, browsers would send our own forms without their origin.
 
 
 @dataclass(frozen=True, slots=True)
-class DashboardRefusal:
+class RefusalReason:
     """Why a request gets nothing."""
 
     status: HTTPStatus
     message: str
 
 
-def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | DashboardRefusal:
+def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | RefusalReason:
     """A request's headers by name.
 
     One that says twice who asks, or from where, is refused: of two, each reader may believe another.
@@ -61,7 +61,7 @@ def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | DashboardR
     headers: dict[str, str] = {}
     for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in sent):
         if name in headers and (name in _SAID_ONCE or name.startswith(_OF_BROWSERS)):
-            return DashboardRefusal(HTTPStatus.BAD_REQUEST, f"the request has the header {name} twice")
+            return RefusalReason(HTTPStatus.BAD_REQUEST, f"the request has the header {name} twice")
         headers[name] = value
     return headers
 
@@ -74,22 +74,22 @@ def name_of(host: str) -> str:
     return name if port.isascii() and port.isdecimal() and int(port[:6]) <= _LAST_PORT else ""
 
 
-def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[str]) -> DashboardRefusal | None:
+def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[str]) -> RefusalReason | None:
     """Why a request is of another site's page; `origins` are those of our own, `headers` have lower-case names."""
     origin = headers.get("origin")
     if origin is not None and origin not in origins:
-        return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
     foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
     opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if foreign and not (opened and method in _CHANGES_NOTHING):
-        return DashboardRefusal(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
     if origin is None and method not in _CHANGES_NOTHING:
-        return DashboardRefusal(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class TokenAuthenticator:
     """Knows the token, and the port by which browsers call this server."""
 
     token: str
@@ -111,21 +111,21 @@ class Gate:
         """Whether it is the token, in a time that does not tell how much of it is right."""
         return hmac.compare_digest(token.encode(), self.token.encode())
 
-    def strange(self, method: str, headers: Mapping[str, str]) -> DashboardRefusal | None:
+    def strange(self, method: str, headers: Mapping[str, str]) -> RefusalReason | None:
         """Why a request is not one of our own pages' or its owner's; `headers` have lower-case names.
 
         The port in the name may be another one: that of an ssh tunnel's other end.
         """
         host = headers.get("host", "")
         if name_of(host) not in LOOPBACK_NAMES:
-            return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
+            return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
         return foreign_page(method, headers, (f"http://{host}",))
 
-    def unknown(self, headers: Mapping[str, str]) -> DashboardRefusal | None:
+    def unknown(self, headers: Mapping[str, str]) -> RefusalReason | None:
         """Why whoever asks is not let in: neither the cookie nor the token came along."""
         if self.session_of(headers):
             return None
-        return DashboardRefusal(
+        return RefusalReason(
             HTTPStatus.UNAUTHORIZED, "open the address that 'tranche dashboard' printed: it has the token"
         )
 

@@ -24,15 +24,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.access import HEADERS, DashboardRefusal, Gate, heard
+from tranche.dashboard.access import HEADERS, RefusalReason, TokenAuthenticator, heard
 from tranche.dashboard.acting.action_handler import ActionHandler
 from tranche.dashboard.acting.links import with_ways
 from tranche.dashboard.connection_limit import let_in
 from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import entered_page, live_part, whole_page
-from tranche.dashboard.live import LiveMachine
-from tranche.dashboard.open_streams import OpenStreams
+from tranche.dashboard.live import MachinePublisher
+from tranche.dashboard.open_streams import StreamTracker
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
 from tranche.dashboard.refusal_page import entering_form, loopback_way, refusal_page
 from tranche.dashboard.snapshot import MachineSnapshot
@@ -42,7 +42,7 @@ from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
 from tranche.documents.picture import draw_picture
 from tranche.documents.picture_style import STYLE
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _OPEN = frozenset({"/enter"})
@@ -54,7 +54,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class MachineContext:
     """What the dashboard is of: the machine's name and its files, how to open it, and how to read its events.
 
     `as_said` asks the MPS daemons of a view. `open_to_act` opens it to change it; None where pages only show. `use` is
@@ -62,7 +62,7 @@ class Served:
     """
 
     machine: str
-    places: Places
+    places: StateFolder
     open_host: OpenHost
     read_events: ReadEvents
     as_said: AsSaid
@@ -70,7 +70,7 @@ class Served:
     use: UseFile | None = None
 
 
-def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
+def dashboard_app(gate: TokenAuthenticator, served: MachineContext) -> ASGIApp:
     """The application behind the gate; its lifespan begins and ends the watch."""
     routes = [
         Route("/enter", _enter(gate)),
@@ -86,9 +86,9 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.served, app.state.live = served, LiveMachine(served.open_host, served.use)
+        app.state.served, app.state.live = served, MachinePublisher(served.open_host, served.use)
         app.state.events, app.state.gate = EventLog(served.read_events), gate
-        app.state.streams = OpenStreams()
+        app.state.streams = StreamTracker()
         app.state.action_handler = ActionHandler(served.places, served.open_to_act, app.state.live.touch)
         app.state.live.start()
         try:
@@ -103,7 +103,7 @@ def dashboard_app(gate: Gate, served: Served) -> ASGIApp:
 class _GateKeeper:
     """Stands before everything, also before what answers when a page fails."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, gate: TokenAuthenticator) -> None:
         self._app = app
         self._gate = gate
 
@@ -130,9 +130,9 @@ class _GateKeeper:
             _LOG.exception("a page failed")
             raise
 
-    def _refused(self, scope: Scope) -> DashboardRefusal | None:
+    def _refused(self, scope: Scope) -> RefusalReason | None:
         headers = heard(scope["headers"])
-        if isinstance(headers, DashboardRefusal):
+        if isinstance(headers, RefusalReason):
             return headers
         if (refused := self._gate.strange(scope["method"], headers)) is not None:
             return refused
@@ -142,7 +142,7 @@ class _GateKeeper:
 _ENCODED_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
 
-def _refusal(scope: Scope, refused: DashboardRefusal) -> Response:
+def _refusal(scope: Scope, refused: RefusalReason) -> Response:
     """What was refused, and the way on from there."""
     title, way, path = "Refused", None, scope["path"]
     if refused.status is HTTPStatus.UNAUTHORIZED:
@@ -181,11 +181,11 @@ def _html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, s
     return Response(text, status, headers, "text/html; charset=utf-8")
 
 
-def _enter(gate: Gate) -> Any:
+def _enter(gate: TokenAuthenticator) -> Any:
     async def enter(request: Request) -> Response:
         """Take the token out of the address, and give the browser a cookie for it."""
         if not gate.opens(request.query_params.get("token", "")):
-            refused = DashboardRefusal(HTTPStatus.UNAUTHORIZED, "that is not the token of this server")
+            refused = RefusalReason(HTTPStatus.UNAUTHORIZED, "that is not the token of this server")
             return _refusal(request.scope, refused)
         return _html(entered_page(), headers={"Set-Cookie": gate.cookie(secrets.token_hex(16))})
 
@@ -201,7 +201,7 @@ async def _page(request: Request) -> Response:
     seen = ((part or path.startswith("/actions/")) and live.newest) or await live.fresh()
     if seen is None:
         return _unseen(request)
-    served: Served = request.app.state.served
+    served: MachineContext = request.app.state.served
     version = live.version(seen)
     query, session = request.query_params, _session(request)
     try:
@@ -230,9 +230,9 @@ async def _act(request: Request) -> Response:
     seen = await _live(request).fresh()
     if seen is None:
         why = f"nothing was done: {_live(request).trouble or 'the driver does not answer'}"
-        return _refusal(request.scope, DashboardRefusal(HTTPStatus.SERVICE_UNAVAILABLE, why))
+        return _refusal(request.scope, RefusalReason(HTTPStatus.SERVICE_UNAVAILABLE, why))
     answer = await run_in_threadpool(handler.answer, kind, fields, seen)
-    if isinstance(answer, DashboardRefusal):
+    if isinstance(answer, RefusalReason):
         return _refusal(request.scope, answer)
     return RedirectResponse(answer, HTTPStatus.SEE_OTHER)
 
@@ -312,7 +312,7 @@ async def _news(request: Request) -> Response:
             async for news in every:
                 yield f"event: seen\ndata: {json.dumps(news.to_dict(time.time()))}\n\n"
 
-    streams: OpenStreams = request.app.state.streams
+    streams: StreamTracker = request.app.state.streams
     return StreamingResponse(streams.told(request.headers.get("cookie", ""), lines()), media_type="text/event-stream")
 
 
@@ -330,8 +330,8 @@ def static_file(name: str) -> Response:
     return Response(found.read_bytes(), media_type=_TYPES[name.rpartition(".")[2]])
 
 
-def _live(request: Request) -> LiveMachine:
-    live: LiveMachine = request.app.state.live
+def _live(request: Request) -> MachinePublisher:
+    live: MachinePublisher = request.app.state.live
     return live
 
 
@@ -341,5 +341,5 @@ def _action_handler(request: Request) -> ActionHandler:
 
 
 def _session(request: Request) -> str:
-    gate: Gate = request.app.state.gate
+    gate: TokenAuthenticator = request.app.state.gate
     return gate.session_of(request.headers)

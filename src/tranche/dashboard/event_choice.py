@@ -9,7 +9,7 @@ from tranche.documents.markup import Element, element
 
 
 @dataclass(frozen=True, slots=True)
-class EventChoice:
+class EventFilter:
     """Events of that `kind` in which that text is said, "" for all; newest first, or the `oldest`."""
 
     kind: str = ""
@@ -17,7 +17,7 @@ class EventChoice:
     oldest: bool = False
 
     @classmethod
-    def asked(cls, query: Mapping[str, str]) -> EventChoice:
+    def asked(cls, query: Mapping[str, str]) -> EventFilter:
         """What the address asks for."""
         return cls(query.get("kind", ""), query.get("q", ""), query.get("order", "") == "oldest")
 

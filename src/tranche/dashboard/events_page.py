@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tranche.dashboard.event_choice import EventChoice
+from tranche.dashboard.event_choice import EventFilter
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, share_link, span_since, table
 from tranche.documents.blocks import Document, holder_without_id
@@ -12,12 +12,12 @@ from tranche.documents.markup import Child, Element, element
 
 MOST = 300
 """Events on one page."""
-_ALL = EventChoice()
+_ALL = EventFilter()
 
 
 def events_page(events: Sequence[Document], gpus: Sequence[Document], query: Mapping[str, str]) -> DashboardPage:
     """Of all events that are kept, oldest first, the newest, or those that `query` asks for."""
-    choice = EventChoice.asked(query)
+    choice = EventFilter.asked(query)
     found = [each for each in events if choice.takes(each["type"], _said(each, gpus))]
     shown = found[:MOST] if choice.oldest else found[-MOST:]
     said = choice.said(len(found), len(events)) if choice.leaves_out else ""
@@ -33,7 +33,7 @@ def _said(event: Document, gpus: Sequence[Document]) -> str:
     return " ".join(filter(None, (event["type"], event["gpuUUID"], *labels, event["allocationId"], event["message"])))
 
 
-def event_table(events: Sequence[Document], gpus: Sequence[Document], choice: EventChoice = _ALL) -> Element:
+def event_table(events: Sequence[Document], gpus: Sequence[Document], choice: EventFilter = _ALL) -> Element:
     """Events, oldest first, as a table in the order that is asked for; each leads to what caused it, where it is on the page."""
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in gpus}
     here = {event["position"] for event in events}

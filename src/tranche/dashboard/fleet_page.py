@@ -9,7 +9,7 @@ from tranche.dashboard.parts import figures, gpu_link, memory, notes, share_and_
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import HEIGHT, bar, swatch
-from tranche.documents.blocks import BarBlock, Document, GpuBlocks, Look, Piece, blocks_of
+from tranche.documents.blocks import BarBlock, BlockKind, BlockRow, BlockStatus, Document, blocks_of
 from tranche.documents.markup import Child, Element, element
 from tranche.documents.picture import headline, legend
 
@@ -60,7 +60,7 @@ def fleet_figures(overview: Document) -> Element:
     )
 
 
-def gpu_row(gpu: GpuBlocks) -> Element:
+def gpu_row(gpu: BlockRow) -> Element:
     """A GPU's name and its bar."""
     return element(
         "div",
@@ -70,13 +70,13 @@ def gpu_row(gpu: GpuBlocks) -> Element:
     )
 
 
-def gpu_bar(gpu: GpuBlocks, when: str = "", width: float = BAR_PIXELS) -> Element:
+def gpu_bar(gpu: BlockRow, when: str = "", width: float = BAR_PIXELS) -> Element:
     """The bar alone, as wide as there is room, with texts cut for `width`; `when` comes first in its text alternative."""
     said = f"{when}{gpu.told}"
     return element("svg", bar(gpu, width), role="img", aria_label=said, width="100%", height=HEIGHT, class_="bar")
 
 
-def key(gpus: Sequence[GpuBlocks]) -> Element:
+def key(gpus: Sequence[BlockRow]) -> Element:
     """What the looks of the blocks mean."""
     entries = [
         element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
@@ -97,7 +97,7 @@ def _filter(looked_for: str) -> Element:
     )
 
 
-def _as_table(gpus: Sequence[Document], found: Sequence[GpuBlocks], since: StateHistory, order: TableOrder) -> Element:
+def _as_table(gpus: Sequence[Document], found: Sequence[BlockRow], since: StateHistory, order: TableOrder) -> Element:
     columns = ("GPU", "What", "State", "For", "Held by", "User", "Memory", "Made by")
     documents = {gpu["uuid"]: gpu for gpu in gpus}
     rows = [row for gpu in found for row in _rows(documents[gpu.uuid], gpu, since)]
@@ -105,21 +105,25 @@ def _as_table(gpus: Sequence[Document], found: Sequence[GpuBlocks], since: State
     return element("details", element("summary", "As a table"), shown, id="as-table", open=order.asks_for("gpus"))
 
 
-def _rows(gpu: Document, drawn: GpuBlocks, since: StateHistory) -> Iterator[Sequence[Child | None]]:
+def _rows(gpu: Document, drawn: BlockRow, since: StateHistory) -> Iterator[Sequence[Child | None]]:
     for each in drawn.blocks:
         place, device = _device_of(gpu, each)
         made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
         amount = (
-            each.name if each.piece is Piece.PART else "" if each.piece is Piece.ROOM else memory(device["memoryBytes"])
+            each.name
+            if each.piece is BlockKind.PART
+            else ""
+            if each.piece is BlockKind.ROOM
+            else memory(device["memoryBytes"])
         )
         held_by, user = share_and_user(each.holders, since.known)
         long = since.said(gpu, each.look, {"start": each.start, "size": each.size}, each.holders)
-        used_by = each.who if each.look is Look.IN_USE else held_by
+        used_by = each.who if each.look is BlockStatus.IN_USE else held_by
         what = f"{each.name} {place}".strip()
         yield gpu_link_of(drawn), what, str(each.look), long, used_by, user, amount, made
 
 
-def gpu_link_of(drawn: GpuBlocks) -> Child:
+def gpu_link_of(drawn: BlockRow) -> Child:
     """A GPU by its label, in a table, where the picture's link has the id already."""
     return element("a", drawn.label, href=f"/gpus/{drawn.uuid}")
 

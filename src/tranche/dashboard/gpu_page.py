@@ -13,7 +13,7 @@ from tranche.dashboard.parts import code, figures, memory, notes, share_and_user
 from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, GaugeSample, UseRecord
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
-from tranche.documents.blocks import Document, Look, blocks_of
+from tranche.documents.blocks import BlockStatus, Document, blocks_of
 from tranche.documents.history import events_by_gpu
 from tranche.documents.markup import Child, Element, element
 
@@ -161,7 +161,7 @@ def _facts(gpu: Document, reading: Document | None, since: StateHistory) -> Elem
     if reading is not None:
         pairs += [(word, _measured(reading[name], unit)) for word, name, unit in _GAUGES]
     if gpu["withheld"]:
-        cordoned = since.said(gpu, Look.CORDONED, None, ())
+        cordoned = since.said(gpu, BlockStatus.CORDONED, None, ())
         pairs.insert(0, ("not given away", element("span", gpu["withheld"], [" for ", cordoned] if cordoned else None)))
     if gpu["lost"]:
         pairs.insert(0, ("health", "lost by the driver"))
@@ -177,7 +177,7 @@ def _whole(gpu: Document, since: StateHistory, order: TableOrder) -> Element | N
         (
             *share_and_user([each], since.known),
             _amount(gpu, since.known.get(each)),
-            since.said(gpu, Look.HELD, None, [each]),
+            since.said(gpu, BlockStatus.HELD, None, [each]),
         )
         for each in gpu["allocationIds"]
     ]

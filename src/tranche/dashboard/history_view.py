@@ -8,7 +8,7 @@ from urllib.parse import quote
 from tranche.dashboard.parts import moment, share_link
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
-from tranche.documents.blocks import Document, Look, holder_without_id
+from tranche.documents.blocks import BlockStatus, Document, holder_without_id
 from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
 from tranche.documents.markup import Child, Element, element
 from tranche.documents.picture_style import CLASSES, pattern_of
@@ -69,7 +69,7 @@ class _Drawing:
         """A slice while it was there."""
         left, width = self._stretch(span)
         top, height = self._rows(span)
-        inside = [element("title", f"{span.place}: there {_times(span)}"), *_filled(Look.IDLE)]
+        inside = [element("title", f"{span.place}: there {_times(span)}"), *_filled(BlockStatus.IDLE)]
         if width >= _SHORT_PERCENT:
             inside.append(
                 element("text", span.place.profile, x="100%", dx=-6, y=14, text_anchor="end", class_="tr-text tr-small")
@@ -90,7 +90,10 @@ class _Drawing:
             count = len(lanes[span.place])
             left, width = self._stretch(span)
             top, height = self._rows(span)
-            inside = [element("title", f"{span.allocation_id}: {span.place} {_times(span)}"), *_filled(Look.HELD)]
+            inside = [
+                element("title", f"{span.allocation_id}: {span.place} {_times(span)}"),
+                *_filled(BlockStatus.HELD),
+            ]
             if width >= _SHORT_PERCENT and height / count >= 14:
                 inside.append(element("text", span.allocation_id, x=6, y=14, class_="tr-text tr-small"))
             yield element(
@@ -113,7 +116,7 @@ class _Drawing:
         return span.place.start * _UNIT, size * _UNIT
 
 
-def _filled(look: Look) -> Iterator[Element]:
+def _filled(look: BlockStatus) -> Iterator[Element]:
     whole = {"width": "100%", "height": "100%"}
     yield element("rect", class_=CLASSES[look], **whole)
     yield element("rect", class_="tr-box", fill=pattern_of(look), **whole)

@@ -32,7 +32,7 @@ class PageUpdate:
         return {"version": self.version, "taken": timestamp(self.taken), "now": timestamp(now), "trouble": self.trouble}
 
 
-class LiveMachine:
+class MachinePublisher:
     """To be made and used on the event loop; the watch reports from its thread."""
 
     def __init__(self, open_host: OpenHost, use: UseFile | None = None) -> None:

@@ -10,7 +10,7 @@ from tranche.documents.markup import Element, element
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class DashboardFinding:
     """What it is, where it is shown, and since when it is so: RFC 3339, "" where nobody knows."""
 
     said: str
@@ -18,7 +18,7 @@ class Need:
     since: str = ""
 
 
-def needs_line(needs: Sequence[Need], now: float, none: str = "Nothing needs you.") -> Element:
+def needs_line(needs: Sequence[DashboardFinding], now: float, none: str = "Nothing needs you.") -> Element:
     """What is shown before everything else; `none` is said where that is nothing."""
     if not needs:
         return element("p", none, class_="needs-none")

@@ -12,7 +12,7 @@ _TURN_MILLISECONDS = 2_000
 _IN_TURNS = f"retry: {_TURN_MILLISECONDS}\nevent: turns\ndata: {MOST_STREAMS}\n\n"
 
 
-class OpenStreams:
+class StreamTracker:
     """To be used on the event loop."""
 
     def __init__(self) -> None:

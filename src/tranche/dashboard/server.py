@@ -14,8 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tranche.core.errors import UsageError
-from tranche.dashboard.access import Gate
-from tranche.dashboard.app import Served, dashboard_app
+from tranche.dashboard.access import TokenAuthenticator
+from tranche.dashboard.app import MachineContext, dashboard_app
 from tranche.dashboard.background_writer import BackgroundWriter
 from tranche.dashboard.connection import ACCEPTED_AT_ONCE, guarded, only_our_own
 
@@ -26,10 +26,10 @@ _KEPT_BY_THE_KERNEL = 1_024
 _LAST_SECONDS = 2
 
 
-def serve_dashboard(port: int, token: str, served: Served, ready: Callable[[Gate], None]) -> None:
+def serve_dashboard(port: int, token: str, served: MachineContext, ready: Callable[[TokenAuthenticator], None]) -> None:
     """Answer on that port, or with 0 on any; `ready` is called when connections are taken."""
     with listening(_LOOPBACK, port) as listener:
-        gate = Gate(token, listener.getsockname()[1])
+        gate = TokenAuthenticator(token, listener.getsockname()[1])
         config = guarded_config(dashboard_app(gate, served), _MOST_CONNECTIONS, lifespan="on")
         ready(gate)
         if sys.stderr is not None:

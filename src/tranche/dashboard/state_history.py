@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tranche.dashboard.parts import span_since
 from tranche.documents import describe
-from tranche.documents.blocks import Document, Look
+from tranche.documents.blocks import BlockStatus, Document
 from tranche.documents.history import (
     HistorySpan,
     changed_at,
@@ -18,7 +18,7 @@ from tranche.documents.history import (
 )
 from tranche.documents.markup import Element
 
-_VACANT = frozenset({Look.IDLE, Look.FREE, Look.UNUSABLE})
+_VACANT = frozenset({BlockStatus.IDLE, BlockStatus.FREE, BlockStatus.UNUSABLE})
 
 
 class StateHistory:
@@ -37,7 +37,7 @@ class StateHistory:
         """
         began = [seconds_of(self.known[each]["created"]) for each in holders if each in self.known]
         when = min(began, default=None)
-        if state == Look.CORDONED:
+        if state == BlockStatus.CORDONED:
             when = cordoned_at(gpu["uuid"], self._events.get(gpu["uuid"], ()))
         elif state in _VACANT:
             when = changed_at(placement, self._of(gpu))

@@ -9,7 +9,7 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, memory, notes, share_and_user
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
-from tranche.documents.blocks import Document, Look
+from tranche.documents.blocks import BlockStatus, Document
 from tranche.documents.markup import Child, element
 
 
@@ -22,7 +22,7 @@ def waste_page(
     unused = [
         (
             *_held_by(each, known),
-            since.said(gpus[each["gpuIndex"]], Look.HELD, each["placement"], each["allocationIds"]),
+            since.said(gpus[each["gpuIndex"]], BlockStatus.HELD, each["placement"], each["allocationIds"]),
         )
         for each in waste["unused"]
     ]
@@ -39,7 +39,7 @@ def waste_page(
             _place(each),
             memory(each["memoryBytes"]),
             None if each["owned"] is None else "Tranche" if each["owned"] else "others",
-            since.said(gpus[each["gpuIndex"]], Look.IDLE, each["placement"], ()),
+            since.said(gpus[each["gpuIndex"]], BlockStatus.IDLE, each["placement"], ()),
         )
         for each in waste["idle"]
     ]

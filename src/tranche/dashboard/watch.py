@@ -23,7 +23,7 @@ from tranche.documents.events import event_document
 from tranche.documents.overview import overview_data
 from tranche.documents.readings import reading_document
 from tranche.documents.running_plans import plan_document
-from tranche.hardware.nvml_gauges import NvmlGauges
+from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.local.attendance import silent
 from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
@@ -108,7 +108,7 @@ class Watch:
             self._changed.wait(_GPU_SECONDS)
 
     def _look_again_and_again(self, host: Host) -> None:
-        version, looked, gauges = -1, 0.0, NvmlGauges(time.monotonic)
+        version, looked, gauges = -1, 0.0, NvmlGaugeReader(time.monotonic)
         while self._wait_for_a_reason(looked):
             question, version_now = self._asked, host.ledger.version()
             due = time.monotonic() - looked >= _GPU_SECONDS
@@ -131,7 +131,7 @@ class Watch:
                 self._changed.wait(left)
             return not self._ended
 
-    def _look(self, host: Host, gauges: NvmlGauges) -> MachineSnapshot:
+    def _look(self, host: Host, gauges: NvmlGaugeReader) -> MachineSnapshot:
         notes: list[str] = []
         view = host.look(lambda error: notes.append(f"what dead processes left is shown as it is: {error.message}"))
         if (slow := slow_decision(host.places)) is not None:

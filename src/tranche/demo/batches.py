@@ -13,7 +13,7 @@ from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState
 from tranche.demo.clock import DemoClock
 from tranche.demo.jobs import Command, JobRecord, JobRunner
-from tranche.demo.scene import Scene
+from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.node.host import Host
 from tranche.planning.candidates import plain_profiles
@@ -88,11 +88,11 @@ class DemoResult:
         return self.whole.ideal / self.slices.ideal
 
 
-class Demo:
+class DemoRunner:
     """The three parts of the demo on one machine."""
 
     def __init__(
-        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
+        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: DemoTracker
     ) -> None:
         self._host = host
         self._clock = clock

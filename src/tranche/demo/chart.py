@@ -30,7 +30,7 @@ text{font-family:system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;f
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class JobSpan:
     """When a job ran, in seconds since its batch began, on which GPU, and in which of the GPU's `lanes`, counted from 0."""
 
     gpu: int
@@ -40,13 +40,13 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class ChartBatch:
+class ChartGroup:
     """One batch: `lanes` jobs have room on each GPU, `cutting` seconds passed before the first request."""
 
     lanes: int
     at_once: int
     cutting: float
-    runs: tuple[Run, ...]
+    runs: tuple[JobSpan, ...]
 
     @property
     def seconds(self) -> float:
@@ -55,7 +55,7 @@ class ChartBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class ChartPicture:
     """All that the picture shows; times in seconds of the demo's clock, to a hundredth."""
 
     machine: str
@@ -63,14 +63,14 @@ class Chart:
     speed: float
     gpus: int
     profile: str
-    whole: ChartBatch
-    slices: ChartBatch
+    whole: ChartGroup
+    slices: ChartGroup
 
 
-def chart_of(result: DemoResult, machine: str, simulated: bool) -> Chart:
+def chart_of(result: DemoResult, machine: str, simulated: bool) -> ChartPicture:
     """The chart of what the demo measured."""
     positions = {gpu.uuid: position for position, gpu in enumerate(result.gpus)}
-    return Chart(
+    return ChartPicture(
         machine,
         simulated,
         result.speed,
@@ -81,7 +81,7 @@ def chart_of(result: DemoResult, machine: str, simulated: bool) -> Chart:
     )
 
 
-def draw_chart(chart: Chart) -> str:
+def draw_chart(chart: ChartPicture) -> str:
     """The picture as an SVG document with a text alternative. Its metadata hold the chart as JSON, so it can be drawn again."""
     jobs = len(chart.whole.runs)
     ratio = f"{chart.whole.seconds / chart.slices.seconds:.2f}"
@@ -115,10 +115,10 @@ def draw_chart(chart: Chart) -> str:
     return "\n".join(lines)
 
 
-def _batch(batch: BatchResult, positions: dict[str, int]) -> ChartBatch:
+def _batch(batch: BatchResult, positions: dict[str, int]) -> ChartGroup:
     spots = sorted({_spot(record) for record in batch.records})
     runs = (
-        Run(
+        JobSpan(
             positions[record.grants[0].gpu_uuid],
             spots.index(_spot(record)),
             round(record.granted - batch.began, 2),
@@ -126,7 +126,7 @@ def _batch(batch: BatchResult, positions: dict[str, int]) -> ChartBatch:
         )
         for record in batch.records
     )
-    return ChartBatch(
+    return ChartGroup(
         len(spots),
         batch.at_once,
         round(batch.cutting, 2),
@@ -154,7 +154,7 @@ def _grid(scale: float, tops: Sequence[float], panel: float) -> Iterator[str]:
         yield f'<text class="small end" x="{x:.1f}" y="{tops[-1] + panel + 20:g}">{clock_face(seconds)}</text>'
 
 
-def _panel(batch: ChartBatch, kind: str, name: str, said: str, top: float, scale: float, gpus: int) -> Iterator[str]:
+def _panel(batch: ChartGroup, kind: str, name: str, said: str, top: float, scale: float, gpus: int) -> Iterator[str]:
     yield (
         f'<text x="{_MARGIN}" y="{top - 14:g}"><tspan class="name">{escape(name)}</tspan>'
         f'<tspan dx="14">{said}</tspan></text>'
@@ -176,7 +176,7 @@ def _box(began: float, ended: float, y: float, height: float, scale: float) -> s
     return f"M{_x(began, scale):.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
 
 
-def _legend(chart: Chart, y: float) -> Iterator[str]:
+def _legend(chart: ChartPicture, y: float) -> Iterator[str]:
     entries: Sequence[tuple[str, int, str]] = (
         ("whole", 0, "a job on a GPU"),
         ("slice", 148, "a job in a slice"),
@@ -188,7 +188,7 @@ def _legend(chart: Chart, y: float) -> Iterator[str]:
     yield f'<text class="small" x="{_MARGIN}" y="{y + 24:g}">{escape(_conditions(chart))}</text>'
 
 
-def _conditions(chart: Chart) -> str:
+def _conditions(chart: ChartPicture) -> str:
     speed = f"at {chart.speed:g} times real speed"
     if chart.simulated:
         return f"tranche demo on a simulated {chart.machine} with given job times, {speed}"

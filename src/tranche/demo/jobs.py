@@ -16,12 +16,12 @@ from tranche.core.allocation import Grant
 from tranche.core.errors import HardwareError
 from tranche.core.state import GpuState
 from tranche.demo.clock import DemoClock
-from tranche.demo.scene import Scene
+from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import Job
 from tranche.local.queue import Queue
 from tranche.local.wakeup_pipe import ring
 from tranche.local.workload import share_environment
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.wait_limit import WaitLimit
 from tranche.planning.allocate import Waiting
@@ -54,7 +54,7 @@ class JobRunner:
     """Runs batches on one machine."""
 
     def __init__(
-        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: Scene
+        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: DemoTracker
     ) -> None:
         self._host = host
         self._queue = Queue(host)
@@ -156,7 +156,7 @@ class JobRunner:
         destroyed = sum(step.destroys is not None for step in steps)
         return JobRecord(job, grants, created, destroyed, asked, granted, ended)
 
-    def _run_child(self, job: Job, held: Held) -> None:
+    def _run_child(self, job: Job, held: HeldAllocation) -> None:
         share = share_environment(held, self._host.observe_gpu, self._host.places)
         with self._lock:
             self._check_not_stopping()
@@ -182,7 +182,7 @@ class JobRunner:
         if child.returncode != 0:
             raise HardwareError(f"{job.name} ended with exit code {child.returncode}: {said.strip()}")
 
-    def _attend(self, child: subprocess.Popen[str], held: Held) -> str:
+    def _attend(self, child: subprocess.Popen[str], held: HeldAllocation) -> str:
         """Wait for the child's end; what it wrote to its standard error."""
         assert child.stderr is not None, "the child was started with a pipe"
         try:

@@ -22,7 +22,7 @@ _LIMITING_VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "TRANCHE_SIM_TIME_SCALE", "TRAN
 
 
 @dataclass(frozen=True, slots=True)
-class DemoMachine:
+class _DemoMachine:
     """The machine's host, the environment of its jobs, and the program that they run."""
 
     host: Host
@@ -42,7 +42,7 @@ class DemoMachine:
 
 
 @contextmanager
-def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
+def demo_machine(time_scale: float) -> Iterator[_DemoMachine]:
     """A machine whose operations take `time_scale` of the time that they take on hardware, gone when the block ends.
 
     From then on this process sees no other driver, and all of this machine whatever its environment said.
@@ -61,7 +61,7 @@ def demo_machine(time_scale: float) -> Iterator[DemoMachine]:
         try:
             host = Host(driver, root / "tranche")
             try:
-                yield DemoMachine(host, {**os.environ, **machine.environment()}, built.job, built.nvidia_smi)
+                yield _DemoMachine(host, {**os.environ, **machine.environment()}, built.job, built.nvidia_smi)
             finally:
                 host.close()
         finally:

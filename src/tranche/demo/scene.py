@@ -59,7 +59,7 @@ class Picture:
     done: int
 
 
-class Scene:
+class DemoTracker:
     """Follows the demo. Safe to be told things by several threads; `announce` is told, in a line, what is worth telling."""
 
     def __init__(self, clock: DemoClock, announce: Callable[[str], None] = lambda line: None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 
-from tranche.documents.blocks import BarBlock, GpuBlocks, Look
+from tranche.documents.blocks import BarBlock, BlockRow, BlockStatus
 from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import CLASSES, pattern_of
 
@@ -18,7 +18,7 @@ PADDING = 6
 """Between the edge of a block and its text."""
 
 
-def bar(gpu: GpuBlocks, width: float) -> list[Element]:
+def bar(gpu: BlockRow, width: float) -> list[Element]:
     """The blocks of a GPU, to be put into an `svg` element of that height; texts are cut for a bar of `width` pixels."""
     drawn = [_block(each, gpu.units, width) for each in gpu.blocks]
     if gpu.changing:
@@ -27,9 +27,9 @@ def bar(gpu: GpuBlocks, width: float) -> list[Element]:
     return drawn
 
 
-def swatch(look: Look | str, x: float, y: float) -> Element:
+def swatch(look: BlockStatus | str, x: float, y: float) -> Element:
     """A small box for a legend that looks as blocks do, or has an edge of that class: `tr-foreign`, `tr-changing`."""
-    if isinstance(look, Look):
+    if isinstance(look, BlockStatus):
         shape = [*_filled(look, width="100%", height="100%", rx=3)]
     else:
         shape = [element("rect", fill="none", class_=look, width="100%", height="100%")]
@@ -55,7 +55,7 @@ def _block(each: BarBlock, units: int, width: float) -> Element:
     return element("svg", inside, x=f"{start:.6g}%", width=f"{size:.6g}%", height=HEIGHT)
 
 
-def _filled(look: Look, *, foreign: bool = False, **place: str | float) -> Iterator[Element]:
+def _filled(look: BlockStatus, *, foreign: bool = False, **place: str | float) -> Iterator[Element]:
     yield element("rect", class_=CLASSES[look], **place)
     yield element("rect", class_="tr-box tr-foreign" if foreign else "tr-box", fill=pattern_of(look), **place)
 

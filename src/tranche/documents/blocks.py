@@ -19,7 +19,7 @@ IN_NAMESPACES = {"pod": "pod", "claim": "claim", "placed-pod": "pod"}
 """The kinds of keepers that have a namespace of Kubernetes and a name in it, each with its word for people."""
 
 
-class Look(StrEnum):
+class BlockStatus(StrEnum):
     """How a block is drawn; the value is its name in the legend."""
 
     HELD = "held"
@@ -36,7 +36,7 @@ class Look(StrEnum):
     LOST = "lost"
 
 
-class Piece(StrEnum):
+class BlockKind(StrEnum):
     """What a block is: the uncut GPU, a slice, a part of a shared device, or room where none of these is."""
 
     GPU = "GPU"
@@ -46,20 +46,20 @@ class Piece(StrEnum):
 
 
 _VACANT_LOOKS = {
-    "free": Look.FREE,
-    "kept": Look.KEPT,
-    "unusable": Look.UNUSABLE,
-    "cordoned": Look.CORDONED,
-    "faulty": Look.FAULTY,
+    "free": BlockStatus.FREE,
+    "kept": BlockStatus.KEPT,
+    "unusable": BlockStatus.UNUSABLE,
+    "cordoned": BlockStatus.CORDONED,
+    "faulty": BlockStatus.FAULTY,
 }
 """By the states of what nobody has; room whose state is not known is no free room."""
 
 _SLICE_LOOKS = {
-    "held": Look.HELD,
-    "preparing": Look.PREPARING,
-    "missing": Look.MISSING,
-    "in use": Look.IN_USE,
-    "idle": Look.IDLE,
+    "held": BlockStatus.HELD,
+    "preparing": BlockStatus.PREPARING,
+    "missing": BlockStatus.MISSING,
+    "in use": BlockStatus.IN_USE,
+    "idle": BlockStatus.IDLE,
 }
 
 
@@ -73,18 +73,18 @@ class BarBlock:
 
     start: float
     size: float
-    look: Look
+    look: BlockStatus
     name: str
     who: str
     told: str
     foreign: bool = False
-    piece: Piece = Piece.ROOM
+    piece: BlockKind = BlockKind.ROOM
     shorter: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class GpuBlocks:
+class BlockRow:
     """A GPU of so many units, with its blocks from left to right; `model` also says why nothing more of it is given away."""
 
     uuid: str
@@ -103,17 +103,17 @@ class GpuBlocks:
         return f"{head}: {'; '.join(each.told for each in self.blocks)}."
 
 
-def blocks_of(gpus: Sequence[Document], allocations: Sequence[Document]) -> tuple[GpuBlocks, ...]:
+def blocks_of(gpus: Sequence[Document], allocations: Sequence[Document]) -> tuple[BlockRow, ...]:
     """The GPUs of a GpuList or an Overview; without allocations, holders are known by their ids alone."""
     known = {each["id"]: each for each in allocations}
     return tuple(_gpu_blocks(gpu, known) for gpu in gpus)
 
 
-def _gpu_blocks(gpu: Document, known: Mapping[str, Document]) -> GpuBlocks:
+def _gpu_blocks(gpu: Document, known: Mapping[str, Document]) -> BlockRow:
     units = int(gpu["memorySlices"]) or _UNCUT
     model = str(gpu["name"]).removeprefix("NVIDIA ").strip()
     withheld = gpu.get("withheld")
-    return GpuBlocks(
+    return BlockRow(
         gpu["uuid"],
         f"GPU {gpu['index']}",
         f"{withheld}; {model}" if withheld else model,
@@ -129,12 +129,12 @@ def _blocks(gpu: Document, units: int, known: Mapping[str, Document]) -> Iterato
     if gpu["lost"]:
         yield _lost(gpu, units, known)
     elif gpu["allocationIds"]:
-        yield from _device(gpu, 0, units, "whole", Look.HELD, known, gpu["uuid"], None, vacant.get(None))
+        yield from _device(gpu, 0, units, "whole", BlockStatus.HELD, known, gpu["uuid"], None, vacant.get(None))
     elif gpu["slices"] or gpu["mig"]["mode"] == "enabled":
         yield from _cut(gpu, units, known, vacant)
     elif gpu["processes"]:
         running = ", ".join(_processes(gpu))
-        yield BarBlock(0, units, Look.IN_USE, "in use", running, f"in use by {running}", piece=Piece.GPU)
+        yield BarBlock(0, units, BlockStatus.IN_USE, "in use", running, f"in use by {running}", piece=BlockKind.GPU)
     else:
         yield _room(0, units, "", vacant.get(None))
 
@@ -145,7 +145,7 @@ def _lost(gpu: Document, units: int, known: Mapping[str, Document]) -> BarBlock:
     promised = f", and it is promised to {', '.join(map(told_holder, holders))}" if holders else ""
     told = f"the driver has lost it{promised}"
     who = ", ".join(map(short_holder, holders))
-    drawn = BarBlock(0, units, Look.LOST, "lost", who, told, piece=Piece.GPU)
+    drawn = BarBlock(0, units, BlockStatus.LOST, "lost", who, told, piece=BlockKind.GPU)
     return replace(drawn, shorter=_shorter(holders), holders=tuple(ids))
 
 
@@ -175,7 +175,7 @@ def _gap(start: int, end: int, vacant: Mapping[tuple[int, int] | None, Document]
 
 
 def _room(start: float, size: float, where: str, vacancy: Document | None) -> BarBlock:
-    look = Look.UNUSABLE if vacancy is None else _VACANT_LOOKS[vacancy["state"]]
+    look = BlockStatus.UNUSABLE if vacancy is None else _VACANT_LOOKS[vacancy["state"]]
     word = str(look if vacancy is None else vacancy["state"])
     return BarBlock(start, size, look, "", word, " ".join(filter(None, (where, _told_vacancy(vacancy) or word))))
 
@@ -197,7 +197,7 @@ def _device(
     start: float,
     size: float,
     name: str,
-    look: Look,
+    look: BlockStatus,
     known: Mapping[str, Document],
     gpu_uuid: str,
     placed: Document | None,
@@ -208,23 +208,23 @@ def _device(
     `vacancy` is whether a request could get it, or what is left.
     """
     where = name if placed is None else f"{name} at {placed['placement']['start']}:{placed['placement']['size']}"
-    foreign = placed is not None and placed["owned"] is False and look is not Look.MISSING
+    foreign = placed is not None and placed["owned"] is False and look is not BlockStatus.MISSING
     made = ", not made by Tranche" if foreign else ""
     parts = _parts(device, known, gpu_uuid, placed)
     total = device["memoryBytes"]
-    if look is Look.HELD and device["sharing"] is not None and parts and total:
+    if look is BlockStatus.HELD and device["sharing"] is not None and parts and total:
         reached = 0.0
         scale = size / max(total, sum(memory for _, memory in parts))
         for holder, memory in parts:
             amount = format_memory(memory)
             told = f"{amount} of {where} held by {told_holder(holder)}{made}"
             at, who = start + reached, short_holder(holder)
-            drawn = BarBlock(at, memory * scale, Look.SHARED, amount, who, told, foreign, Piece.PART)
+            drawn = BarBlock(at, memory * scale, BlockStatus.SHARED, amount, who, told, foreign, BlockKind.PART)
             yield replace(drawn, shorter=_shorter([holder]), holders=(holder["id"],))
             reached += memory * scale
         if (left := size - reached) > size / 1000:
             rest = _room(start + reached, left, f"the rest of {where}", vacancy)
-            if rest.look is Look.FREE:
+            if rest.look is BlockStatus.FREE:
                 given = format_memory(device["sharing"]["memoryLeftBytes"]) + " left"
                 rest = replace(rest, who=given, told=f"{given} of {where}")
             yield rest
@@ -232,16 +232,16 @@ def _device(
     holders = [known.get(each, {"id": each}) for each in device["allocationIds"]]
     names = ", ".join(map(told_holder, holders))
     said = {
-        Look.HELD: f"held by {names}" if names else "held",
-        Look.PREPARING: f"being prepared for {names}",
-        Look.MISSING: f"missing, promised to {names}",
-        Look.IN_USE: f"in use by {', '.join(_processes(device)) or 'a process outside Tranche'}",
+        BlockStatus.HELD: f"held by {names}" if names else "held",
+        BlockStatus.PREPARING: f"being prepared for {names}",
+        BlockStatus.MISSING: f"missing, promised to {names}",
+        BlockStatus.IN_USE: f"in use by {', '.join(_processes(device)) or 'a process outside Tranche'}",
     }.get(look, str(look))
     who = ", ".join(map(short_holder, holders)) or ", ".join(_processes(device)) or str(look)
-    if look is Look.IDLE and vacancy is not None and vacancy["state"] != "free":
+    if look is BlockStatus.IDLE and vacancy is not None and vacancy["state"] != "free":
         look, who = _VACANT_LOOKS[vacancy["state"]], f"idle, {vacancy['state']}"
         said = f"idle, {_told_vacancy(vacancy)}"
-    piece = Piece.GPU if placed is None else Piece.SLICE
+    piece = BlockKind.GPU if placed is None else BlockKind.SLICE
     drawn = BarBlock(start, size, look, name, who, f"{where} {said}{made}", foreign, piece)
     yield replace(drawn, shorter=_shorter(holders), holders=tuple(each["id"] for each in holders))
 

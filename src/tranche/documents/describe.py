@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.errors import GpuNotFound
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
 from tranche.core.request import Isolation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.holder_names import NO_OWNERS, Owners, holder_names
-from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_fenced
+from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_unavailable
 from tranche.documents.slices import SliceRow, missing_instances, room_on, why_withheld
-from tranche.documents.vacancy import PROHIBITED, Availability, Vacancy, vacancies
+from tranche.documents.vacancy import PROHIBITED, FreePlace, FreePlaceStatus, vacancies
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
@@ -60,7 +60,7 @@ def grant(given: Grant, node: NodeState) -> str:
             return f"{where}: {given.profile} at {given.placement}"
         case ComputeSlice():
             return f"{where}: {given.name} in {given.slot.profile} at {given.slot.placement}"
-        case Part():
+        case FractionalShare():
             amount = format_memory(given.memory)
             inside = "" if given.slot is None else f" of {given.slot.profile} at {given.slot.placement}"
             ceiling = "" if given.compute is None else f", at most {given.compute} % of its compute"
@@ -102,7 +102,7 @@ def phase(allocation: Allocation, view: NodeView) -> str:
     known = {gpu.uuid: gpu for gpu in view.node}
     if any(each.gpu_uuid not in known or known[each.gpu_uuid].lost for each in allocation.grants):
         text += ", GPU lost"
-    return f"{text}, fenced" if why_fenced(allocation, view) else text
+    return f"{text}, fenced" if why_unavailable(allocation, view) else text
 
 
 def mig_mode(gpu: GpuState) -> str:
@@ -158,17 +158,17 @@ def _mode_text(gpu: GpuState) -> str:
     return "; compute mode DEFAULT: programs that leave MPS have no limit" if gpu.mps_passable else ""
 
 
-def _uncut_text(gpu: GpuState, vacant: Sequence[Vacancy]) -> str:
+def _uncut_text(gpu: GpuState, vacant: Sequence[FreePlace]) -> str:
     if gpu.prohibited:
         return PROHIBITED
     if gpu.all_processes:
         return "in use"
-    return "free" if any(each.availability is Availability.FREE for each in vacant) else _no_room(vacant)
+    return "free" if any(each.availability is FreePlaceStatus.FREE for each in vacant) else _no_room(vacant)
 
 
-def _no_room(vacant: Sequence[Vacancy]) -> str:
+def _no_room(vacant: Sequence[FreePlace]) -> str:
     """Why nothing of it is free, but for what is said of the whole GPU in any case."""
-    told = (Availability.UNUSABLE, Availability.KEPT)
+    told = (FreePlaceStatus.UNUSABLE, FreePlaceStatus.KEPT)
     return "; ".join(dict.fromkeys(each.why for each in vacant if each.availability in told))
 
 
@@ -186,7 +186,9 @@ def slice_state(each: SliceRow, owners: Owners = NO_OWNERS) -> str:
 
 def _shared(shared: SharedDevice, allocations: Iterable[Allocation], owners: Owners) -> str:
     """How a device is shared, and by whom: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
-    more = f"nobody more is let in: {shared.fenced}" if shared.fenced else f"{format_memory(shared.left)} left"
+    more = (
+        f"nobody more is let in: {shared.unavailable}" if shared.unavailable else f"{format_memory(shared.left)} left"
+    )
     return f"shared by {shared.sharing.for_people}: {holder_names(allocations, owners)}; {more}"
 
 
@@ -212,13 +214,13 @@ def ranges(indexes: Iterable[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _slices_text(gpu: GpuState, slices: tuple[SliceRow, ...], vacant: Sequence[Vacancy]) -> str:
+def _slices_text(gpu: GpuState, slices: tuple[SliceRow, ...], vacant: Sequence[FreePlace]) -> str:
     states = [each.state for each in slices]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(sorted(states)))
     fitting = [(profile, count) for profile, count in room_on(gpu, slices) if count]
     room = f"room for {fitting[-1][1]}x{fitting[-1][0].name}" if fitting else "full"
-    if fitting and not any(each.availability is Availability.FREE for each in vacant):
-        withheld = any(each.availability in (Availability.CORDONED, Availability.FAULTY) for each in vacant)
+    if fitting and not any(each.availability is FreePlaceStatus.FREE for each in vacant):
+        withheld = any(each.availability in (FreePlaceStatus.CORDONED, FreePlaceStatus.FAULTY) for each in vacant)
         room = "" if withheld else _no_room(vacant)
     if not slices:
         return f"no slices, {room}" if room else "no slices"

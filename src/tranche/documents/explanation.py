@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tranche.core.wire import grant_to_dict, request_to_dict
-from tranche.documents.holder_names import NO_NAMES, Names
+from tranche.documents.holder_names import NO_NAMES, NameTable
 from tranche.documents.machine import key_document
 from tranche.documents.reasons import summed_up
 from tranche.documents.shares import obstacle_document
 from tranche.planning.allocate import Waiting
-from tranche.planning.answers import GpuAnswer
+from tranche.planning.answers import GpuFit
 from tranche.planning.explain import Explanation
 from tranche.planning.remedies import Remedy
 
@@ -22,7 +22,7 @@ def status(answer: Explanation) -> str:
     return "Waiting" if answer.impossible is None else answer.impossible.reason
 
 
-def reasons(answer: Explanation, names: Names) -> str:
+def reasons(answer: Explanation, names: NameTable) -> str:
     """What is in the way of a request that waits, each kind of it once; "" where nothing is, or where it can never be served."""
     if answer.granted is not None or answer.impossible is not None:
         return ""
@@ -30,7 +30,7 @@ def reasons(answer: Explanation, names: Names) -> str:
     return summed_up(Waiting(found.obstacles, found.unnamed, found.ready), names)
 
 
-def explanation_document(answer: Explanation, waiters_ahead: int, names: Names = NO_NAMES) -> dict[str, Any]:
+def explanation_document(answer: Explanation, waiters_ahead: int, names: NameTable = NO_NAMES) -> dict[str, Any]:
     """What a request would meet now, and what would help; a long answer says what it leaves out."""
     granted, impossible = answer.granted, answer.impossible
     document = {
@@ -56,7 +56,7 @@ def explanation_document(answer: Explanation, waiters_ahead: int, names: Names =
     return document
 
 
-def _gpu_document(answer: GpuAnswer) -> dict[str, Any]:
+def _gpu_document(answer: GpuFit) -> dict[str, Any]:
     document = {
         "index": answer.gpu.index,
         "uuid": answer.gpu.uuid,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tranche.documents.blocks import Document
 
 
-class HeldShare(NamedTuple):
+class _HeldShare(NamedTuple):
     """`memory` bytes of a GPU, or of a slice of it, that a share has; `used` where a process is in that device."""
 
     allocation_id: str
@@ -18,7 +18,7 @@ class HeldShare(NamedTuple):
     used: bool
 
 
-def held_now(gpus: Sequence[Document], allocations: Sequence[Document]) -> Iterator[HeldShare]:
+def held_now(gpus: Sequence[Document], allocations: Sequence[Document]) -> Iterator[_HeldShare]:
     """What the active allocations of an Overview have. Of a device that several have in turns each has as much as another."""
     active = {each["id"]: each for each in allocations if each["phase"] == "active"}
     for gpu in gpus:
@@ -29,7 +29,7 @@ def held_now(gpus: Sequence[Document], allocations: Sequence[Document]) -> Itera
             in_turns = sum(part is None for part in parts)
             for each, part in zip(holders, parts, strict=True):
                 memory = rest // in_turns if part is None else part
-                yield HeldShare(each["id"], gpu, device, memory, bool(device["processes"]))
+                yield _HeldShare(each["id"], gpu, device, memory, bool(device["processes"]))
 
 
 def _part(allocation: Document, gpu_uuid: str, device: Document) -> int | None:

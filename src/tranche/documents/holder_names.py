@@ -54,19 +54,19 @@ def holder_names(allocations: Iterable[Allocation], owners: Owners) -> str:
     return ", ".join(holder_name(each, owners) for each in allocations)
 
 
-class Names(NamedTuple):
+class NameTable(NamedTuple):
     """How shares and waiting requests are called, and whose shares are, by their ids."""
 
     called: Mapping[str, str]
     owners: Owners
 
 
-NO_NAMES = Names({}, NO_OWNERS)
+NO_NAMES = NameTable({}, NO_OWNERS)
 
 
-def names_of(allocations: Iterable[Allocation], queue: Iterable[Waiter], owners: Owners) -> Names:
+def names_of(allocations: Iterable[Allocation], queue: Iterable[Waiter], owners: Owners) -> NameTable:
     """The names of all that are there."""
     there = tuple(allocations)
     waiting = {each.id: called(each.id, each.command, owner_name(owners.get(each.id))) for each in queue}
     known = {each.id: owner for each in there if (owner := owner_now(each, owners)) is not None}
-    return Names({**waiting, **{each.id: holder_name(each, owners) for each in there}}, known)
+    return NameTable({**waiting, **{each.id: holder_name(each, owners) for each in there}}, known)

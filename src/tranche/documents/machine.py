@@ -10,7 +10,7 @@ from tranche.core.grid import Placement
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_gpu, sharing_document
 from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders, why_withheld
-from tranche.documents.vacancy import Vacancy, vacancies
+from tranche.documents.vacancy import FreePlace, vacancies
 
 
 def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def slice_document(each: SliceRow, *, ledger_read: bool = True) -> dict[str, Any
     }
 
 
-def vacancy_document(each: Vacancy) -> dict[str, Any]:
+def vacancy_document(each: FreePlace) -> dict[str, Any]:
     """What nobody has, and whether a request could get it."""
     where = None if each.placement is None else placement_document(each.placement)
     return {"placement": where, "state": str(each.availability), "why": each.why or None}

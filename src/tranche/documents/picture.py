@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tranche.core.quantity import format_memory
 from tranche.documents.bar import HEIGHT, bar, fitted, swatch, text_width
-from tranche.documents.blocks import Document, GpuBlocks, Look, Piece, blocks_of
+from tranche.documents.blocks import BlockKind, BlockRow, BlockStatus, Document, blocks_of
 from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import PATTERNS, STYLE
 
@@ -47,18 +47,21 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
     return f"{svg}\n"
 
 
-def headline(gpus: Sequence[GpuBlocks]) -> str:
+def headline(gpus: Sequence[BlockRow]) -> str:
     """How many there are of what, each count with its noun: `8 GPUs: 1 lost, 2 held whole; 12 slices: 9 held, 3 idle`."""
     pieces = Counter((each.piece, each.look) for gpu in gpus for each in gpu.blocks)
     looks = [{each.look for each in gpu.blocks} for gpu in gpus]
     wholes = [
-        *((sum(look in each for each in looks), str(look)) for look in (Look.LOST, Look.FAULTY, Look.CORDONED)),
-        (pieces[Piece.GPU, Look.HELD], "held whole"),
-        (pieces[Piece.GPU, Look.IN_USE], str(Look.IN_USE)),
-        (sum(each == {Look.FREE} for each in looks), str(Look.FREE)),
+        *(
+            (sum(look in each for each in looks), str(look))
+            for look in (BlockStatus.LOST, BlockStatus.FAULTY, BlockStatus.CORDONED)
+        ),
+        (pieces[BlockKind.GPU, BlockStatus.HELD], "held whole"),
+        (pieces[BlockKind.GPU, BlockStatus.IN_USE], str(BlockStatus.IN_USE)),
+        (sum(each == {BlockStatus.FREE} for each in looks), str(BlockStatus.FREE)),
     ]
-    slices = [(pieces[Piece.SLICE, look], str(look)) for look in Look]
-    parts = [(sum(count for (piece, _), count in pieces.items() if piece is Piece.PART), "held")]
+    slices = [(pieces[BlockKind.SLICE, look], str(look)) for look in BlockStatus]
+    parts = [(sum(count for (piece, _), count in pieces.items() if piece is BlockKind.PART), "held")]
     said = [_counted(len(gpus), "GPU", wholes)]
     for noun, counts in (("slice", slices), ("part", parts)):
         if total := sum(count for count, _ in counts):
@@ -75,7 +78,7 @@ def _counted(total: int, noun: str, counts: Sequence[tuple[int, str]]) -> str:
     return f"{named}{': ' if there else ''}{', '.join(f'{count} {word}' for count, word in there)}"
 
 
-def _row(gpu: GpuBlocks, y: float) -> Element:
+def _row(gpu: BlockRow, y: float) -> Element:
     room = LABELS - 12
     head = f"{gpu.label}, {format_memory(gpu.memory)}" if gpu.memory else gpu.label
     return element(
@@ -86,13 +89,13 @@ def _row(gpu: GpuBlocks, y: float) -> Element:
     )
 
 
-def picture_height(gpus: Sequence[GpuBlocks]) -> int:
+def picture_height(gpus: Sequence[BlockRow]) -> int:
     """Of the picture of these GPUs, in pixels."""
     below = max((round(y) + 22 for _, _, _, y in legend_places(gpus)), default=0)
     return max(_rows_end(gpus) + LEGEND, below)
 
 
-def legend_places(gpus: Sequence[GpuBlocks]) -> Iterator[tuple[Look | str, str, float, float]]:
+def legend_places(gpus: Sequence[BlockRow]) -> Iterator[tuple[BlockStatus | str, str, float, float]]:
     """The entries of the legend, each with the place of its box in the picture and the base line of its word."""
     x, y = float(MARGIN), float(_rows_end(gpus) + LEGEND - 22)
     for look, word in legend(gpus):
@@ -103,22 +106,22 @@ def legend_places(gpus: Sequence[GpuBlocks]) -> Iterator[tuple[Look | str, str, 
         x += width + 12
 
 
-def _rows_end(gpus: Sequence[GpuBlocks]) -> int:
+def _rows_end(gpus: Sequence[BlockRow]) -> int:
     return TITLE + len(gpus) * (HEIGHT + GAP)
 
 
-def _legend(gpus: Sequence[GpuBlocks]) -> Iterator[Element]:
+def _legend(gpus: Sequence[BlockRow]) -> Iterator[Element]:
     """What the blocks of this picture mean; kinds that it has none of are left out."""
     for look, word, x, y in legend_places(gpus):
         yield swatch(look, x, y - 11)
         yield element("text", word, class_="tr-muted tr-small", x=x + 28, y=y)
 
 
-def legend(gpus: Sequence[GpuBlocks]) -> list[tuple[Look | str, str]]:
+def legend(gpus: Sequence[BlockRow]) -> list[tuple[BlockStatus | str, str]]:
     """The looks of the blocks and the classes of edges that are there, each with its words."""
     blocks = [each for gpu in gpus for each in gpu.blocks]
     present = {each.look for each in blocks}
-    found: list[tuple[Look | str, str]] = [(look, str(look)) for look in Look if look in present]
+    found: list[tuple[BlockStatus | str, str]] = [(look, str(look)) for look in BlockStatus if look in present]
     if any(each.foreign for each in blocks):
         found.append(("tr-foreign", "not made by Tranche"))
     if any(gpu.changing for gpu in gpus):

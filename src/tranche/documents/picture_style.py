@@ -7,22 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tranche.documents.blocks import Look
+from tranche.documents.blocks import BlockStatus
 from tranche.documents.markup import Element, element
 
 CLASSES = {
-    Look.HELD: "tr-held",
-    Look.SHARED: "tr-shared",
-    Look.PREPARING: "tr-preparing",
-    Look.IN_USE: "tr-used",
-    Look.IDLE: "tr-idle",
-    Look.FREE: "tr-free",
-    Look.KEPT: "tr-kept",
-    Look.UNUSABLE: "tr-unusable",
-    Look.CORDONED: "tr-cordoned",
-    Look.FAULTY: "tr-faulty",
-    Look.MISSING: "tr-missing",
-    Look.LOST: "tr-lost",
+    BlockStatus.HELD: "tr-held",
+    BlockStatus.SHARED: "tr-shared",
+    BlockStatus.PREPARING: "tr-preparing",
+    BlockStatus.IN_USE: "tr-used",
+    BlockStatus.IDLE: "tr-idle",
+    BlockStatus.FREE: "tr-free",
+    BlockStatus.KEPT: "tr-kept",
+    BlockStatus.UNUSABLE: "tr-unusable",
+    BlockStatus.CORDONED: "tr-cordoned",
+    BlockStatus.FAULTY: "tr-faulty",
+    BlockStatus.MISSING: "tr-missing",
+    BlockStatus.LOST: "tr-lost",
 }
 """The class of a block's colour."""
 
@@ -75,17 +75,17 @@ STYLE = f"""\
 """
 """The style sheet of every picture; it is in a picture's file, and a page has it among its own."""
 
-_DRAWN: Mapping[Look, Element] = {
-    Look.IDLE: element("path", d="M-2 2l4-4M0 8l8-8M6 10l4-4", class_="tr-mark"),
-    Look.PREPARING: element("path", d="M0 2h8M0 6h8", class_="tr-mark"),
-    Look.IN_USE: element("circle", cx=2, cy=2, r=1.3, class_="tr-dot"),
-    Look.KEPT: element("path", d="M2 1v4M6 4v4", class_="tr-mark"),
-    Look.UNUSABLE: element("path", d="M0 4h8M4 0v8", class_="tr-mark"),
-    Look.CORDONED: element("path", d="M0 6l4-4M4 2l4 4", class_="tr-warn"),
-    Look.FAULTY: element("path", d="M4 1v6M1 4h6", class_="tr-warn"),
-    Look.MISSING: element("path", d="M0 0l8 8M8 0l-8 8", class_="tr-warn"),
-    Look.LOST: element("path", d="M0 0l8 8M8 0l-8 8", class_="tr-warn"),
-    Look.SHARED: element("path", d="M1 0v8", class_="tr-mark"),
+_DRAWN: Mapping[BlockStatus, Element] = {
+    BlockStatus.IDLE: element("path", d="M-2 2l4-4M0 8l8-8M6 10l4-4", class_="tr-mark"),
+    BlockStatus.PREPARING: element("path", d="M0 2h8M0 6h8", class_="tr-mark"),
+    BlockStatus.IN_USE: element("circle", cx=2, cy=2, r=1.3, class_="tr-dot"),
+    BlockStatus.KEPT: element("path", d="M2 1v4M6 4v4", class_="tr-mark"),
+    BlockStatus.UNUSABLE: element("path", d="M0 4h8M4 0v8", class_="tr-mark"),
+    BlockStatus.CORDONED: element("path", d="M0 6l4-4M4 2l4 4", class_="tr-warn"),
+    BlockStatus.FAULTY: element("path", d="M4 1v6M1 4h6", class_="tr-warn"),
+    BlockStatus.MISSING: element("path", d="M0 0l8 8M8 0l-8 8", class_="tr-warn"),
+    BlockStatus.LOST: element("path", d="M0 0l8 8M8 0l-8 8", class_="tr-warn"),
+    BlockStatus.SHARED: element("path", d="M1 0v8", class_="tr-mark"),
 }
 PATTERNS = element(
     "defs",
@@ -97,6 +97,6 @@ PATTERNS = element(
 """The patterns that blocks refer to; once in each document."""
 
 
-def pattern_of(look: Look) -> str:
+def pattern_of(look: BlockStatus) -> str:
     """What fills a block of that look over its colour."""
     return f"url(#p-{CLASSES[look]})" if look in _DRAWN else "none"

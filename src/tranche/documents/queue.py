@@ -9,7 +9,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.share_owner import owner_to_dict
 from tranche.core.wire import request_to_dict
 from tranche.documents import describe
-from tranche.documents.holder_names import NO_OWNERS, Names, Owners, names_of
+from tranche.documents.holder_names import NO_OWNERS, NameTable, Owners, names_of
 from tranche.documents.reasons import summed_up
 from tranche.documents.shares import obstacle_document
 from tranche.node import records
@@ -54,7 +54,7 @@ def why_they_wait(
 _AWAY: tuple[str, tuple[Obstacle, ...]] = ("its process is stopped or does not answer; others are served meanwhile", ())
 
 
-def _why(outlook: Decision | TrancheError, names: Names) -> tuple[str, tuple[Obstacle, ...]]:
+def _why(outlook: Decision | TrancheError, names: NameTable) -> tuple[str, tuple[Obstacle, ...]]:
     if isinstance(outlook, TrancheError):
         return outlook.message, ()
     if isinstance(outlook, Granted):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tranche.documents.describe import ranges
-from tranche.documents.holder_names import Names
+from tranche.documents.holder_names import NameTable
 from tranche.planning.allocate import Waiting
 from tranche.planning.obstacle import Obstacle, Reason
 
@@ -24,7 +24,7 @@ _OWNERS_AT_MOST = 4
 _ID = re.compile(r"\b[0-9a-f]{8}\b")
 
 
-def summed_up(waiting: Waiting, names: Names) -> str:
+def summed_up(waiting: Waiting, names: NameTable) -> str:
     """What is in the way of a request: `all 8 GPUs are held: ada has 14 shares, bob 8`."""
     groups: dict[str, list[Obstacle]] = {}
     for each in waiting.obstacles:
@@ -38,17 +38,17 @@ def summed_up(waiting: Waiting, names: Names) -> str:
     return "; ".join(clauses)
 
 
-def named(text: str, names: Names) -> str:
+def named(text: str, names: NameTable) -> str:
     """The text with shares by name and user before their ids."""
     return _ID.sub(lambda found: names.called.get(found[0], found[0]), text)
 
 
-def shares_of(ids: Sequence[str], names: Names) -> str:
+def shares_of(ids: Sequence[str], names: NameTable) -> str:
     """Shares by name where they are few, else how many each owner has, who has most first: `ada has 14 shares, bob 8`."""
     return ", ".join(names.called.get(id, id) for id in ids) if len(ids) <= _NAMED_AT_MOST else _by_owner(ids, names)
 
 
-def _clause(words: str, group: Sequence[Obstacle], total: int, names: Names) -> str:
+def _clause(words: str, group: Sequence[Obstacle], total: int, names: NameTable) -> str:
     if len(group) == 1:
         return named(str(group[0]), names)
     count = sum(map(_count, group))
@@ -65,7 +65,7 @@ def _count(each: Obstacle) -> int:
     return 1 + each.alike
 
 
-def _users(group: Sequence[Obstacle], names: Names) -> str:
+def _users(group: Sequence[Obstacle], names: NameTable) -> str:
     """Those who are in the way."""
     ids = list(dict.fromkeys(id for each in group for id in each.allocation_ids))
     processes = list(dict.fromkeys(each for some in group for each in some.processes if not some.allocation_ids))
@@ -75,7 +75,7 @@ def _users(group: Sequence[Obstacle], names: Names) -> str:
     return ", ".join([*said, f"{len(processes)} processes outside Tranche"])
 
 
-def _by_owner(ids: Sequence[str], names: Names) -> str:
+def _by_owner(ids: Sequence[str], names: NameTable) -> str:
     most = Counter(names.owners[id].name for id in ids if id in names.owners).most_common()
     if not most:
         return f"{len(ids)} shares"

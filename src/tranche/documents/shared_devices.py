@@ -4,38 +4,38 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tranche.core.allocation import Allocation, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Slice, WholeGpu
 from tranche.core.devices import memory_of
-from tranche.core.fences import fenced
-from tranche.core.isolation_properties import IsolationProperties
+from tranche.core.fences import unavailable
+from tranche.core.isolation_properties import GrantIsolation
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, InstanceKey
 from tranche.core.wire import walls_to_dict
-from tranche.planning.gpu_occupancy import Account, tenancy
+from tranche.planning.gpu_occupancy import DeviceUsage, tenancy
 from tranche.planning.share_costs import capacity
 
 
 class SharedDevice(NamedTuple):
     """How a device is shared: `given` and `left` in bytes. `walls` are those of a part without a ceiling of its own.
 
-    `fenced` says why nobody more is let in, "" where they are.
+    `unavailable` says why nobody more is let in, "" where they are.
     """
 
     sharing: Sharing
     given: int
     left: int
-    walls: IsolationProperties
-    fenced: str = ""
+    walls: GrantIsolation
+    unavailable: str = ""
 
 
-def shared_device(gpu: GpuState, slot: InstanceKey | None, account: Account) -> SharedDevice:
+def shared_device(gpu: GpuState, slot: InstanceKey | None, account: DeviceUsage) -> SharedDevice:
     """The device in that slot of the GPU, or without one the GPU itself. Nothing is left of one whose limits are lost,
     or whose daemon lets nobody in.
     """
     device = WholeGpu(gpu.uuid) if slot is None else Slice(gpu.uuid, slot.profile, slot.placement)
-    why = fenced(gpu, slot) if account.sharing is Sharing.MPS else ""
+    why = unavailable(gpu, slot) if account.sharing is Sharing.MPS else ""
     left = 0 if account.broken or why else max(0, capacity(account.sharing, memory_of(device, gpu)) - account.memory)
-    walls = Part(device, account.memory, account.sharing, unlimited=account.broken).walls
+    walls = FractionalShare(device, account.memory, account.sharing, unlimited=account.broken).walls
     return SharedDevice(account.sharing, account.memory, left, walls, why)
 
 
@@ -45,11 +45,11 @@ def shared_gpu(view: NodeView, gpu: GpuState) -> SharedDevice | None:
     return None if account is None else shared_device(gpu, None, account)
 
 
-def why_fenced(allocation: Allocation, view: NodeView) -> str:
+def why_unavailable(allocation: Allocation, view: NodeView) -> str:
     """Why nobody more is let in on a device that the allocation shares by MPS; "" where they are."""
     gpus = {gpu.uuid: gpu for gpu in view.node}
-    shared = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MPS]
-    reasons = (fenced(gpus[each.gpu_uuid], each.slot) for each in shared if each.gpu_uuid in gpus)
+    shared = [each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS]
+    reasons = (unavailable(gpus[each.gpu_uuid], each.slot) for each in shared if each.gpu_uuid in gpus)
     return next(filter(None, reasons), "")
 
 
@@ -62,5 +62,5 @@ def sharing_document(shared: SharedDevice | None) -> dict[str, Any] | None:
         "walls": walls_to_dict(shared.walls),
         "memoryGivenBytes": shared.given,
         "memoryLeftBytes": shared.left,
-        "fenced": shared.fenced or None,
+        "fenced": shared.unavailable or None,
     }

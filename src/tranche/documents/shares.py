@@ -10,7 +10,7 @@ from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
 from tranche.documents.describe import timestamp
 from tranche.documents.holder_names import NO_OWNERS, Owners, owner_now
 from tranche.documents.machine import key_document, process_documents
-from tranche.documents.shared_devices import why_fenced
+from tranche.documents.shared_devices import why_unavailable
 from tranche.documents.slices import missing_instances
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def allocation_document(allocation: Allocation, view: NodeView, owners: Owners =
         "pid": allocation.holder_pid or None,
         "owner": owner_to_dict(owner_now(allocation, owners)),
         "command": allocation.command,
-        "fenced": why_fenced(allocation, view) or None,
+        "fenced": why_unavailable(allocation, view) or None,
         "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
     }
 

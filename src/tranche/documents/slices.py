@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.grid import Occupant, Placement, remaining_capacity
+from tranche.core.grid import PlacedInstance, Placement, remaining_capacity
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import SharedDevice, shared_device
@@ -71,7 +71,7 @@ def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceK
 
 def room_on(gpu: GpuState, slices: tuple[SliceRow, ...]) -> tuple[tuple[GpuInstanceProfile, int], ...]:
     """Each profile without attributes, smallest first, with how many more of it the GPU takes beside all its slices."""
-    taken = [Occupant(each.profile, each.placement) for each in slices]
+    taken = [PlacedInstance(each.profile, each.placement) for each in slices]
     plain = [profile for profile in gpu.profiles if profile.starts and not profile.name.has_attributes]
     plain.sort(key=lambda profile: (profile.size, profile.slices))
     return tuple((profile, remaining_capacity(profile, taken)) for profile in plain)

@@ -10,18 +10,18 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, Withheld, out_of_reach
+from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, WithheldDevice, out_of_reach
 from tranche.core.devices import memory_of
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement, fits, placements
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_device
-from tranche.planning.gpu_occupancy import Account, GpuOccupancy, occupant, tenancy
+from tranche.planning.gpu_occupancy import DeviceUsage, GpuOccupancy, occupant, tenancy
 from tranche.planning.share_costs import CONTEXT_MEMORY
 
 
-class Availability(StrEnum):
+class FreePlaceStatus(StrEnum):
     """Whether a request could get what nobody has, best first; the values are stable words for programs."""
 
     FREE = "free"
@@ -31,29 +31,29 @@ class Availability(StrEnum):
     FAULTY = "faulty"
 
 
-class Vacancy(NamedTuple):
+class FreePlace(NamedTuple):
     """What nobody has: a stretch of the grid, or without `placement` the uncut GPU, or what is left of one that is shared.
 
     `why` says in words why no request gets it now, "" where one could.
     """
 
     placement: Placement | None
-    availability: Availability = Availability.FREE
+    availability: FreePlaceStatus = FreePlaceStatus.FREE
     why: str = ""
 
 
 class _Verdict(NamedTuple):
-    availability: Availability
+    availability: FreePlaceStatus
     why: str = ""
 
 
 PROHIBITED = "compute mode PROHIBITED: no program can use it"
-_FREE = _Verdict(Availability.FREE)
-_NO_PROFILE = _Verdict(Availability.UNUSABLE, "no profile can be placed there beside the other slices")
-_RANK = {availability: rank for rank, availability in enumerate(Availability)}
+_FREE = _Verdict(FreePlaceStatus.FREE)
+_NO_PROFILE = _Verdict(FreePlaceStatus.UNUSABLE, "no profile can be placed there beside the other slices")
+_RANK = {availability: rank for rank, availability in enumerate(FreePlaceStatus)}
 
 
-def vacancies(view: NodeView, gpu: GpuState) -> tuple[Vacancy, ...]:
+def vacancies(view: NodeView, gpu: GpuState) -> tuple[FreePlace, ...]:
     """What nobody has of one of the view's GPUs, by placement.
 
     There is one for each idle slice, for the rest of each shared device, and for each stretch between slices.
@@ -66,7 +66,7 @@ def vacancies(view: NodeView, gpu: GpuState) -> tuple[Vacancy, ...]:
         account = here.shared.get(None)
         return () if account is None else tuple(judge.left(None, account))
     if not gpu.mig_enabled and not here.promised:
-        return () if gpu.all_processes else (Vacancy(None, *judge.granted([WholeGpu(gpu.uuid)])),)
+        return () if gpu.all_processes else (FreePlace(None, *judge.granted([WholeGpu(gpu.uuid)])),)
     found = [judge.idle(each) for each in here.idle]
     found += [each for slot, account in here.shared.items() for each in judge.left(slot, account)]
     found += judge.gaps()
@@ -82,26 +82,26 @@ class _Judge:
         self._uncut = [WholeGpu(here.gpu.uuid)] if here.untouched and not here.idle_foreign else []
         self._use = view.use_of(here.gpu.uuid)
         self._policy = f"the GPU's policy is sharing={self._use}, which gives no"
-        self._cut = self._use in (GpuUse.AUTO, GpuUse.MIG)
+        self._cut = self._use in (GpuPolicy.AUTO, GpuPolicy.MIG)
         self._rooms: list[Slice] = list(self._found_rooms()) if self._cut else []
 
     def granted(self, ways: Iterable[Grant]) -> _Verdict:
         """What keeps all of these from being given; free where one of them could be."""
         verdicts = [self._of(each) for each in ways]
         if not verdicts:
-            nowhere = _NO_PROFILE if self._cut else _Verdict(Availability.UNUSABLE, f"{self._policy} slices")
+            nowhere = _NO_PROFILE if self._cut else _Verdict(FreePlaceStatus.UNUSABLE, f"{self._policy} slices")
             return max(nowhere, self._everywhere, key=_rank)
         return min(verdicts, key=_rank)
 
-    def idle(self, instance: GpuInstance) -> Vacancy:
+    def idle(self, instance: GpuInstance) -> FreePlace:
         """An idle slice: given as it is, or its room to another."""
         as_it_is = Slice(self._gpu.uuid, instance.profile, instance.placement)
         usable = instance.whole_slice is not None or not instance.compute_instances
         ways: list[Grant] = [as_it_is] if self._cut and usable else []
         ways.extend(room for room in self._rooms if room.placement.overlaps(instance.placement))
-        return Vacancy(instance.placement, *self.granted([*ways, *self._uncut]))
+        return FreePlace(instance.placement, *self.granted([*ways, *self._uncut]))
 
-    def gaps(self) -> Iterator[Vacancy]:
+    def gaps(self) -> Iterator[FreePlace]:
         """The stretches where no slice is and none is promised."""
         here, taken = self._here, 0
         promised = [slot.placement for slot in here.promised]
@@ -112,24 +112,24 @@ class _Judge:
         judged = [(unit - place, self._unit(unit), unit) for place, unit in enumerate(units)]
         for (_, verdict), run in groupby(judged, key=lambda each: each[:2]):
             stretch = [unit for _, _, unit in run]
-            yield Vacancy(Placement(stretch[0], len(stretch)), *verdict)
+            yield FreePlace(Placement(stretch[0], len(stretch)), *verdict)
 
-    def left(self, slot: InstanceKey | None, account: Account) -> Iterator[Vacancy]:
+    def left(self, slot: InstanceKey | None, account: DeviceUsage) -> Iterator[FreePlace]:
         """The rest of a device that is shared."""
         gpu, shared = self._gpu, shared_device(self._gpu, slot, account)
         device = WholeGpu(gpu.uuid) if slot is None else Slice(gpu.uuid, slot.profile, slot.placement)
         verdict = self._of(device)
-        if shared.fenced or account.broken:
-            why = shared.fenced or "the memory of its shares is not limited any more"
-            verdict = max(verdict, _Verdict(Availability.UNUSABLE, f"nobody more is let in: {why}"), key=_rank)
+        if shared.unavailable or account.broken:
+            why = shared.unavailable or "the memory of its shares is not limited any more"
+            verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"nobody more is let in: {why}"), key=_rank)
         elif account.memory >= memory_of(device, gpu):
             return
-        elif self._use in (GpuUse.MIG, GpuUse.OFF):
-            verdict = max(verdict, _Verdict(Availability.UNUSABLE, f"{self._policy} parts"), key=_rank)
+        elif self._use in (GpuPolicy.MIG, GpuPolicy.OFF):
+            verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"{self._policy} parts"), key=_rank)
         elif shared.left <= CONTEXT_MEMORY[account.sharing]:
             too_little = f"{format_memory(shared.left)} left, which a program takes for itself"
-            verdict = max(verdict, _Verdict(Availability.UNUSABLE, too_little), key=_rank)
-        yield Vacancy(None if slot is None else slot.placement, *verdict)
+            verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, too_little), key=_rank)
+        yield FreePlace(None if slot is None else slot.placement, *verdict)
 
     def _unit(self, unit: int) -> _Verdict:
         there: list[Grant] = [room for room in self._rooms if room.placement.mask >> unit & 1]
@@ -160,13 +160,13 @@ def _against_all(view: NodeView, here: GpuOccupancy) -> _Verdict:
         why = f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset"
     elif here.whole and gpu.mig_enabled:
         why = "somebody has turned MIG mode on beside those who share the GPU"
-    return _Verdict(Availability.UNUSABLE, why) if why else _FREE
+    return _Verdict(FreePlaceStatus.UNUSABLE, why) if why else _FREE
 
 
-def _withheld(place: Withheld) -> _Verdict:
+def _withheld(place: WithheldDevice) -> _Verdict:
     if place.faulty:
-        return _Verdict(Availability.FAULTY, place.why)
-    return _Verdict(Availability.KEPT if place.for_large else Availability.CORDONED, place.why)
+        return _Verdict(FreePlaceStatus.FAULTY, place.why)
+    return _Verdict(FreePlaceStatus.KEPT if place.for_large else FreePlaceStatus.CORDONED, place.why)
 
 
 def _rank(verdict: _Verdict) -> int:

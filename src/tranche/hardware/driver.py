@@ -8,7 +8,7 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.core.timeslice import Timeslice
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 
 
 class Driver(Protocol):
@@ -18,7 +18,7 @@ class Driver(Protocol):
     """
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> DeviceVisibility:
         """How much of the machine this process is shown. What is not shown may be there all the same."""
         ...
 

@@ -20,7 +20,7 @@ def _names() -> Mapping[int, str]:
     return found
 
 
-class ErrorTally:
+class _ErrorTally:
     """Counts NVML's errors by name; any thread may count and look."""
 
     def __init__(self) -> None:
@@ -38,4 +38,4 @@ class ErrorTally:
             return dict(self._counts)
 
 
-NVML_ERRORS = ErrorTally()
+NVML_ERRORS = _ErrorTally()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pynvml
 
-from tranche.core.readings import NOT_MEASURED, Activity
+from tranche.core.readings import NOT_MEASURED, ActivityReading
 
 _METRICS = {
     "graphics": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
@@ -28,10 +28,10 @@ class _Track:
 
     sample: Any
     at: float
-    activity: Activity = NOT_MEASURED
+    activity: ActivityReading = NOT_MEASURED
 
 
-class GpmCounters:
+class GpmReader:
     """Takes samples and keeps the last of each; `clock` is monotonic, in seconds. One thread at a time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -51,7 +51,7 @@ class GpmCounters:
             self._supported[gpu_uuid] = bool(answer)
         return self._supported[gpu_uuid]
 
-    def activity(self, handle: Any, key: Hashable, gpu_instance_id: int | None) -> Activity:
+    def activity(self, handle: Any, key: Hashable, gpu_instance_id: int | None) -> ActivityReading:
         """What happened since the last call under that key, which names one life of one instance; nothing at the first call."""
         now = self._clock()
         track = self._tracks.get(key)
@@ -84,7 +84,7 @@ class GpmCounters:
             _free(track.sample)
 
 
-def _between(first: Any, second: Any) -> Activity:
+def _between(first: Any, second: Any) -> ActivityReading:
     get = pynvml.c_nvmlGpmMetricsGet_t()
     get.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     get.numMetrics = len(_METRICS)
@@ -97,7 +97,7 @@ def _between(first: Any, second: Any) -> Activity:
         metric = get.metrics[place]
         measured = metric.nvmlReturn == pynvml.NVML_SUCCESS and metric.value == metric.value  # a driver may give NaN
         found[name] = metric.value / 100 if measured else None
-    return Activity(**found)
+    return ActivityReading(**found)
 
 
 def _free(sample: Any) -> None:

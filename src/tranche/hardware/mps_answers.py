@@ -27,7 +27,7 @@ class ServerStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitAnswer:
+class PrintedLimit:
     """A limit as the daemon prints it: so many units of `unit` bytes, rounded down. From 1 GiB on it prints whole GiB."""
 
     count: int
@@ -49,11 +49,11 @@ def read_status(answer: str) -> ServerStatus:
     return ServerStatus(word) if word in list(ServerStatus) else ServerStatus.UNKNOWN
 
 
-def read_limit(answer: str) -> LimitAnswer | None:
+def read_limit(answer: str) -> PrintedLimit | None:
     """The limit that the last line names; None when it names none."""
     lines = answer.strip().splitlines()
     found = _SIZE.search(lines[-1]) if lines else None
-    return None if found is None else LimitAnswer(int(found[1]), _UNITS[found[2].upper()])
+    return None if found is None else PrintedLimit(int(found[1]), _UNITS[found[2].upper()])
 
 
 def read_percentage(answer: str) -> float | None:

@@ -40,7 +40,7 @@ _ERRORS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class ClientTrial:
+class ClientResult:
     """How the client fared. `silent`: it had no answer in time. `error` is CUDA's, 0 for none, None where none was sent."""
 
     error: int | None = None
@@ -63,10 +63,10 @@ class ClientTrial:
         return self.error in (805, 806)
 
 
-def join(pipes: Path, environment: Mapping[str, str], device_uuid: str, *, seconds: float) -> ClientTrial:
+def join(pipes: Path, environment: Mapping[str, str], device_uuid: str, *, seconds: float) -> ClientResult:
     """Send a client of this user to the daemon whose sockets lie in `pipes`, and give it so long. It has a server started."""
     if not sys.executable:
-        return ClientTrial()
+        return ClientResult()
     try:
         client = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _JOIN],
@@ -88,5 +88,5 @@ def join(pipes: Path, environment: Mapping[str, str], device_uuid: str, *, secon
         with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver is ended by nobody
             client.wait(_END_SECONDS)
     if said.isdigit():
-        return ClientTrial(int(said))
-    return ClientTrial(silent=silent)
+        return ClientResult(int(said))
+    return ClientResult(silent=silent)

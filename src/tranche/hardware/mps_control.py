@@ -23,7 +23,7 @@ from tranche.hardware.mps_answers import (
     read_terminated,
 )
 from tranche.hardware.mps_environment import PIPES, limit_text
-from tranche.hardware.mps_limits import TO_COME, SaidLimit, SaidLimits, said_limit
+from tranche.hardware.mps_limits import TO_COME, LimitReport, ReportedLimit, said_limit
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
@@ -36,7 +36,7 @@ _GIB: Final = 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class MpsControl:
+class MpsControlClient:
     """Speaks to the daemon whose sockets lie in `pipes`, with the machine's `environment`."""
 
     pipes: Path
@@ -95,14 +95,14 @@ class MpsControl:
                 if server in self.servers():
                     raise  # one that has ended meanwhile limits nobody, and the next has the limit of servers to come
 
-    def said_limits(self, device_uuid: str, servers: Sequence[int], *, seconds: float = _SECONDS) -> SaidLimits:
+    def said_limits(self, device_uuid: str, servers: Sequence[int], *, seconds: float = _SECONDS) -> LimitReport:
         """What the daemon says of its limits: of servers to come, and of each that runs."""
         deadline = time.monotonic() + seconds
 
         def said(what: str) -> str:
             return self.ask(f"get_{what}".strip(), seconds=max(0.1, deadline - time.monotonic()))
 
-        def of(kind: str, server: str) -> SaidLimit:
+        def of(kind: str, server: str) -> ReportedLimit:
             memory = f"{kind}device_pinned_mem_limit {server}"
             return said_limit(
                 said(f"{memory}{_ONLY_DEVICE}"),
@@ -110,7 +110,7 @@ class MpsControl:
                 said(f"{kind}active_thread_percentage {server}"),
             )
 
-        return SaidLimits({TO_COME: of("default_", ""), **{str(each): of("", f"{each} ") for each in servers}})
+        return LimitReport({TO_COME: of("default_", ""), **{str(each): of("", f"{each} ") for each in servers}})
 
     def terminate_client(self, server: int, client: int, *, seconds: float) -> bool:
         """Drain and end the contexts of a client, which may then be killed; whether the daemon says that it is done.

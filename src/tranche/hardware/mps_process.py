@@ -21,8 +21,8 @@ from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware import daemon_group
-from tranche.hardware.mps_client import ClientTrial, join
-from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControl, find_program
+from tranche.hardware.mps_client import ClientResult, join
+from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
 from tranche.hardware.mps_environment import PIPES
 from tranche.hardware.process_stat import PROC, process_stat
 
@@ -89,11 +89,11 @@ class MpsProcess:
         return self.pipes.with_name(f"{self.pipes.name}.log")
 
     @property
-    def control(self) -> MpsControl:
+    def control(self) -> MpsControlClient:
         """What speaks to the daemon."""
-        return MpsControl(self.pipes, clean_environment(self.environment))
+        return MpsControlClient(self.pipes, clean_environment(self.environment))
 
-    def join(self, device_uuid: str, *, seconds: float) -> ClientTrial:
+    def join(self, device_uuid: str, *, seconds: float) -> ClientResult:
         """Send a client ahead, which has a server started where there is none."""
         return join(self.pipes, clean_environment(self.environment), device_uuid, seconds=seconds)
 

@@ -40,7 +40,7 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
-class CdiHook:
+class _CdiHook:
     """A command that the container runtime runs while it creates the container (an OCI hook)."""
 
     path: str
@@ -55,7 +55,7 @@ class ContainerEdits:
     device_nodes: tuple[DeviceNode, ...] = ()
     mounts: tuple[Mount, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
-    hooks: tuple[CdiHook, ...] = ()
+    hooks: tuple[_CdiHook, ...] = ()
 
 
 class DeviceFiles(Protocol):
@@ -172,15 +172,15 @@ class DriverFiles:
         text = _read(self._host / "sys/bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node").strip()
         return int(text) if text.isdecimal() else None
 
-    def _hooks(self, files: Iterable[str]) -> Iterable[CdiHook]:
+    def _hooks(self, files: Iterable[str]) -> Iterable[_CdiHook]:
         """Programs ask the dynamic linker for libcuda.so.1, and compilers for libcuda.so: both have to be made inside."""
         name = Path(self._hook_path).name
         program = (name,) if name == "nvidia-cdi-hook" else (name, "hook")
         for folder in library_folders(files):
             if any(path.startswith(f"{folder}/libcuda.so.") for path in files):
                 link = f"libcuda.so.1::{folder}/libcuda.so"
-                yield CdiHook(self._hook_path, (*program, "create-symlinks", "--link", link))
-            yield CdiHook(self._hook_path, (*program, "update-ldcache", "--folder", folder))
+                yield _CdiHook(self._hook_path, (*program, "create-symlinks", "--link", link))
+            yield _CdiHook(self._hook_path, (*program, "update-ldcache", "--folder", folder))
 
     def _existing(self, paths: Iterable[str]) -> Iterable[DeviceNode]:
         for path in paths:

@@ -23,7 +23,7 @@ from tranche.core.timeslice import Timeslice
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml_errors import explained
 from tranche.hardware.nvml_instances import InstanceReader, read_processes
-from tranche.hardware.nvml_profiles import GpuProfiles, read_profiles
+from tranche.hardware.nvml_profiles import GpuProfileTable, read_profiles
 from tranche.hardware.sharing_means import read_machine_facts, sharing_means
 from tranche.hardware.visible_devices import VARIABLE, scope_of
 
@@ -53,7 +53,7 @@ class NvmlDriver:
             pynvml.nvmlInit()
         self.reset_command = reset_command
         self._instances = InstanceReader()
-        self._geometries: dict[tuple[str, MigMode], GpuProfiles] = {}
+        self._geometries: dict[tuple[str, MigMode], GpuProfileTable] = {}
         self._lock = threading.Lock()
         self._indexes: dict[str, int] = {}
         self.scope = scope_of(os.environ.get(VARIABLE))
@@ -212,7 +212,7 @@ class NvmlDriver:
         number = _optional(pynvml.nvmlDeviceGetArchitecture, handle)
         board = board_of(device_id, name, memory.total)
         family = family_of_architecture(number, None if board is None else board.architecture)
-        geometry = GpuProfiles((), 0, "driver")
+        geometry = GpuProfileTable((), 0, "driver")
         if current is not MigMode.UNSUPPORTED:
             geometry = self._geometry(handle, uuid, device_id, memory.total, current)
         processes = read_processes(handle)
@@ -245,7 +245,7 @@ class NvmlDriver:
             compute_mode=_compute_mode(_optional(pynvml.nvmlDeviceGetComputeMode, handle)),
         )
 
-    def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> GpuProfiles:
+    def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> GpuProfileTable:
         """Asked once for each GPU and mode: on Ampere the driver answers only with MIG on."""
         key = (uuid, mode)
         with self._lock:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pynvml
 
-from tranche.core.readings import NOT_MEASURED, Activity, GpuReading, SliceReading
+from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuInstance, GpuState, NodeState
 from tranche.hardware.error_tally import NVML_ERRORS
-from tranche.hardware.gpm import GpmCounters
+from tranche.hardware.gpm import GpmReader
 
 # What a GPU has no gauge for, is no error; nor that an instance was destroyed since the node was observed.
 _ABSENT = (
@@ -22,12 +22,12 @@ _ABSENT = (
 )
 
 
-class NvmlGauges:
+class NvmlGaugeReader:
     """Reads the gauges of the GPUs of an observation. NVML must be initialised. One thread at a time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, in seconds."""
-        self._gpm = GpmCounters(clock)
+        self._gpm = GpmReader(clock)
 
     def read(self, node: NodeState) -> tuple[GpuReading, ...]:
         """Every GPU that answers. What one cannot measure is None; an error of the driver is counted, and leaves None as well.
@@ -67,7 +67,7 @@ class NvmlGauges:
             activity=self._activity(handle, gpu, instance),
         )
 
-    def _activity(self, handle: Any, gpu: GpuState, instance: GpuInstance | None) -> Activity:
+    def _activity(self, handle: Any, gpu: GpuState, instance: GpuInstance | None) -> ActivityReading:
         if not _ask(self._gpm.supported, handle, gpu.uuid):
             return NOT_MEASURED
         number = None if instance is None else instance.id

@@ -18,7 +18,7 @@ _REMOVED = {13: "me", 14: "me"}
 _PROFILE_ENUMS = range(18)
 
 
-class GpuProfiles(NamedTuple):
+class GpuProfileTable(NamedTuple):
     """The profiles of a GPU, the length of its placement grid, and whether `driver` or `catalogue` said so."""
 
     profiles: tuple[GpuInstanceProfile, ...]
@@ -26,7 +26,7 @@ class GpuProfiles(NamedTuple):
     source: str
 
 
-def read_profiles(handle: Any, pci_device_id: str, name: str, memory: int) -> GpuProfiles:
+def read_profiles(handle: Any, pci_device_id: str, name: str, memory: int) -> GpuProfileTable:
     """Ask the driver for every profile and its placements.
 
     On Ampere with MIG off the driver answers neither; on other boards the queries work with MIG off too (captures of p5 and p6
@@ -36,10 +36,10 @@ def read_profiles(handle: Any, pci_device_id: str, name: str, memory: int) -> Gp
     profiles = [p for enum in _PROFILE_ENUMS if (p := _read_profile(handle, enum, board, memory)) is not None]
     if profiles:
         units = max(p.size + max(p.starts, default=0) for p in profiles)
-        return GpuProfiles(tuple(profiles), units, "driver")
+        return GpuProfileTable(tuple(profiles), units, "driver")
     if board is not None:
-        return GpuProfiles(board.profiles, board.memory_slices or 0, "catalogue")
-    return GpuProfiles((), 0, "driver")
+        return GpuProfileTable(board.profiles, board.memory_slices or 0, "catalogue")
+    return GpuProfileTable((), 0, "driver")
 
 
 def profile_name(enum: int, slices: int, memory: int, total: int) -> ProfileName:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 PROC: Final = Path("/proc")
 
 
-class ProcessStat(NamedTuple):
+class _ProcessStat(NamedTuple):
     """The state's letter, the parent's pid, and the start in clock ticks since boot."""
 
     state: str
@@ -26,7 +26,7 @@ class ProcessStat(NamedTuple):
         return self.state in "Tt"
 
 
-def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
+def process_stat(pid: int, proc: Path = PROC) -> _ProcessStat | None:
     """What the kernel says of that process; None when there is none."""
     try:
         text = (proc / str(pid) / "stat").read_text()
@@ -34,4 +34,4 @@ def process_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
         return None
     # The command's name, in parentheses, may hold spaces and parentheses itself.
     fields = text.rpartition(")")[2].split()
-    return ProcessStat(fields[0], int(fields[1]), int(fields[19]))
+    return _ProcessStat(fields[0], int(fields[1]), int(fields[19]))

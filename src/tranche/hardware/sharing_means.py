@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.hardware.control_groups import own_group
 
 _FIRST_WITH_MEMORY_LIMITS: Final = 615
@@ -37,7 +37,7 @@ class MachineFacts(NamedTuple):
     capabilities: str = ""
 
 
-def sharing_means(facts: MachineFacts) -> SharingMeans:
+def sharing_means(facts: MachineFacts) -> MachineSharing:
     """The means of a machine with these facts. What is not known is refused."""
     refused = {
         sharing: why
@@ -48,7 +48,7 @@ def sharing_means(facts: MachineFacts) -> SharingMeans:
         if why
     }
     clients = _CLIENTS_FROM_CUDA_13_1 if facts.cuda is not None and facts.cuda >= (13, 1) else _CLIENTS
-    return SharingMeans(frozenset(Sharing).difference(refused), refused, 0 if Sharing.MPS in refused else clients)
+    return MachineSharing(frozenset(Sharing).difference(refused), refused, 0 if Sharing.MPS in refused else clients)
 
 
 def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:

@@ -10,7 +10,7 @@ VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 _WHOLE = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|none|")
 
 
-class Scope(StrEnum):
+class DeviceVisibility(StrEnum):
     """How much of the machine is shown. ALL: everything. GPUS: some GPUs, each with all that is on it. PARTS: less than that."""
 
     ALL = "all"
@@ -18,9 +18,9 @@ class Scope(StrEnum):
     PARTS = "parts"
 
 
-def scope_of(value: str | None) -> Scope:
+def scope_of(value: str | None) -> DeviceVisibility:
     """What that value of the variable shows; a list of slices, a folder of names and `void` do not say what else is there."""
     words = [] if value is None else [word.strip() for word in value.split(",")]
     if not words or words == ["all"]:
-        return Scope.ALL
-    return Scope.GPUS if all(map(_WHOLE.fullmatch, words)) else Scope.PARTS
+        return DeviceVisibility.ALL
+    return DeviceVisibility.GPUS if all(map(_WHOLE.fullmatch, words)) else DeviceVisibility.PARTS

@@ -19,7 +19,7 @@ _RETRY_SECONDS = 5.0
 Said = TypeVar("Said")
 
 
-class LeaseReport(Protocol[Said]):
+class _LeaseReport(Protocol[Said]):
     """What is said in a lease; equal news is no news."""
 
     def about(self) -> KubeNode | None:
@@ -56,7 +56,7 @@ class _Standing(Generic[Said]):
     at: float
 
 
-class ReportLease(Generic[Said]):
+class LeaseWriter(Generic[Said]):
     """Writes the lease when there is news, at most once in `pause` seconds.
 
     With `renew` it is written again when it was read, and `every` seconds after it was written; else it is read again so often,
@@ -67,7 +67,7 @@ class ReportLease(Generic[Said]):
     def __init__(
         self,
         leases: LeaseApi,
-        news: LeaseReport[Said],
+        news: _LeaseReport[Said],
         *,
         every: float,
         renew: bool,

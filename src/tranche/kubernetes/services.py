@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.node.host import Host
 
 
 @dataclass(frozen=True, slots=True)
-class NodeServices:
+class NodeContext:
     """What components share.
 
     `node` is the node object as last seen (None while there is none), `node_pods` are its pods, perhaps late. `namespace` is
-    where ConfigMaps and `leases` are. `tier` is how the cluster gives shares by demand. `connection` is to the API server, for
+    where ConfigMaps and `leases` are. `backend` is how the cluster gives shares by demand. `connection` is to the API server, for
     what `api` does not do. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder cannot
     be written, "" when it can.
     """
@@ -31,11 +31,11 @@ class NodeServices:
     api: KubeApi
     connection: ApiConnection
     leases: LeaseApi
-    tier: LatestValue[Tier]
+    backend: LatestValue[AllocationBackend]
     node: LatestValue[KubeNode | None]
     node_pods: LatestValue[tuple[KubePod, ...]]
     inventory: Inventory
-    gpu_events: GpuEvents
+    gpu_events: GpuEventWatch
     device_health: DeviceHealthWatch
     pods: PodRegister
     host: Host

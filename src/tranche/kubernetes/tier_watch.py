@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.claims.tier import Tier, tier_by_version
+from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_version
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.latest_value import LatestValue
 
@@ -18,33 +18,33 @@ _PERIOD_SECONDS = 600.0
 """Each agent asks: of 5,000 nodes that is 17 requests in a second."""
 _RETRY_SECONDS = 2.0
 LOOK_SECONDS = 5.0
-"""So often a part asks whether it still owes something in another tier."""
+"""So often a part asks whether it still owes something in another backend."""
 
 _log = logging.getLogger(__name__)
 
 
-async def ask_tier(connection: ApiConnection) -> Tier:
-    """The tier by what the API server serves and which version it says; KubernetesUnavailable when it does not answer."""
+async def ask_backend(connection: ApiConnection) -> AllocationBackend:
+    """The backend by what the API server serves and which version it says; KubernetesUnavailable when it does not answer."""
     version = (await connection.ask("ask for the version", "GET", "/version")).accepted()
     served = await connection.ask("ask for resource claims", "GET", "/apis/resource.k8s.io/v1")
     if served.status != 404:
         served.accepted()
-    return tier_by_version(str(version.get("gitVersion") or ""), served=served.status != 404)
+    return backend_by_version(str(version.get("gitVersion") or ""), served=served.status != 404)
 
 
-class TierWatch:
-    """A component: publishes the tier. `said` is the administrator's word, None to find out."""
+class BackendWatch:
+    """A component: publishes the backend. `said` is the administrator's word, None to find out."""
 
     name = "tier"
 
     def __init__(
         self,
         connection: ApiConnection,
-        said: Tier | None = None,
+        said: AllocationBackend | None = None,
         *,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.latest: LatestValue[Tier] = LatestValue()
+        self.latest: LatestValue[AllocationBackend] = LatestValue()
         self._connection = connection
         self._sleep = sleep
         self._said = said
@@ -62,7 +62,7 @@ class TierWatch:
             pause = _PERIOD_SECONDS
             if self._said is None:
                 try:
-                    found = await ask_tier(self._connection)
+                    found = await ask_backend(self._connection)
                     if not self.latest.synced or found is not self.latest.value:
                         _log.info("shares are given", extra={"by": str(found)})
                     self.latest.publish(found)
@@ -73,42 +73,44 @@ class TierWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingCleanup:
-    """What a component still owes in a tier that is not its own: `settle` works at it, until cancelled, while `left` says so."""
+class CleanupTask:
+    """What a component still owes in a backend that is not its own: `settle` works at it, until cancelled, while `left` says
+    so."""
 
     left: Callable[[], Awaitable[bool]]
     settle: Callable[[], Coroutine[None, None, None]]
 
 
-class InTier:
-    """A component that runs only while the cluster's tier is one of `tiers`; else it is ready, and does no more than it owes."""
+class BackendComponent:
+    """A component that runs only while the cluster's backend is one of `backends`; else it is ready, and does no more than it
+    owes."""
 
     def __init__(
         self,
         component: Component,
-        tier: LatestValue[Tier],
-        tiers: frozenset[Tier],
+        backend: LatestValue[AllocationBackend],
+        backends: frozenset[AllocationBackend],
         *,
-        owed: PendingCleanup | None = None,
+        owed: CleanupTask | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
         self.name = component.name
         self._component = component
-        self._tier = tier
-        self._tiers = tiers
+        self._backend = backend
+        self._backends = backends
         self._owed = owed
         self._look_seconds = look_seconds
 
     def ready(self) -> Readiness:
         """As the component says while it runs."""
-        if not self._tier.synced:
+        if not self._backend.synced:
             return Readiness(False, "it is not known yet how this cluster gives shares")
-        return self._component.ready() if self._tier.value in self._tiers else Readiness(True)
+        return self._component.ready() if self._backend.value in self._backends else Readiness(True)
 
     async def run(self) -> None:
-        """Follow the tier until cancelled."""
+        """Follow the backend until cancelled."""
         while True:
-            if await self._tier.first() in self._tiers:
+            if await self._backend.first() in self._backends:
                 await self._during(self._component.run(), self._until(False))
             elif self._owed is None:
                 await self._until(True)
@@ -135,15 +137,16 @@ class InTier:
             raise RuntimeError(f"{self.name} ended without being asked to")
 
     async def _until(self, inside: bool) -> None:
-        """Return once the tier is one of ours, or none."""
-        async for tier in self._tier.changes():
-            if (tier in self._tiers) is inside:
+        """Return once the backend is one of ours, or none."""
+        async for backend in self._backend.changes():
+            if (backend in self._backends) is inside:
                 return
 
-    async def _settled(self, owed: PendingCleanup) -> None:
-        """Return once nothing is owed any more at two looks, so that the last answer has gone out, or the tier is ours again."""
+    async def _settled(self, owed: CleanupTask) -> None:
+        """Return once nothing is owed any more at two looks, so that the last answer has gone out, or the backend is ours
+        again."""
         found = [True, True]
-        while any(found[-2:]) and self._tier.value not in self._tiers:
+        while any(found[-2:]) and self._backend.value not in self._backends:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._look_seconds):
                     await self._until(True)

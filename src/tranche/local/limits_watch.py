@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.local.server_ends import ServerEndWatch
 from tranche.local.side_thread import beside
 from tranche.node.mps_health import what_changed
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
 
 _AGAIN = "run the command again"
 _LOOK_SECONDS = 5.0
@@ -30,7 +30,7 @@ _ASK_EVERY = 6
 @contextmanager
 def watching_limits(
     allocation: Allocation,
-    records: DaemonRecords,
+    records: DaemonRecordStore,
     lost: Callable[[str], None],
     changed: Callable[[DaemonRecord], bool] = lambda record: record.changed,
     server_ended: Callable[[int], None] = lambda pid: None,
@@ -75,10 +75,10 @@ def watching_limits(
             yield
 
 
-def _daemons(allocation: Allocation, records: DaemonRecords) -> list[DaemonRecord]:
+def _daemons(allocation: Allocation, records: DaemonRecordStore) -> list[DaemonRecord]:
     found = []
     for part in allocation.grants:
-        if isinstance(part, Part) and part.sharing is Sharing.MPS:
+        if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS:
             record = records.find(part.gpu_uuid, part.slot)
             if record is None or not record.ready:
                 raise VerificationFailed(f"no MPS daemon keeps the limits on {part.gpu_uuid}", hint=_AGAIN)

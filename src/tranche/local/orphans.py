@@ -14,7 +14,7 @@ from tranche.node.processes import Process, children_of
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
-class Orphans:
+class OrphanTracker:
     """The living children of this process that it did not have before. Make it before the command starts."""
 
     def __init__(self) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.devices import device_uuid
 from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.hardware.mps_environment import client_environment
 from tranche.node.adoption import MEMORY_LIMIT, PARTS, part_word
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
 
 
 def part_environment(
-    allocation: Allocation, gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int | None = None
+    allocation: Allocation, gpus: Mapping[str, GpuState], records: DaemonRecordStore, uid: int | None = None
 ) -> dict[str, str]:
     """The variables for the parts of an allocation, none where it has none; `gpus` are those of its grants, as they are now.
 
     VerificationFailed when the daemon that keeps the limits does not serve, or the GPU is in MIG mode; MpsUserRefused when the
     daemon serves another user than `uid`, this process's by default; SharingUnavailable when one program would need two daemons.
     """
-    parts = [grant for grant in allocation.grants if isinstance(grant, Part)]
+    parts = [grant for grant in allocation.grants if isinstance(grant, FractionalShare)]
     for part in parts:
         _refuse_cut(part, gpus[part.gpu_uuid])
     words = [part_word(device_uuid(part, gpus[part.gpu_uuid]), part) for part in parts]
@@ -34,7 +34,7 @@ def part_environment(
     return {**found, **_mps(by_mps, gpus, records, os.geteuid() if uid is None else uid)} if by_mps else found
 
 
-def _refuse_cut(part: Part, gpu: GpuState) -> None:
+def _refuse_cut(part: FractionalShare, gpu: GpuState) -> None:
     """VerificationFailed when the part is of a GPU that is not cut, and the GPU is in MIG mode: no limit would hold."""
     if part.slot is None and gpu.mig_enabled:
         raise VerificationFailed(
@@ -43,7 +43,9 @@ def _refuse_cut(part: Part, gpu: GpuState) -> None:
         )
 
 
-def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRecords, uid: int) -> Mapping[str, str]:
+def _mps(
+    parts: Sequence[FractionalShare], gpus: Mapping[str, GpuState], records: DaemonRecordStore, uid: int
+) -> Mapping[str, str]:
     (part, *others) = parts
     if others:
         raise SharingUnavailable(
@@ -59,7 +61,7 @@ def _mps(parts: Sequence[Part], gpus: Mapping[str, GpuState], records: DaemonRec
     return client_environment(str(records.pipes(record.device_uuid)), part.memory, part.compute)
 
 
-def _serving(part: Part, gpu: GpuState, records: DaemonRecords) -> DaemonRecord:
+def _serving(part: FractionalShare, gpu: GpuState, records: DaemonRecordStore) -> DaemonRecord:
     """The record of the daemon that serves the part's device now, with a limit that holds for the part."""
     daemon = gpu.daemon_of(part.slot)
     record = records.find(part.gpu_uuid, part.slot)

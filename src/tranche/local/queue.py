@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
-from tranche.core.evidence import Liveness
+from tranche.core.evidence import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.documents.holder_names import names_of
@@ -24,10 +24,10 @@ from tranche.local.failed_gpus import FailedGpus
 from tranche.local.queued_request import QueuedRequest, Record, as_asked
 from tranche.local.wakeup_pipe import WakeupPipe, ring
 from tranche.node.executor import Progress, no_progress
-from tranche.node.held import Held, QueuePlace
+from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
 from tranche.node.interrupts import interruptible, uninterruptible
-from tranche.node.keeping import Remains
+from tranche.node.keeping import RemainingProcesses
 from tranche.node.ownership import process_owners
 from tranche.node.processes import Process
 from tranche.node.wait_limit import WaitLimit
@@ -78,7 +78,7 @@ class Queue:
         patience: WaitLimit,
         waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
         progress: Progress = no_progress,
-    ) -> Held:
+    ) -> HeldAllocation:
         """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends, Cancelled when somebody cancels it.
 
         `waiting` is told why there is no share yet, how many requests are ahead, and the reasons in words. However this ends
@@ -126,13 +126,15 @@ class Queue:
         self._host.release(allocation_id, why=why)
         self.ring_next()
 
-    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = (), killed: bool = False) -> Remains:
+    def give_back(
+        self, held: HeldAllocation, *, why: str, orphans: Sequence[Process] = (), killed: bool = False
+    ) -> RemainingProcesses:
         """Give a share back whose command has ended, and ring whoever can use it; what is left of the command keeps it.
 
         `orphans` and `killed` as for `Host.give_back`.
         """
         remains = self._host.give_back(held, why=why, orphans=orphans, killed=killed)
-        if remains.life is Liveness.GONE:
+        if remains.life is KeeperStatus.GONE:
             self.ring_next()
         return remains
 
@@ -162,7 +164,7 @@ class Queue:
         begun: float,
         waiting: Callable[[Waiting, int, str], None],
         progress: Progress,
-    ) -> Held:
+    ) -> HeldAllocation:
         deadline = None if patience.seconds is None else begun + patience.seconds
 
         def refuse_over() -> None:
@@ -203,7 +205,7 @@ class Queue:
                 if not failed.note(error):
                     raise
                 continue
-            if isinstance(outcome, Held):
+            if isinstance(outcome, HeldAllocation):
                 # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
                 if changed:
                     self.ring_next()

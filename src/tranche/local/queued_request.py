@@ -18,7 +18,7 @@ from tranche.core.request import Request
 from tranche.local.attendance import attending
 from tranche.local.failed_gpus import FailedGpus
 from tranche.node import records
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.planning.allocate import Decision, Granted
 from tranche.planning.queue import WaitingRequest, may_start
 
@@ -40,7 +40,7 @@ class QueuedRequest:
     waiter_id: str
     request: Request
     failed: FailedGpus
-    places: Places
+    places: StateFolder
     clock: Callable[[], float]
     adopt_foreign_destroy: bool
     record: Record | None

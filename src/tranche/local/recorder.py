@@ -12,10 +12,10 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.planning.allocate import Decision, Waiting
 from tranche.planning.queue import WaitingRequest
-from tranche.planning.recording import Impossible, Outcome, Question, RecordedDecision, decision_to_dict
+from tranche.planning.recording import Impossible, Outcome, RecordedDecision, RecordedRequest, decision_to_dict
 
 
-class Recorder:
+class DecisionLog:
     """Appends decisions to a file that other processes may append to as well.
 
     A request that waits is decided again and again; what is decided as before is not written again. `failed` is told when a
@@ -54,7 +54,7 @@ class Recorder:
         if isinstance(outcome, Waiting) and outcome == self._last:
             return
         self._last = outcome
-        question = Question(view, tuple(waiters), waiter_id, adopt_foreign_destroy)
+        question = RecordedRequest(view, tuple(waiters), waiter_id, adopt_foreign_destroy)
         line = json.dumps(decision_to_dict(RecordedDecision(self._clock(), question, outcome))) + "\n"
         try:
             os.write(self._descriptor, line.encode())

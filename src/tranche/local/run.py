@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.errors import TrancheError
-from tranche.core.evidence import Liveness
+from tranche.core.evidence import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState
 from tranche.local.limits_watch import watching_limits
-from tranche.local.orphans import Orphans
+from tranche.local.orphans import OrphanTracker
 from tranche.local.outside_watch import watching_outside
 from tranche.local.queue import Cancelled, Queue
 from tranche.local.queued_request import Record
@@ -25,10 +25,10 @@ from tranche.local.use_watch import watching_use
 from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
 from tranche.node import chronicle
 from tranche.node.executor import Progress, no_progress
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.interrupts import Terminated, heed_signals, ignore_signals, interrupt_if_told
-from tranche.node.keeping import Remains
+from tranche.node.interrupts import WaitInterrupted, heed_signals, ignore_signals, interrupt_if_told
+from tranche.node.keeping import RemainingProcesses
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.processes import Process
 from tranche.node.wait_limit import WaitLimit
@@ -50,13 +50,13 @@ def run(
     adopt_foreign_destroy: bool = False,
     record: Record | None = None,
     waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
-    granted: Callable[[Held, Mapping[str, GpuState]], None] = lambda held, gpus: None,
+    granted: Callable[[HeldAllocation, Mapping[str, GpuState]], None] = lambda held, gpus: None,
     progress: Progress = no_progress,
     cancelled: Callable[[Exception], None] = lambda error: None,
-    left: Callable[[Remains], None] = lambda remains: None,
+    left: Callable[[RemainingProcesses], None] = lambda remains: None,
     kept: Callable[[Exception], None] = lambda error: None,
     unlimited: Callable[[str], None] = lambda why: None,
-    above: Callable[[Part, GpuState, int], None] = lambda part, gpu, used: None,
+    above: Callable[[FractionalShare, GpuState, int], None] = lambda part, gpu, used: None,
     hit: Callable[[str], None] = lambda why: None,
     outside: Callable[[GpuProcess, GpuState], None] = lambda process, gpu: None,
 ) -> int:
@@ -85,7 +85,7 @@ def run(
             waiting=waiting,
             progress=progress,
         )
-        orphans = Orphans()
+        orphans = OrphanTracker()
         try:
             with ExitStack() as stack:
                 if held.group is not None:
@@ -127,7 +127,7 @@ def run(
             _give_back(queue, held, orphans, left, why="the command could not be run")
             raise
         if code != 0 and any(
-            isinstance(grant, Part) and grant.sharing is Sharing.MPS for grant in held.allocation.grants
+            isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS for grant in held.allocation.grants
         ):
             with suppress(TrancheError):  # a fault of its own may have hit others, who are known by now
                 host.view(seconds=_LOST_SECONDS, thorough=True)
@@ -136,14 +136,14 @@ def run(
             _give_back(queue, held, orphans, left, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             kept(error)
-        if any(isinstance(grant, Part) and grant.in_turns for grant in held.allocation.grants):
+        if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):
             with suppress(TrancheError):  # the last one to take turns puts their length back, or the next command does
                 host.view(seconds=_LOST_SECONDS)
         return code
     except Cancelled as stop:
         cancelled(stop)
         return 128 + signal.SIGTERM
-    except Terminated as stop:
+    except WaitInterrupted as stop:
         return stop.exit_code
     finally:
         ignore_signals()
@@ -161,7 +161,7 @@ def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
         host.view(seconds=_LOST_SECONDS, thorough=True)
 
 
-def _server_ended(host: Host, held: Held, pid: int, hit: Callable[[str], None]) -> None:
+def _server_ended(host: Host, held: HeldAllocation, pid: int, hit: Callable[[str], None]) -> None:
     """Tell the person, and write it down: the limits hold for whoever starts again."""
     why = f"the MPS server of this share, process {pid}, was killed or shut down: programs that were using it get CUDA error 806"
     hit(f"{why}, and have to be started again")
@@ -178,18 +178,24 @@ def limits_changed(host: Host, record: DaemonRecord) -> bool:
 
 
 def _give_back(
-    queue: Queue, held: Held, orphans: Orphans, left: Callable[[Remains], None], *, why: str, killed: bool = True
+    queue: Queue,
+    held: HeldAllocation,
+    orphans: OrphanTracker,
+    left: Callable[[RemainingProcesses], None],
+    *,
+    why: str,
+    killed: bool = True,
 ) -> None:
     # What the command started often ends a moment after it, and is not worth a word.
     deadline = time.monotonic() + _AFTERMATH_SECONDS
     while (living := orphans.living()) and time.monotonic() < deadline:
         _await_end(living, deadline)
-    while (remains := queue.give_back(held, why=why, orphans=living, killed=killed)).life is not Liveness.GONE:
+    while (remains := queue.give_back(held, why=why, orphans=living, killed=killed)).life is not KeeperStatus.GONE:
         if time.monotonic() >= deadline:
             break
         _await_end(remains.processes, deadline)
         living = orphans.living()
-    if remains.life is not Liveness.GONE:
+    if remains.life is not KeeperStatus.GONE:
         left(remains)
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
-from tranche.core.evidence import Liveness
+from tranche.core.evidence import KeeperStatus
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node import chronicle, register
-from tranche.node.draining import Undrained, drain
+from tranche.node.draining import UndrainedDevice, drain
 from tranche.node.host import Host
-from tranche.node.keeping import Remains, remains_of
+from tranche.node.keeping import RemainingProcesses, remains_of
 from tranche.node.leftovers import runs
 from tranche.node.locks import is_held
 from tranche.node.processes import ancestors_of, heeds_sigterm
-from tranche.node.session import Places, sees_processes_of
+from tranche.node.session import StateFolder, sees_processes_of
 
 _POLL_SECONDS = 0.02
 _OWNER_SECONDS = 5.0
@@ -31,7 +31,7 @@ _ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class _Ended:
     """How a share came back: `signal` is the last signal that was sent, 0 for none.
 
     `undrained` are the devices whose MPS servers did not let go of processes that were killed all the same.
@@ -40,7 +40,7 @@ class Ended:
     allocation_id: str
     pids: tuple[int, ...]
     signal: int
-    undrained: tuple[Undrained, ...] = ()
+    undrained: tuple[UndrainedDevice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class ReleasePreview:
     allocation: Allocation
     keeper: ProcessKeeper
     pids: tuple[int, ...]
-    remains: Remains
+    remains: RemainingProcesses
 
     def refuse_if_in_use(self) -> None:
         """GpuBusy while somebody holds the share, or may hold it unseen."""
-        if self.pids or self.remains.life is not Liveness.GONE:
+        if self.pids or self.remains.life is not KeeperStatus.GONE:
             raise _busy(self.allocation, self.pids, self.remains)
 
 
-def taking_back(places: Places, allocation: Allocation) -> ReleasePreview:
+def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
     """What it would take; GpuBusy where processes on this machine do not decide on it, or cannot be seen from here."""
     keeper = allocation.keeper
     if not isinstance(keeper, ProcessKeeper):
@@ -83,7 +83,7 @@ def take_back(
     terminate: bool,
     grace: float,
     confirm: Callable[[ReleasePreview], None] = lambda found: None,
-) -> Ended:
+) -> _Ended:
     """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
 
     Raises GpuBusy while somebody holds the share without `terminate`, or may hold it unseen; AllocationUnknown when there is none
@@ -105,7 +105,7 @@ def take_back(
     lock = host.places.allocation(allocation_id)
     _refuse_own_end(allocation, {*pids, *(each.pid for each in remains.certain)})
     ended: list[int] = []
-    undrained: dict[str, Undrained] = {}
+    undrained: dict[str, UndrainedDevice] = {}
     last = 0
     begun = False
 
@@ -133,7 +133,7 @@ def take_back(
     # A process that is just ending may not be looked into. `tranche run` knows what came of its command, and gives the share
     # back where nothing of that is left.
     deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
-    while remains.life is not Liveness.GONE and _registered(host, allocation_id):
+    while remains.life is not KeeperStatus.GONE and _registered(host, allocation_id):
         if time.monotonic() >= deadline:
             raise _busy(allocation, pids, remains)
         time.sleep(_POLL_SECONDS)
@@ -142,7 +142,7 @@ def take_back(
     with suppress(AllocationUnknown):
         why = "taken back with tranche release" if host.actor is None else "taken back"
         Queue(host).release(allocation_id, why=why)
-    return Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
+    return _Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
 
 
 def _registered(host: Host, allocation_id: str) -> bool:
@@ -189,7 +189,7 @@ def cancel_waiter(host: Host, waiter_id: str) -> int | None:
     return waiter.pid
 
 
-def _busy(allocation: Allocation, pids: Sequence[int], remains: Remains) -> GpuBusy:
+def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcesses) -> GpuBusy:
     what, command = f"allocation {allocation.id} ({allocation.request})", allocation.command
     if pids:
         return GpuBusy(

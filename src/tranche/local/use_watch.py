@@ -6,7 +6,7 @@ import select
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.local.side_thread import beside
@@ -17,13 +17,17 @@ _LOOK_SECONDS = 5.0
 
 @contextmanager
 def watching_use(
-    allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[Part, GpuState, int], None]
+    allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[FractionalShare, GpuState, int], None]
 ) -> Iterator[None]:
     """Call `above`, from another thread and once, when more of a part's device is used within the block than was given.
 
     It is told the part, its GPU, and how many bytes are used.
     """
-    parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is not Sharing.TIME_SLICING]
+    parts = [
+        each
+        for each in allocation.grants
+        if isinstance(each, FractionalShare) and each.sharing is not Sharing.TIME_SLICING
+    ]
     if not parts:
         yield
         return

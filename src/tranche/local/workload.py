@@ -19,16 +19,16 @@ from tranche.core.wire import request_to_dict
 from tranche.local.child import run_child
 from tranche.local.part_environment import part_environment
 from tranche.node.adoption import REQUEST
-from tranche.node.held import Held
-from tranche.node.mps_records import DaemonRecords
+from tranche.node.held import HeldAllocation
+from tranche.node.mps_records import DaemonRecordStore
 from tranche.node.processes import KEY, MARK, REGISTER
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that names the devices that CUDA offers to a program."""
 
 
-def share_environment(held: Held, observe: Callable[[str], GpuState], places: Places) -> dict[str, str]:
+def share_environment(held: HeldAllocation, observe: Callable[[str], GpuState], places: StateFolder) -> dict[str, str]:
     """The variables that confine a CUDA program to the allocation's grants, and keep it within their limits.
 
     They also name the share and the folder of its register, so that a lost register can be made anew. VerificationFailed when a
@@ -54,7 +54,7 @@ def share_environment(held: Held, observe: Callable[[str], GpuState], places: Pl
         KEY: held.key,
         REGISTER: str(places.state_dir.resolve()),
         REQUEST: json.dumps(request_to_dict(held.allocation.request)),
-        **part_environment(held.allocation, gpus, DaemonRecords(places.mps)),
+        **part_environment(held.allocation, gpus, DaemonRecordStore(places.mps)),
     }
 
 
@@ -73,7 +73,7 @@ def run_workload(
     path: str,
     command: Sequence[str],
     environment: Mapping[str, str],
-    held: Held,
+    held: HeldAllocation,
     started: Callable[[int], None],
     group: Path | None = None,
     starting: Callable[[], None] = lambda: None,

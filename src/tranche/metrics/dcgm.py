@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tranche.core.readings import Activity, GpuReading, SliceReading
+from tranche.core.readings import ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuState
 from tranche.metrics.devices import MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import NodeFacts
@@ -22,7 +22,7 @@ LABELS = (*_GPU, "GPU_I_PROFILE", "GPU_I_ID", "namespace", "pod", "container")
 
 
 @dataclass(frozen=True, slots=True)
-class DcgmName:
+class _DcgmName:
     """A name of DCGM with ours, by which it is described, and a reading of a GPU or of a slice in DCGM's unit."""
 
     name: str
@@ -37,31 +37,31 @@ class DcgmName:
         return MetricFamily(self.name, self.kind, f"{self.ours} under DCGM's name and in its unit.", LABELS)
 
 
-def _of_activity(name: str, ours: str, read: Callable[[Activity], float | None]) -> DcgmName:
-    return DcgmName(name, ours, of_gpu=lambda gpu: read(gpu.activity), of_slice=lambda part: read(part.activity))
+def _of_activity(name: str, ours: str, read: Callable[[ActivityReading], float | None]) -> _DcgmName:
+    return _DcgmName(name, ours, of_gpu=lambda gpu: read(gpu.activity), of_slice=lambda part: read(part.activity))
 
 
 NAMES = (
-    DcgmName(
+    _DcgmName(
         "DCGM_FI_DEV_FB_USED",
         "tranche_slice_memory_used_bytes and tranche_gpu_memory_used_bytes",
         of_gpu=lambda gpu: _mib(gpu.memory_used),
         of_slice=lambda part: _mib(part.memory_used),
     ),
-    DcgmName(
+    _DcgmName(
         "DCGM_FI_DEV_FB_FREE",
         "total less used memory",
         of_gpu=lambda gpu: _mib(_less(gpu.memory_total, gpu.memory_used)),
         of_slice=lambda part: _mib(_less(part.memory_total, part.memory_used)),
     ),
-    DcgmName(
+    _DcgmName(
         "DCGM_FI_DEV_GPU_UTIL",
         "tranche_gpu_utilization_ratio",
         of_gpu=lambda gpu: None if gpu.utilization is None else 100 * gpu.utilization,
     ),
-    DcgmName("DCGM_FI_DEV_GPU_TEMP", "tranche_gpu_temperature_celsius", of_gpu=lambda gpu: gpu.temperature),
-    DcgmName("DCGM_FI_DEV_POWER_USAGE", "tranche_gpu_power_watts", of_gpu=lambda gpu: gpu.power),
-    DcgmName(
+    _DcgmName("DCGM_FI_DEV_GPU_TEMP", "tranche_gpu_temperature_celsius", of_gpu=lambda gpu: gpu.temperature),
+    _DcgmName("DCGM_FI_DEV_POWER_USAGE", "tranche_gpu_power_watts", of_gpu=lambda gpu: gpu.power),
+    _DcgmName(
         "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
         "tranche_gpu_energy_joules_total",
         of_gpu=lambda gpu: None if gpu.energy is None else 1000 * gpu.energy,
@@ -74,7 +74,7 @@ NAMES = (
 )
 """What has both a name of DCGM's and a reading. XIDs are beside it: they are no reading."""
 
-XID_ERRORS = DcgmName("DCGM_FI_DEV_XID_ERRORS", "the last xid of tranche_xid_last_time_seconds")
+XID_ERRORS = _DcgmName("DCGM_FI_DEV_XID_ERRORS", "the last xid of tranche_xid_last_time_seconds")
 FAMILIES = (*(each.family for each in NAMES), XID_ERRORS.family)
 
 
@@ -105,7 +105,7 @@ def _samples(facts: NodeFacts, hostname: str) -> Iterator[MetricSample]:
                     yield MetricSample(name.family, _slice_labels(part, hostname), value)
 
 
-def _is_of_slices(name: DcgmName) -> bool:
+def _is_of_slices(name: _DcgmName) -> bool:
     """Whether it stands on the slices' lines of a GPU that is cut; on the GPU's as well it would count twice."""
     return name.name.startswith(("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_"))
 

@@ -15,7 +15,7 @@ from tranche.documents.slices import SliceRow, slices_on, whole_holders
 _NO_POD = {"namespace": "", "pod": "", "container": ""}
 
 
-class DeviceState(StrEnum):
+class _DeviceState(StrEnum):
     """CUT is of a GPU in MIG mode alone, MISSING of a slice that somebody holds and that is not there."""
 
     HELD = "held"
@@ -31,7 +31,7 @@ class MeasuredGpu:
     """A GPU that answers, as a whole; `reading` is None where its gauges were not read."""
 
     gpu: GpuState
-    state: DeviceState
+    state: _DeviceState
     reading: GpuReading | None
     holders: tuple[Allocation, ...]
 
@@ -51,7 +51,7 @@ class MeasuredSlice:
 
     gpu: GpuState
     row: SliceRow
-    state: DeviceState | None
+    state: _DeviceState | None
     piece: ComputeInstance | None = None
     reading: SliceReading | None = None
     holders: tuple[Allocation, ...] = ()
@@ -122,23 +122,23 @@ def _holds(allocation: Allocation, row: SliceRow, piece: ComputeInstance) -> boo
     )
 
 
-def _row_state(row: SliceRow) -> DeviceState:
-    return DeviceState(row.state.replace(" ", "_"))
+def _row_state(row: SliceRow) -> _DeviceState:
+    return _DeviceState(row.state.replace(" ", "_"))
 
 
-def _piece_state(piece: ComputeInstance, holders: tuple[Allocation, ...]) -> DeviceState:
+def _piece_state(piece: ComputeInstance, holders: tuple[Allocation, ...]) -> _DeviceState:
     if any(each.phase is Phase.PREPARING for each in holders):
-        return DeviceState.PREPARING
+        return _DeviceState.PREPARING
     if holders:
-        return DeviceState.HELD
-    return DeviceState.IN_USE if piece.processes else DeviceState.IDLE
+        return _DeviceState.HELD
+    return _DeviceState.IN_USE if piece.processes else _DeviceState.IDLE
 
 
-def _gpu_state(gpu: GpuState, holders: tuple[Allocation, ...]) -> DeviceState:
+def _gpu_state(gpu: GpuState, holders: tuple[Allocation, ...]) -> _DeviceState:
     if any(each.phase is Phase.PREPARING for each in holders):
-        return DeviceState.PREPARING
+        return _DeviceState.PREPARING
     if holders:
-        return DeviceState.HELD
+        return _DeviceState.HELD
     if gpu.mig_enabled:
-        return DeviceState.CUT
-    return DeviceState.IN_USE if gpu.processes else DeviceState.IDLE
+        return _DeviceState.CUT
+    return _DeviceState.IN_USE if gpu.processes else _DeviceState.IDLE

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import CollectorRegistry
 
-from tranche.metrics.family import Distribution, MetricFamily, MetricSample
+from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
 
 _OPENMETRICS = "application/openmetrics-text"
 
@@ -64,14 +64,14 @@ def _metric(family: MetricFamily, samples: Iterable[MetricSample]) -> Metric:
     metric = Metric(family.name, family.help, family.kind, family.unit)
     for sample in samples:
         labels = dict(sample.labels)
-        if isinstance(sample.value, Distribution):
+        if isinstance(sample.value, HistogramValue):
             _add_distribution(metric, labels, sample.value)
         else:
             metric.add_sample(family.series[0], labels, sample.value)
     return metric
 
 
-def _add_distribution(metric: Metric, labels: dict[str, str], value: Distribution) -> None:
+def _add_distribution(metric: Metric, labels: dict[str, str], value: HistogramValue) -> None:
     so_far = list(accumulate(value.counts.get(bound, 0) for bound in value.bounds))
     for bound, count in zip(value.bounds, so_far, strict=True):
         text = "+Inf" if bound == float("inf") else str(bound)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
 from tranche.core.readings import GpuReading
-from tranche.node.change_totals import ChangeKind, ChangeOutcome, ChangeTotals
+from tranche.node.change_totals import ChangeKind, ChangeStatus, ChangeSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,6 @@ class NodeFacts:
     readings: tuple[GpuReading, ...] | None = None
     readings_age: float = 0.0
     waiting_since: tuple[float, ...] | None = None
-    changes: Mapping[tuple[ChangeKind, ChangeOutcome], ChangeTotals] | None = None
+    changes: Mapping[tuple[ChangeKind, ChangeStatus], ChangeSummary] | None = None
     nvml_errors: Mapping[str, int] = field(default_factory=dict)
     agent: AgentFacts | None = None

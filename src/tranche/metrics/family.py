@@ -53,7 +53,7 @@ class MetricFamily:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class HistogramValue:
     """The value of a histogram: how many by upper bound, each counted once, and their sum. The last bound is infinite."""
 
     bounds: tuple[float, ...]
@@ -67,4 +67,4 @@ class MetricSample:
 
     family: MetricFamily
     labels: Mapping[str, str]
-    value: float | Distribution
+    value: float | HistogramValue

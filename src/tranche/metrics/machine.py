@@ -9,7 +9,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.readings import GpuReading
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpm import LEAST_SECONDS
-from tranche.hardware.nvml_gauges import NvmlGauges
+from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.metrics.facts import NodeFacts
 from tranche.node import records
 from tranche.node.change_totals import change_totals
@@ -50,7 +50,7 @@ def facts_of_machine(host: Host, view: NodeView) -> NodeFacts:
 
 
 def _two_readings(view: NodeView) -> tuple[GpuReading, ...]:
-    gauges = NvmlGauges(time.monotonic)
+    gauges = NvmlGaugeReader(time.monotonic)
     gauges.read(view.node)
     time.sleep(2 * LEAST_SECONDS)
     return gauges.read(view.node)

@@ -10,7 +10,7 @@ from tranche.metrics.family import MetricFamily, MetricSample
 from tranche.metrics.samples import node_samples
 
 
-class MetricNames(StrEnum):
+class MetricNameSet(StrEnum):
     """DCGM: only what dcgm-exporter has a name for."""
 
     TRANCHE = "tranche"
@@ -19,13 +19,13 @@ class MetricNames(StrEnum):
 
 
 def named_samples(
-    facts: NodeFacts, names: MetricNames, hostname: str
+    facts: NodeFacts, names: MetricNameSet, hostname: str
 ) -> tuple[tuple[MetricFamily, ...], tuple[MetricSample, ...]]:
     """The families in their order, and every sample; `hostname` is a label of DCGM's."""
     families: tuple[MetricFamily, ...] = ()
     samples: tuple[MetricSample, ...] = ()
-    if names is not MetricNames.DCGM:
+    if names is not MetricNameSet.DCGM:
         families, samples = catalogue.FAMILIES, node_samples(facts)
-    if names is not MetricNames.TRANCHE:
+    if names is not MetricNameSet.TRANCHE:
         families, samples = (*families, *dcgm.FAMILIES), (*samples, *dcgm.dcgm_samples(facts, hostname))
     return families, samples

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tranche.core.allocation import Allocation, NodeView, Part
+from tranche.core.allocation import Allocation, FractionalShare, NodeView
 from tranche.core.devices import device_uuid
-from tranche.core.fences import fenced
+from tranche.core.fences import unavailable
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper
 from tranche.core.readings import NOT_MEASURED
 from tranche.core.sharing import Sharing
@@ -14,7 +14,7 @@ from tranche.core.state import GpuState
 from tranche.metrics import catalogue
 from tranche.metrics.devices import MeasuredGpu, MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import AgentFacts, NodeFacts
-from tranche.metrics.family import Distribution, MetricFamily, MetricSample
+from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
 from tranche.node.change_totals import BOUNDS
 
 
@@ -29,7 +29,7 @@ def node_samples(facts: NodeFacts) -> tuple[MetricSample, ...]:
         oldest = min(facts.waiting_since, default=None)
         found += _known(catalogue.QUEUE_OLDEST, None if oldest is None else max(facts.now - oldest, 0.0))
     for (kind, outcome), totals in (facts.changes or {}).items():
-        value = Distribution(BOUNDS, totals.counts, totals.seconds)
+        value = HistogramValue(BOUNDS, totals.counts, totals.seconds)
         found.append(MetricSample(catalogue.CHANGES, {"kind": kind, "outcome": outcome}, value))
     found += [_sample(catalogue.NVML_ERRORS, count, error=name) for name, count in sorted(facts.nvml_errors.items())]
     if facts.agent is not None:
@@ -49,7 +49,7 @@ def _of_view(facts: NodeFacts) -> Iterator[MetricSample]:
         yield _sample(catalogue.GPU_LOST, int(gpu.lost), gpu_uuid=gpu.uuid, gpu=str(gpu.index))
         for daemon in gpu.daemons:
             mig_uuid = "" if daemon.slot is None else daemon.device_uuid
-            why = fenced(gpu, daemon.slot)
+            why = unavailable(gpu, daemon.slot)
             yield _sample(catalogue.SHARED_FENCED, int(bool(why)), gpu_uuid=gpu.uuid, mig_uuid=mig_uuid)
         for mig_uuid, unlimited in _unlimited_shares(view, gpu).items():
             yield _sample(catalogue.SHARES_UNLIMITED, unlimited, gpu_uuid=gpu.uuid, mig_uuid=mig_uuid)
@@ -65,7 +65,11 @@ def _unlimited_shares(view: NodeView, gpu: GpuState) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if isinstance(grant, Part) and grant.gpu_uuid == gpu.uuid and grant.sharing is not Sharing.TIME_SLICING:
+            if (
+                isinstance(grant, FractionalShare)
+                and grant.gpu_uuid == gpu.uuid
+                and grant.sharing is not Sharing.TIME_SLICING
+            ):
                 uuid = "" if grant.slot is None else device_uuid(grant, gpu)
                 found[uuid] = found.get(uuid, 0) + grant.unlimited
     return found

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from tranche.core.state import GpuState
 from tranche.hardware.driver import Driver
-from tranche.node.mps_daemons import MpsDaemons
-from tranche.node.timeslices import Timeslices
+from tranche.node.mps_daemons import MpsDaemonManager
+from tranche.node.timeslices import TimesliceStore
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class StepContext:
     """What an act works with. `sleep` takes seconds."""
 
     driver: Driver
-    daemons: MpsDaemons
-    timeslices: Timeslices
+    daemons: MpsDaemonManager
+    timeslices: TimesliceStore
     sleep: Callable[[float], None]
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:

@@ -6,17 +6,21 @@ the decision and with no lock held.
 
 from __future__ import annotations
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.sharing import Sharing
 from tranche.node import register
 from tranche.node.ledger import Ledger
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.planning.plan import Plan
 
 
-def refuse_fenced_parts(
-    daemons: MpsDaemons, ledger: Ledger, allocation: Allocation, plan: Plan | None = None, seconds: float | None = None
+def refuse_unavailable_parts(
+    daemons: MpsDaemonManager,
+    ledger: Ledger,
+    allocation: Allocation,
+    plan: Plan | None = None,
+    seconds: float | None = None,
 ) -> None:
     """GpuBusy when the server of a part lets nobody in: the allocation is gone then, and the next decision knows why.
 
@@ -25,15 +29,15 @@ def refuse_fenced_parts(
     started = {step.lets_in for step in (plan.steps if plan else ())}
     try:
         for part in allocation.grants:
-            if isinstance(part, Part) and part.sharing is Sharing.MPS and part.device not in started:
-                _refuse_fenced(daemons, part, seconds)
+            if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS and part.device not in started:
+                _refuse_unavailable(daemons, part, seconds)
     except TrancheError:
         with ledger.write() as db:
             register.remove_allocation(db, allocation.id)
         raise
 
 
-def _refuse_fenced(daemons: MpsDaemons, part: Part, seconds: float | None) -> None:
+def _refuse_unavailable(daemons: MpsDaemonManager, part: FractionalShare, seconds: float | None) -> None:
     record = daemons.records.find(part.gpu_uuid, part.slot)
     if record is None:
         return  # it has died and was cleared away: whoever gives out the part's limits sees that

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, nearest_request
 from tranche.core.errors import TrancheError
 from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import Sharing
@@ -52,7 +52,7 @@ _PART = re.compile("([0-9A-Za-z/-]+):([a-z-]+):([1-9][0-9]{0,14}):([1-9][0-9]?|1
 _ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
 
 
-def part_word(device_uuid: str, part: Part) -> str:
+def part_word(device_uuid: str, part: FractionalShare) -> str:
     """A part in an environment: `UUID:mechanism:memory:ceiling:limit`, the last two empty where the part has none."""
     return f"{device_uuid}:{part.sharing}:{part.memory}:{part.compute or ''}:{part.limit or ''}"
 
@@ -107,7 +107,7 @@ def _request_of(text: str) -> Request | None:
 def _likely_request(grants: tuple[Grant, ...]) -> Request:
     """What was probably asked for: of a part the memory without CUDA's context, which whoever names an amount gets on top."""
     request, first = nearest_request(grants), grants[0]
-    if not isinstance(first, Part) or first.memory <= CONTEXT_MEMORY[first.sharing]:
+    if not isinstance(first, FractionalShare) or first.memory <= CONTEXT_MEMORY[first.sharing]:
         return request
     return replace(request, demand=GpuMemory(first.memory - CONTEXT_MEMORY[first.sharing]))
 
@@ -120,10 +120,10 @@ def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
         found = _PART.fullmatch(word)
         if found is not None and found[1] == uuid and found[2] in set(Sharing):
             compute, limit = (int(each) if each else None for each in found.group(4, 5))
-            return Part(device, int(found[3]), Sharing(found[2]), compute, limit)
+            return FractionalShare(device, int(found[3]), Sharing(found[2]), compute, limit)
     limit_text = environment.get(MEMORY_LIMIT, "")
     if PIPES in environment and _BYTES.fullmatch(limit_text):
-        return Part(device, int(limit_text), Sharing.MPS)
+        return FractionalShare(device, int(limit_text), Sharing.MPS)
     return device
 
 

@@ -16,7 +16,7 @@ from tranche.core.errors import OutputUnwritable
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ArchiveFile:
     """A file of an archive; `about` says in a few words what is in it."""
 
     path: str
@@ -29,7 +29,7 @@ class Entry:
         return {"path": self.path, "about": self.about, "bytes": len(self.content), "sha256": digest}
 
 
-def write_archive(target: Path, folder: str, entries: Sequence[Entry], *, now: float) -> None:
+def write_archive(target: Path, folder: str, entries: Sequence[ArchiveFile], *, now: float) -> None:
     """Write a .tar.gz whose files lie in `folder`; they are as old as `now`, in seconds since the epoch.
 
     Raises:

@@ -47,7 +47,7 @@ def read_all(descriptor: int, *, limit: int = LIMIT, silence: float | None = Non
     raise TooLong(f"it is longer than {limit} bytes")
 
 
-class BoundedInput(io.RawIOBase):
+class BoundedStream(io.RawIOBase):
     """A file, pipe or device of any length, as it arrives. OSError where it cannot be read, and when a named pipe is silent."""
 
     def __init__(self, path: str | Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
 from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_APPLY_MODE
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 from tranche.node.executor import Progress, no_progress
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
@@ -54,7 +54,7 @@ class Change:
     def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
         """Carry out what is decided; the last decision. GpuBusy or WaitTimeout when something in use stays in the way."""
         last = decide(self._host.view(seconds=self._patience.with_others(0.0)))
-        if self._host.driver.scope is Scope.PARTS:
+        if self._host.driver.scope is DeviceVisibility.PARTS:
             last.refuse_if_blocked()
             self._host.require_whole_gpus()
 

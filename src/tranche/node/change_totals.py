@@ -18,7 +18,7 @@ class ChangeKind(StrEnum):
     REQUEST = "request"
 
 
-class ChangeOutcome(StrEnum):
+class ChangeStatus(StrEnum):
     """DONE; UNDONE after a failure; INTERRUPTED: its process died, and another cleared up after it, however much later."""
 
     DONE = "done"
@@ -27,7 +27,7 @@ class ChangeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeTotals:
+class ChangeSummary:
     """The changes of one kind with one outcome: how many by upper bound of their duration, each once, and their seconds."""
 
     counts: Mapping[float, int] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class ChangeTotals:
         return sum(self.counts.values())
 
 
-def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeOutcome, seconds: float) -> None:
+def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeStatus, seconds: float) -> None:
     """Count a change that has ended, within the transaction that ends it. No clock that was set back makes it shorter than 0."""
     lasted = max(seconds, 0.0)
     bound = next(each for each in BOUNDS if lasted <= each)
@@ -50,13 +50,13 @@ def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeOutcom
     )
 
 
-def change_totals(db: sqlite3.Connection) -> Mapping[tuple[ChangeKind, ChangeOutcome], ChangeTotals]:
+def change_totals(db: sqlite3.Connection) -> Mapping[tuple[ChangeKind, ChangeStatus], ChangeSummary]:
     """All that was ever counted; every kind and outcome is there, with nothing where nothing happened."""
-    found: dict[tuple[ChangeKind, ChangeOutcome], tuple[dict[float, int], float]] = {
-        (kind, outcome): ({}, 0.0) for kind in ChangeKind for outcome in ChangeOutcome
+    found: dict[tuple[ChangeKind, ChangeStatus], tuple[dict[float, int], float]] = {
+        (kind, outcome): ({}, 0.0) for kind in ChangeKind for outcome in ChangeStatus
     }
     for kind, outcome, bound, changes, seconds in db.execute("SELECT * FROM change_totals"):
-        place = (ChangeKind(kind), ChangeOutcome(outcome))
+        place = (ChangeKind(kind), ChangeStatus(outcome))
         counts, before = found[place]
         found[place] = ({**counts, bound: changes}, before + seconds)
-    return {place: ChangeTotals(counts, seconds) for place, (counts, seconds) in found.items()}
+    return {place: ChangeSummary(counts, seconds) for place, (counts, seconds) in found.items()}

@@ -17,18 +17,18 @@ from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
-from tranche.core.fences import fenced
+from tranche.core.fences import unavailable
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import ComputeMode, GpuState, NodeState
 from tranche.node import chronicle, records
 from tranche.node.contradictions import contradictory_tables
 from tranche.node.daemon_due import shared_by_mps
 from tranche.node.deciding import slow_decision
 from tranche.node.ledger import Ledger
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
-from tranche.node.session import Places
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.session import StateFolder
 from tranche.node.state_folder import try_file, try_state_folder
 from tranche.planning.options import PROHIBITED
 
@@ -74,7 +74,7 @@ def check_node(node: NodeState) -> Iterator[Finding]:
         yield from _check_gpu(gpu)
 
 
-def check_sharing(means: SharingMeans) -> Finding:
+def check_sharing(means: MachineSharing) -> Finding:
     """By what this machine can give parts of a GPU that is not cut, or of a slice, and why not by the rest."""
     offered = " and ".join(each.for_people for each in Sharing if each in means.offered) or "nothing"
     refused = "".join(f"; not by {each.for_people}: {why}" for each in Sharing if (why := means.why_not(each)))
@@ -111,7 +111,7 @@ def check_reset_command(command: str, node: NodeState | None) -> Finding:
     return Finding("nvidia-smi", Status.WARN, text, "install the driver's utilities package")
 
 
-def check_state_folder(places: Places) -> Finding:
+def check_state_folder(places: StateFolder) -> Finding:
     """Whether files can be made, locked and filled wherever a command does so."""
     try:
         return Finding("state-folder", Status.PASS, try_state_folder(places))
@@ -119,7 +119,7 @@ def check_state_folder(places: Places) -> Finding:
         return failed("state-folder", error)
 
 
-def check_ledger(places: Places) -> Finding:
+def check_ledger(places: StateFolder) -> Finding:
     """Whether the ledger opens, is whole, and takes a request; what is written is taken back."""
     if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
         text = f"no permission to look into the state folder {places.state_dir}"
@@ -155,7 +155,7 @@ def _rehearse(ledger: Ledger) -> None:
         raise _TakenBack
 
 
-def check_decisions(places: Places) -> Finding:
+def check_decisions(places: StateFolder) -> Finding:
     """Whether somebody holds up all requests, by a decision that does not end."""
     if (slow := slow_decision(places)) is not None:
         return Finding("decisions", Status.FAIL, str(slow), slow.hint)
@@ -207,13 +207,13 @@ def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Fin
         yield Finding("groups", Status.WARN, text, hint)
 
 
-def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: DaemonRecords) -> Iterator[Finding]:
+def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: DaemonRecordStore) -> Iterator[Finding]:
     """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons, `known` is written down of them."""
     shared = shared_by_mps(allocations)
     for gpu in node:
         for daemon in gpu.daemons:
             where = "" if daemon.slot is None else f"{daemon.slot.profile} at {daemon.slot.placement}: "
-            if why := fenced(gpu, daemon.slot):
+            if why := unavailable(gpu, daemon.slot):
                 key = gpu.uuid, daemon.slot
                 hint = _fence_hint(known.find(*key), shared=key in shared)
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)

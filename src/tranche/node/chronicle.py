@@ -15,7 +15,7 @@ from tranche.core.actor import Actor
 from tranche.core.allocation import Allocation
 from tranche.core.cordon import Cordon
 from tranche.core.errors import TrancheError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
@@ -209,7 +209,7 @@ def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
     return None if row is None else _event(*row)
 
 
-def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuUse | None) -> None:
+def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuPolicy | None) -> None:
     """The administrator said how a GPU may be shared, or with an empty UUID all others; `what` names them for people."""
     from tranche.core.events import PolicyChanged
 

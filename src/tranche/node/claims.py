@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase
 from tranche.core.devices import shared_memory
 from tranche.core.errors import GpuBusy, TrancheError
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, ClaimKeeper, Keeper, PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuProcess
 from tranche.node import chronicle, register
-from tranche.node.holders import Holders, takes
+from tranche.node.holders import HolderRegister, takes
 from tranche.node.journal import PlanRecord
 from tranche.node.ledger import Ledger
 from tranche.node.session import boot_id
@@ -50,7 +50,7 @@ class ClaimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimReservation:
+class ReservedClaim:
     """A claim's room is its own. `plan_id` is the change that is still to be carried out, "" when there is none."""
 
     allocation: Allocation
@@ -65,22 +65,22 @@ class _Decision:
     known: bool = False
 
 
-class Claims:
+class ClaimRegister:
     """The claims' part of one host's register. `deciding` holds the decision lock; `carry_out` carries a journaled plan out.
 
-    `refuse_fenced` is GpuBusy, and the allocation is gone, when an MPS server lets nobody in.
+    `refuse_unavailable` is GpuBusy, and the allocation is gone, when an MPS server lets nobody in.
     """
 
     def __init__(
         self,
         ledger: Ledger,
-        holders: Holders,
+        holders: HolderRegister,
         *,
         deciding: Callable[[float | None], AbstractContextManager[None]],
         look: Callable[[], NodeView],
         open_plan: Callable[[sqlite3.Connection, str, Plan, NodeView, str], None],
         carry_out: Callable[[str, str], None],
-        refuse_fenced: Callable[[Allocation], None],
+        refuse_unavailable: Callable[[Allocation], None],
         given_back: Callable[[Sequence[Grant]], None],
         boundary: Callable[[], None],
     ) -> None:
@@ -90,12 +90,12 @@ class Claims:
         self._look = look
         self._open_plan = open_plan
         self._carry_out = carry_out
-        self._refuse_fenced = refuse_fenced
+        self._refuse_unavailable = refuse_unavailable
         self._given_back = given_back
         self._boundary = boundary
         self._noting = threading.Lock()
 
-    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
+    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
         """Decide on all of these after one look, and write what is promised; for each order its promise or why it has none.
 
         Plans of one GPU must be carried out in the order of the promises. None stands for an order that must be asked for again
@@ -103,7 +103,7 @@ class Claims:
         """
         with self._deciding(None):
             view = self._look()
-            answers: list[ClaimReservation | TrancheError | None] = []
+            answers: list[ReservedClaim | TrancheError | None] = []
             steps: list[Step] = []
             with self._ledger.write() as db:
                 # Read once: what the plans of these orders take, `steps` says.
@@ -124,13 +124,13 @@ class Claims:
             self._boundary()
         return tuple(answers)
 
-    def fulfil(self, promise: ClaimReservation) -> Allocation:
+    def fulfil(self, promise: ReservedClaim) -> Allocation:
         """Carry the promise's plan out: the allocation, active. What fails is undone, and the promise is over."""
         allocation = promise.allocation
         if promise.plan_id:
             self._carry_out(promise.plan_id, allocation.id)
         if allocation.phase is not Phase.ACTIVE:
-            self._refuse_fenced(allocation)
+            self._refuse_unavailable(allocation)
         active = replace(allocation, phase=Phase.ACTIVE)
         if promise.plan_id or allocation.phase is not Phase.ACTIVE:
             with self._ledger.write() as db:
@@ -211,7 +211,7 @@ class Claims:
 
     def _write_down(
         self, db: sqlite3.Connection, decision: _Decision, view: NodeView, plans: Sequence[PlanRecord]
-    ) -> ClaimReservation:
+    ) -> ReservedClaim:
         allocation, plan = decision.promised, decision.plan
         plan_id = "" if plan.empty else self._holders.new_id()
         db.execute("SAVEPOINT promising")
@@ -229,7 +229,7 @@ class Claims:
             raise
         finally:
             db.execute("RELEASE promising")
-        return ClaimReservation(allocation, plan_id)
+        return ReservedClaim(allocation, plan_id)
 
 
 def _joined(before: Keeper, now: Keeper) -> Keeper:
@@ -262,11 +262,11 @@ def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, .
     found: list[GpuProcess] = []
     for grant in grants:
         gpu = gpus.get(grant.gpu_uuid)
-        if isinstance(grant, Part) or gpu is None:
+        if isinstance(grant, FractionalShare) or gpu is None:
             continue
         if grant.slot is None:
             found += gpu.all_processes
-        elif (instance := gpu.instance_in(Occupant(grant.slot.profile, grant.slot.placement))) is not None:
+        elif (instance := gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))) is not None:
             found += instance.processes
     return tuple(found)
 
@@ -294,4 +294,4 @@ def _promised(view: NodeView, decision: _Decision) -> NodeView:
 
 def as_given(grants: Sequence[Grant]) -> tuple[Grant, ...]:
     """The grants, whatever has become of their limits."""
-    return tuple(replace(each, unlimited=False) if isinstance(each, Part) else each for each in grants)
+    return tuple(replace(each, unlimited=False) if isinstance(each, FractionalShare) else each for each in grants)

@@ -9,12 +9,12 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.wire import grant_from_dict
 from tranche.node import register
 from tranche.node.locks import is_held
 from tranche.node.register import device_name, units_of
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 _ROWS = """
 SELECT 'units', gpu_uuid || ' ' || unit, coalesce(allocation_id, device_id) FROM units
@@ -34,7 +34,7 @@ SELECT id FROM devices WHERE
 _LOST_PLANS = "SELECT gpu_uuid FROM changing_gpus WHERE plan_id NOT IN (SELECT id FROM plans)"
 
 
-def contradictory_tables(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+def contradictory_tables(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
     """The tables with rows too many or too few, by what the allocations were granted; none where the register is sound."""
     wanted = {row for allocation in register.allocations(db) for row in _rows_of(allocation)}
     found = {tuple(row) for row in db.execute(_ROWS)}
@@ -52,12 +52,12 @@ def _rows_of(allocation: Allocation) -> Iterable[tuple[str, str, str]]:
     yield "grants", allocation.id, ""
     for grant in allocation.grants:
         device, owner = _device(grant), allocation.id
-        if isinstance(grant, Part | ComputeSlice):
+        if isinstance(grant, FractionalShare | ComputeSlice):
             owner = device_name(device)
             yield "devices", owner, ""
         for unit in units_of(device):
             yield "units", f"{grant.gpu_uuid} {unit}", owner
-        if isinstance(grant, Part):
+        if isinstance(grant, FractionalShare):
             yield "parts", owner, allocation.id
         elif isinstance(grant, ComputeSlice):
             for unit in range(grant.start, grant.start + grant.size):
@@ -65,7 +65,7 @@ def _rows_of(allocation: Allocation) -> Iterable[tuple[str, str, str]]:
 
 
 def _device(grant: Grant) -> WholeGpu | Slice:
-    if isinstance(grant, Part):
+    if isinstance(grant, FractionalShare):
         return grant.device
     return grant.inside if isinstance(grant, ComputeSlice) else grant
 
@@ -79,7 +79,7 @@ def grants_without_allocation(db: sqlite3.Connection) -> Mapping[str, tuple[Gran
     return found
 
 
-def clear(db: sqlite3.Connection, places: Places) -> None:
+def clear(db: sqlite3.Connection, places: StateFolder) -> None:
     """Forget who holds what, within a transaction that then writes it anew, and the changes of lost plans."""
     # Devices go first: then no trigger changes an account that does not balance.
     db.execute("PRAGMA defer_foreign_keys = ON")
@@ -98,7 +98,7 @@ def memory_of_devices(
     """
     written = dict(db.execute("SELECT id, memory FROM devices"))
     taken: dict[WholeGpu | Slice, int] = {}
-    for grant in (grant for each in allocations for grant in each.grants if isinstance(grant, Part)):
+    for grant in (grant for each in allocations for grant in each.grants if isinstance(grant, FractionalShare)):
         taken[grant.device] = taken.get(grant.device, 0) + grant.memory
     return {
         device: max(written.get(device_name(device), seen.get(device, 0)), memory) for device, memory in taken.items()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, InstanceKey
 from tranche.node import records, register
-from tranche.node.daemon_tries import DaemonTries
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
+from tranche.node.daemon_tries import DaemonFailureLog
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
 
 DeviceKey = tuple[str, InstanceKey | None]
 """A device by its GPU's UUID and the slot of its instance."""
@@ -19,7 +19,7 @@ IDLE_SECONDS = 60.0
 """For so long a daemon stays when the last share of its device has ended: the next share starts faster."""
 
 
-def care_needed(db: sqlite3.Connection, known: DaemonRecords, now: float) -> bool:
+def care_needed(db: sqlite3.Connection, known: DaemonRecordStore, now: float) -> bool:
     """Whether something is to be done about a daemon; `now` in seconds since the epoch. Not while a plan is carried out."""
     found, damaged = known.look()
     if not (found or damaged) or records.open_plans(db):
@@ -35,12 +35,12 @@ def care_needed(db: sqlite3.Connection, known: DaemonRecords, now: float) -> boo
     )
 
 
-def is_due(record: DaemonRecord, known: DaemonRecords, now: float) -> bool:
+def is_due(record: DaemonRecord, known: DaemonRecordStore, now: float) -> bool:
     """Whether a daemon whose device nobody shares should end now: something is wrong with it, or it was idle for long.
 
     Not shortly after that failed.
     """
-    if DaemonTries(known.folder).failed_lately(record, now):
+    if DaemonFailureLog(known.folder).failed_lately(record, now):
         return False
     if record.state is not DaemonState.READY or record.suspect or not known.reachable(record):
         return True
@@ -52,7 +52,7 @@ def shared_by_mps(allocations: Iterable[Allocation]) -> Mapping[DeviceKey, bool]
     found: dict[DeviceKey, bool] = {}
     for allocation in allocations:
         for grant in allocation.grants:
-            if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
+            if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
                 key = grant.gpu_uuid, grant.slot
                 found[key] = found.get(key, False) or not grant.unlimited
     return found

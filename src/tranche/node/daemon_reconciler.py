@@ -10,23 +10,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase
 from tranche.core.errors import MpsFailed, TrancheError
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, NodeState
 from tranche.node import chronicle, journal, records, register
 from tranche.node.daemon_due import DeviceKey, care_needed, is_due, shared_by_mps
-from tranche.node.daemon_tries import DaemonTries
+from tranche.node.daemon_tries import DaemonFailureLog
 from tranche.node.executor import Executor
 from tranche.node.ledger import Ledger
-from tranche.node.memory_groups import MemoryGroups
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.memory_groups import MemoryGroupManager
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.mps_health import FATAL, LOOK_SECONDS, what_changed
 from tranche.node.mps_records import DaemonRecord
 from tranche.node.overdrawn import with_overdrawn
-from tranche.node.timeslices import Timeslices
+from tranche.node.timeslices import TimesliceStore
 from tranche.planning.plan import Plan
 from tranche.planning.steps import SetTimeslice, StartMps, StopMps
 
@@ -36,9 +36,9 @@ class DaemonReconciler:
 
     def __init__(
         self,
-        daemons: MpsDaemons,
-        groups: MemoryGroups,
-        timeslices: Timeslices,
+        daemons: MpsDaemonManager,
+        groups: MemoryGroupManager,
+        timeslices: TimesliceStore,
         ledger: Ledger,
         executor: Executor,
         *,
@@ -46,7 +46,7 @@ class DaemonReconciler:
         new_id: Callable[[], str],
     ) -> None:
         self._daemons = daemons
-        self._tries = DaemonTries(daemons.records.folder)
+        self._tries = DaemonFailureLog(daemons.records.folder)
         self._groups = groups
         self._timeslices = timeslices
         self._ledger = ledger
@@ -199,7 +199,7 @@ class DaemonReconciler:
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
         """Note that parts of devices were given back. One that was `killed` may have wedged its server."""
         for grant in grants:
-            if not isinstance(grant, Part) or grant.sharing is not Sharing.MPS:
+            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
                 continue
             record = self._daemons.records.find(grant.gpu_uuid, grant.slot)
             if record is not None and killed and not record.suspect:
@@ -219,7 +219,9 @@ class DaemonReconciler:
 
     def _limits_changed(self, allocation: Allocation) -> str | None:
         """Which of the limits somebody has changed, as what_changed says; None when nobody has."""
-        parts = (each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MPS)
+        parts = (
+            each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS
+        )
         found = (self._daemons.records.find(each.gpu_uuid, each.slot) for each in parts)
         return next((what_changed(record) for record in found if record is not None and record.changed), None)
 
@@ -280,8 +282,8 @@ class DaemonReconciler:
             self._tries.note(record, self._clock())
 
 
-def _occupant(record: DaemonRecord) -> Occupant | None:
-    return None if record.slot is None else Occupant(record.slot.profile, record.slot.placement)
+def _occupant(record: DaemonRecord) -> PlacedInstance | None:
+    return None if record.slot is None else PlacedInstance(record.slot.profile, record.slot.placement)
 
 
 def _start(record: DaemonRecord, limit: int) -> StartMps:

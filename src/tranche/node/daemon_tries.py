@@ -14,7 +14,7 @@ PAUSE_SECONDS: Final = 60.0
 _SUFFIX: Final = ".failed"
 
 
-class DaemonTries:
+class DaemonFailureLog:
     """The failures noted beside the daemons' records, each by a file's time. `now` is seconds since the epoch."""
 
     def __init__(self, folder: Path) -> None:

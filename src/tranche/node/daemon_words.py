@@ -11,13 +11,13 @@ from tranche.core.allocation import NodeView
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import NodeState
 from tranche.node.daemon_due import DeviceKey, shared_by_mps
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_daemons import MpsDaemonManager
 
 _LISTEN_SECONDS = 2.0
 """Who only looks gives daemons so long to answer; one that is silent for longer lets nobody in now, as far as anybody knows."""
 
 
-def node_as_said(node: NodeState, shared: Collection[DeviceKey], daemons: MpsDaemons) -> NodeState:
+def node_as_said(node: NodeState, shared: Collection[DeviceKey], daemons: MpsDaemonManager) -> NodeState:
     """The node, where the daemons of the `shared` devices are as they say.
 
     Who may not judge a daemon sees what is written down of it.
@@ -36,7 +36,7 @@ def node_as_said(node: NodeState, shared: Collection[DeviceKey], daemons: MpsDae
     )
 
 
-def view_as_said(view: NodeView, daemons: MpsDaemons) -> NodeView:
+def view_as_said(view: NodeView, daemons: MpsDaemonManager) -> NodeView:
     """The view, where shared daemons are as they say, and those whose limits they do not keep are unlimited."""
     node = node_as_said(view.node, shared_by_mps(view.allocations), daemons)
     if node is view.node:

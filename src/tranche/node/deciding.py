@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tranche.core.errors import WaitTimeout
 from tranche.node.lock_table import LockHolder
-from tranche.node.locks import FileLock, StillHeld, lock_holder
-from tranche.node.session import Places
+from tranche.node.locks import FileLock, LockTimeout, lock_holder
+from tranche.node.session import StateFolder
 from tranche.node.stalled import stops_held_back
 
 _SLOW_SECONDS = 10.0
@@ -18,7 +18,7 @@ _SLOW_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class SlowDecision:
+class _SlowDecision:
     """Somebody who has been deciding for long."""
 
     holder: LockHolder
@@ -33,7 +33,7 @@ class SlowDecision:
 
 
 @contextmanager
-def taking_turn(places: Places, seconds: float | None) -> Iterator[None]:
+def taking_turn(places: StateFolder, seconds: float | None) -> Iterator[None]:
     """Have the decision lock; WaitTimeout when somebody else has it for `seconds` more, None waits for as long as it takes."""
     with stops_held_back(), _turn(places, seconds):
         yield
@@ -46,33 +46,33 @@ def taking_gpu(path: Path, gpu_uuid: str, seconds: float | None) -> Iterator[Fil
         yield lock
 
 
-def _turn(places: Places, seconds: float | None) -> FileLock:
+def _turn(places: StateFolder, seconds: float | None) -> FileLock:
     try:
         return FileLock(places.decision_lock, seconds=seconds)
-    except StillHeld as error:
+    except LockTimeout as error:
         holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
         if seconds is not None and holder.seconds < seconds / 2:
             raise WaitTimeout(
                 f"others decide, one after the other, and this process had no turn in {seconds:.0f} s; now it is {holder}",
                 hint="run the command again when less is asked of this machine at once",
             ) from error
-        raise WaitTimeout(str(SlowDecision(holder)), hint=_hint(holder)) from error
+        raise WaitTimeout(str(_SlowDecision(holder)), hint=_hint(holder)) from error
 
 
 def _gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
     try:
         return FileLock(path, seconds=seconds)
-    except StillHeld as error:
+    except LockTimeout as error:
         holder = lock_holder(path) or LockHolder(0, 0.0)
         raise WaitTimeout(
             f"{holder} has been working on GPU {gpu_uuid} for {holder.seconds:.0f} s", hint=_hint(holder)
         ) from error
 
 
-def slow_decision(places: Places) -> SlowDecision | None:
+def slow_decision(places: StateFolder) -> _SlowDecision | None:
     """Who has been deciding for so long that something must be wrong; None when nobody has."""
     holder = lock_holder(places.decision_lock)
-    return SlowDecision(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
+    return _SlowDecision(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
 
 
 def _hint(holder: LockHolder) -> str:

@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import NamedTuple
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.sharing import Sharing
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.mps_records import DaemonRecord
 
 
-class Undrained(NamedTuple):
+class UndrainedDevice(NamedTuple):
     """A device whose server did not let go of its clients, by its UUID, and why it did not."""
 
     device_uuid: str
     why: str
 
 
-def drain(daemons: MpsDaemons, allocation: Allocation, pids: Set[int]) -> tuple[Undrained, ...]:
+def drain(daemons: MpsDaemonManager, allocation: Allocation, pids: Set[int]) -> tuple[UndrainedDevice, ...]:
     """End the contexts of these processes of the allocation; the devices whose servers did not.
 
     A server that does not within its time lets nobody more in from here on, and no more does a daemon that does not answer.
     """
     if not pids:
         return ()
-    parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MPS]
+    parts = [each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS]
     records = [daemons.records.find(part.gpu_uuid, part.slot) for part in parts]
-    found = [Undrained(each.device_uuid, _let_go(daemons, each, pids)) for each in records if each is not None]
+    found = [UndrainedDevice(each.device_uuid, _let_go(daemons, each, pids)) for each in records if each is not None]
     return tuple(each for each in found if each.why)
 
 
-def _let_go(daemons: MpsDaemons, record: DaemonRecord, pids: Set[int]) -> str:
+def _let_go(daemons: MpsDaemonManager, record: DaemonRecord, pids: Set[int]) -> str:
     if halted := record.halted:
         return halted  # it answers nobody until it is continued, and need not be waited for
     clients = daemons.health.clients(record.device_uuid)

@@ -17,17 +17,17 @@ from pathlib import Path
 from tranche.core.errors import GpuNotFound, TrancheError
 from tranche.core.state import GpuState, InstanceKey
 from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 from tranche.node import chronicle, journal
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.node.deciding import taking_gpu
-from tranche.node.guards import Guards
+from tranche.node.guards import StepGuard
 from tranche.node.interrupts import interruptible, uninterruptible
 from tranche.node.ledger import Ledger
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.records import disown_instances, own_instance, owned_instances
 from tranche.node.step_acts import carry_out
-from tranche.node.timeslices import Timeslices
+from tranche.node.timeslices import TimesliceStore
 from tranche.planning.steps import Step
 from tranche.planning.undo import StepRecord, undo_steps
 
@@ -47,8 +47,8 @@ class Executor:
         driver: Driver,
         ledger: Ledger,
         locks: Path,
-        daemons: MpsDaemons,
-        timeslices: Timeslices,
+        daemons: MpsDaemonManager,
+        timeslices: TimesliceStore,
         *,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
@@ -59,8 +59,8 @@ class Executor:
         self._locks = locks
         self._clock = clock
         self._boundary = boundary
-        self._guards = Guards(ledger)
-        self._tools = Tools(driver, daemons, timeslices, interruptible()(sleep))
+        self._guards = StepGuard(ledger)
+        self._tools = StepContext(driver, daemons, timeslices, interruptible()(sleep))
 
     def execute(
         self,
@@ -92,7 +92,7 @@ class Executor:
 
     def shows(self, gpu_uuids: Iterable[str]) -> bool:
         """Whether this process can look at those GPUs, as far as they are still in the machine."""
-        if self._driver.scope is Scope.ALL:
+        if self._driver.scope is DeviceVisibility.ALL:
             return True
         try:
             for gpu_uuid in gpu_uuids:

@@ -14,7 +14,7 @@ import yaml
 from tranche.core.errors import PermissionDenied, TrancheError, UsageError
 from tranche.node.bounded import LIMIT, read_all, read_bounded
 from tranche.node.output_file import write_output
-from tranche.node.yaml_reader import NotYaml, load_yaml
+from tranche.node.yaml_reader import YamlError, load_yaml
 
 STANDARD_STREAM = "-"
 
@@ -60,7 +60,7 @@ def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
             pass  # a YAML flow mapping looks the same from outside
     try:
         return load_yaml(text)
-    except NotYaml as reason:
+    except YamlError as reason:
         raise error(f"{source} is neither YAML nor JSON: {reason}") from reason
 
 

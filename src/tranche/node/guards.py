@@ -13,10 +13,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
-from tranche.core.allocation import NodeView, Part, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import FractionalShare, NodeView, Phase, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
-from tranche.core.fences import fenced
-from tranche.core.grid import Occupant
+from tranche.core.fences import unavailable
+from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
 from tranche.node import register
@@ -25,7 +25,7 @@ from tranche.planning.plan import Plan
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
 
 
-class Guards:
+class StepGuard:
     """Checks steps against the ledger and the GPU as it was just seen."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -48,9 +48,9 @@ class Guards:
         with self._ledger.read() as db:
             refuse_held(db, step, gpu.label, allocation_id)
             if (device := step.lets_in) is not None:
-                _refuse_fenced(db, device, gpu, allocation_id)
+                _refuse_unavailable(db, device, gpu, allocation_id)
 
-    def _check_instance(self, slot: Occupant, gpu: GpuState) -> None:
+    def _check_instance(self, slot: PlacedInstance, gpu: GpuState) -> None:
         instance = gpu.instance_in(slot)
         if instance is not None and instance.processes:
             raise GpuBusy(
@@ -69,9 +69,9 @@ class Guards:
             raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
 
 
-def _refuse_fenced(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: GpuState, allocation_id: str) -> None:
+def _refuse_unavailable(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: GpuState, allocation_id: str) -> None:
     """GpuBusy when a daemon that failed would be started anew beneath somebody who is no client of the new one."""
-    if not (why := fenced(gpu, device.slot)):
+    if not (why := unavailable(gpu, device.slot)):
         return
     others = (each for each in register.allocations(db) if each.id != allocation_id and each.phase is Phase.ACTIVE)
     for each in others:
@@ -121,18 +121,18 @@ def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: s
                 assert_never(taking)
 
 
-def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: Occupant | None, allocation_id: str) -> str:
+def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: PlacedInstance | None, allocation_id: str) -> str:
     """The id of another allocation that has a part of the device by MPS; "" when none has. Others need no daemon."""
     slot = None if occupant is None else InstanceKey(gpu_uuid, occupant.profile, occupant.placement)
     for allocation in register.allocations(db):
         for grant in allocation.grants:
-            shares = isinstance(grant, Part) and grant.sharing is Sharing.MPS
+            shares = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
             if shares and (grant.gpu_uuid, grant.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
                 return allocation.id
     return ""
 
 
-def _holder_of_room(db: sqlite3.Connection, step: Step, room: Occupant, allocation_id: str) -> str:
+def _holder_of_room(db: sqlite3.Connection, step: Step, room: PlacedInstance, allocation_id: str) -> str:
     slot = InstanceKey(step.gpu_uuid, room.profile, room.placement)
     return register.holder_of_room(db, slot, but=allocation_id)
 

@@ -18,7 +18,7 @@ class QueuePlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldAllocation:
     """A granted allocation; it lasts for as long as a process holds its lock or its workload lives.
 
     `key` is known to its own processes alone, and shows that they came of it. `group` is the control group with its limits.

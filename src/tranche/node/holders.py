@@ -21,7 +21,7 @@ from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, Tak
 from tranche.planning.undo import StepStatus
 
 
-class Holders:
+class HolderRegister:
     """Writes of holders who are not processes. `clock` is seconds since the epoch."""
 
     def __init__(

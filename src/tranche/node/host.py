@@ -32,36 +32,36 @@ from tranche.core.request import Request
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.hardware.simulated_containers import meets_this_machine
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 from tranche.node import chronicle, journal, records, register
-from tranche.node.admission import refuse_fenced_parts
+from tranche.node.admission import refuse_unavailable_parts
 from tranche.node.apart import carry_out_apart
 from tranche.node.daemon_reconciler import DaemonReconciler
 from tranche.node.deciding import slow_decision, taking_turn
 from tranche.node.executor import Executor, Progress, no_progress
 from tranche.node.guards import refuse_changing, refuse_held_by_any
-from tranche.node.held import Held, QueuePlace
-from tranche.node.holders import Holders, add_or_refuse
-from tranche.node.inspection import Inspection
-from tranche.node.interrupts import Terminated
-from tranche.node.keeping import Remains
+from tranche.node.held import HeldAllocation, QueuePlace
+from tranche.node.holders import HolderRegister, add_or_refuse
+from tranche.node.inspection import MachineReader
+from tranche.node.interrupts import WaitInterrupted
+from tranche.node.keeping import RemainingProcesses
 from tranche.node.ledger import Ledger, open_to_read
-from tranche.node.limit_trials import LimitTrials
-from tranche.node.limited_shares import LimitedShares, LimitsRefused
+from tranche.node.limit_trials import LimitTrialRunner
+from tranche.node.limited_shares import LimitsRefused, MemoryLimitManager
 from tranche.node.locks import FileLock
-from tranche.node.memory_groups import MemoryGroups
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.memory_groups import MemoryGroupManager
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.processes import Process, digest_of
 from tranche.node.recovery import Recovery
-from tranche.node.session import Places, pid_namespace, process_start_time, sees_processes_of
+from tranche.node.session import StateFolder, pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state_file import drop_state_file
-from tranche.node.timeslices import Timeslices
-from tranche.planning.daemons import refuse_fenced, refuse_recut, with_daemons
+from tranche.node.timeslices import TimesliceStore
+from tranche.planning.daemons import refuse_recut, refuse_unavailable, with_daemons
 from tranche.planning.plan import Plan
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
-    from tranche.node.claims import Claims
+    from tranche.node.claims import ClaimRegister
     from tranche.planning.allocate import Decision, Granted, Waiting
 
 
@@ -97,13 +97,13 @@ class Host:
         `recovered` is told the purpose of each interrupted plan that this process undid. Events name the `actor`.
         """
         self.driver, self.actor = driver, actor
-        self.places = Places(state_dir)
+        self.places = StateFolder(state_dir)
         self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
         self._clock = clock
         self._new_id = new_id
         self._boundary = boundary
-        self.daemons = MpsDaemons(self.places, environment)
-        self.timeslices = Timeslices(self.places)
+        self.daemons = MpsDaemonManager(self.places, environment)
+        self.timeslices = TimesliceStore(self.places)
         self._executor = Executor(
             driver,
             self.ledger,
@@ -114,17 +114,17 @@ class Host:
             sleep=sleep,
             boundary=boundary,
         )
-        self.holders = Holders(self.ledger, clock=clock, new_id=new_id, boundary=boundary)
-        self.memory_groups = MemoryGroups(self.places)
-        trials = LimitTrials(self.places, environment, clock)
-        self._limited = LimitedShares(self.memory_groups, trials, self.ledger, clock)
+        self.holders = HolderRegister(self.ledger, clock=clock, new_id=new_id, boundary=boundary)
+        self.memory_groups = MemoryGroupManager(self.places)
+        trials = LimitTrialRunner(self.places, environment, clock)
+        self._limited = MemoryLimitManager(self.memory_groups, trials, self.ledger, clock)
         self._care = DaemonReconciler(
             self.daemons, self.memory_groups, self.timeslices, self.ledger, self._executor, clock=clock, new_id=new_id
         )
         self._recovery = Recovery(
             self.ledger, self.places, self._executor, clock, self._care.given_back, recovered=recovered
         )
-        self._inspection = Inspection(
+        self._inspection = MachineReader(
             driver,
             self.ledger,
             self.places,
@@ -147,18 +147,18 @@ class Host:
         return name, FileLock(self.places.session(name))
 
     @cached_property
-    def claims(self) -> Claims:
+    def claims(self) -> ClaimRegister:
         """The shares of resource claims."""
-        from tranche.node.claims import Claims  # nobody but the agent needs them
+        from tranche.node.claims import ClaimRegister  # nobody but the agent needs them
 
-        return Claims(
+        return ClaimRegister(
             self.ledger,
             self.holders,
             deciding=self._deciding,
             look=self._inspection.in_order,
             open_plan=self._open_plan,
             carry_out=lambda plan_id, allocation_id: self._carry_out(plan_id, allocation_id, no_progress, None),
-            refuse_fenced=lambda allocation: refuse_fenced_parts(self.daemons, self.ledger, allocation),
+            refuse_unavailable=lambda allocation: refuse_unavailable_parts(self.daemons, self.ledger, allocation),
             given_back=self.given_back,
             boundary=self._boundary,
         )
@@ -207,7 +207,7 @@ class Host:
 
     def require_whole_gpus(self) -> None:
         """PermissionDenied when this process is shown parts of GPUs: nothing can be decided on such a view."""
-        if self.driver.scope is Scope.PARTS:
+        if self.driver.scope is DeviceVisibility.PARTS:
             raise PermissionDenied(
                 "this process is shown a part of the machine only, by NVIDIA_VISIBLE_DEVICES: it can look, but change nothing",
                 hint="run the command outside of the share or container that set it",
@@ -305,7 +305,7 @@ class Host:
         progress: Progress = no_progress,
         decided: Callable[[], None] = lambda: None,
         seconds: float | None = None,
-    ) -> Held | Waiting:
+    ) -> HeldAllocation | Waiting:
         """Try to serve a waiter: on a grant it leaves the queue, its plan is carried out, and the allocation is active.
 
         When the plan fails it is undone, the waiter keeps its place, and the error is raised. When the driver keeps no limit of
@@ -335,7 +335,7 @@ class Host:
                 held.lock.release(remove=True)
                 raise
         try:
-            refuse_fenced_parts(self.daemons, self.ledger, held.allocation, decision.plan, seconds)
+            refuse_unavailable_parts(self.daemons, self.ledger, held.allocation, decision.plan, seconds)
             held = replace(held, group=self._limited.limit(held.allocation, view.node.driver_version))
         except BaseException as error:
             with self.ledger.write() as db:
@@ -354,7 +354,7 @@ class Host:
         ticket.lock.release(remove=True)
         return held
 
-    def _promise(self, decision: Granted, waiter: records.Waiter, view: NodeView) -> tuple[Held, str]:
+    def _promise(self, decision: Granted, waiter: records.Waiter, view: NodeView) -> tuple[HeldAllocation, str]:
         """Write allocation and plan in one transaction; from then on nobody else is given that room."""
         key = secrets.token_hex(16)
         allocation = Allocation(
@@ -380,7 +380,7 @@ class Host:
             lock.release(remove=True)
             raise
         self._boundary()
-        return Held(allocation, lock, key), plan_id
+        return HeldAllocation(allocation, lock, key), plan_id
 
     def _open_plan(self, db: sqlite3.Connection, plan_id: str, plan: Plan, view: NodeView, allocation_id: str) -> None:
         refuse_held_by_any(db, view, plan, allocation_id)
@@ -395,12 +395,13 @@ class Host:
         """Record that a holder for whom nobody decided has this from now on; those superseded end with it.
 
         When this returns, MPS daemons in its way have ended, and those of its parts serve, with limits that were read back. What
-        fails is undone. GpuBusy as for `Holders.add`, when a daemon lets nobody in, and when a device is cut otherwise by now.
+        fails is undone. GpuBusy as for `HolderRegister.add`, when a daemon lets nobody in, and when a device is cut otherwise
+        by now.
         """
         with self._deciding(None):
             view = self._inspection.in_order()
             refuse_recut(view, allocation.grants)
-            refuse_fenced(view, allocation.grants)
+            refuse_unavailable(view, allocation.grants)
             plan = with_daemons(Plan(f"for {allocation.keeper}"), allocation.grants, view)
             plan_id = "" if plan.empty else self._new_id()
             promised = replace(allocation, phase=Phase.PREPARING if plan_id else Phase.ACTIVE)
@@ -411,7 +412,7 @@ class Host:
             self._boundary()
         if plan_id:
             self._carry_out(plan_id, allocation.id, no_progress, None)
-        refuse_fenced_parts(self.daemons, self.ledger, allocation, plan)
+        refuse_unavailable_parts(self.daemons, self.ledger, allocation, plan)
         if plan_id:
             with self.ledger.write() as db:
                 register.activate_allocation(db, allocation.id)
@@ -420,7 +421,7 @@ class Host:
         """Note that these were given back by holders of whom nobody knows how they ended: they may have been killed."""
         self._care.given_back(grants, True)
 
-    def set_holder(self, held: Held, pid: int) -> None:
+    def set_holder(self, held: HeldAllocation, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
         with self.ledger.write() as db:
             register.set_keeper(
@@ -450,7 +451,9 @@ class Host:
         self._boundary()
         drop_state_file(self.places.allocation(allocation_id))
 
-    def give_back(self, held: Held, *, why: str, orphans: Sequence[Process] = (), killed: bool = False) -> Remains:
+    def give_back(
+        self, held: HeldAllocation, *, why: str, orphans: Sequence[Process] = (), killed: bool = False
+    ) -> RemainingProcesses:
         """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives.
 
         `orphans` are this process's children that came of the command, oldest first. `killed` says that a signal ended it.
@@ -468,7 +471,7 @@ class Host:
             steps = journal.step_records(db, plan_id)
         try:
             self._executor.execute(plan_id, steps, allocation_id=allocation_id, progress=progress, seconds=seconds)
-        except (TrancheError, Terminated) as error:
+        except (TrancheError, WaitInterrupted) as error:
             # The executor has undone the plan. After any other exception the next command undoes it, as after a crash.
             with self.ledger.write() as db:
                 purpose = next(each.purpose for each in records.open_plans(db) if each.id == plan_id)

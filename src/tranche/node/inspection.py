@@ -14,42 +14,42 @@ from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 from tranche.node import journal, records, register
 from tranche.node.adoption import shares_of_processes
 from tranche.node.contradictions import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.daemon_reconciler import DaemonReconciler
-from tranche.node.holders import Holders
+from tranche.node.holders import HolderRegister
 from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import Ledger
-from tranche.node.limit_trials import LimitTrials
+from tranche.node.limit_trials import LimitTrialRunner
 from tranche.node.locks import is_held
-from tranche.node.memory_groups import MemoryGroups
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.memory_groups import MemoryGroupManager
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.mps_strays import find_again, note_missing, record_missing, take_over
 from tranche.node.overdrawn import with_overdrawn
 from tranche.node.pod_processes import devices_of_pods
 from tranche.node.recovery import Recovery
 from tranche.node.schema import ADOPT_SHARES
-from tranche.node.session import Places
-from tranche.node.timeslices import Timeslices
+from tranche.node.session import StateFolder
+from tranche.node.timeslices import TimesliceStore
 
 
-class Inspection:
+class MachineReader:
     """Looks at one machine. `clock` is seconds since the epoch; `session` names this process in the journal."""
 
     def __init__(
         self,
         driver: Driver,
         ledger: Ledger,
-        places: Places,
-        daemons: MpsDaemons,
-        timeslices: Timeslices,
-        trials: LimitTrials,
+        places: StateFolder,
+        daemons: MpsDaemonManager,
+        timeslices: TimesliceStore,
+        trials: LimitTrialRunner,
         *,
         recovery: Recovery,
         care: DaemonReconciler,
-        holders: Holders,
+        holders: HolderRegister,
         session: Callable[[], str],
         clock: Callable[[], float],
         new_id: Callable[[], str],
@@ -74,11 +74,11 @@ class Inspection:
         found = with_lost_named(
             self._driver.observe(),
             self._places,
-            whole=self._driver.scope is Scope.ALL,
+            whole=self._driver.scope is DeviceVisibility.ALL,
             remember=not self._ledger.read_only,
         )
         found = self._trials.on_node(
-            found, may_try=self._driver.scope is not Scope.PARTS, remember=not self._ledger.read_only
+            found, may_try=self._driver.scope is not DeviceVisibility.PARTS, remember=not self._ledger.read_only
         )
         return self._timeslices.on_node(self._daemons.on_node(found))
 
@@ -88,7 +88,7 @@ class Inspection:
 
     def something_to_clear(self) -> bool:
         """Whether anything has to be put in order, and this process may do it."""
-        may = not self._ledger.read_only and self._driver.scope is not Scope.PARTS
+        may = not self._ledger.read_only and self._driver.scope is not DeviceVisibility.PARTS
         return may and (
             self._recovery.needed()
             or self._adoption_due()
@@ -107,7 +107,7 @@ class Inspection:
         if self._adoption_due():
             self._adopt_shares(view)
             view, working = self._gather()
-        whole = self._driver.scope is Scope.ALL
+        whole = self._driver.scope is DeviceVisibility.ALL
         if record_missing(self._daemons, view, working):
             find_again(self._daemons, view, working, self._owner, whole=whole)
             view, working = self._gather()
@@ -123,7 +123,7 @@ class Inspection:
     def _adoption_due(self) -> bool:
         with self._ledger.read() as db:
             # Only a view of the whole machine shows what the register has to hold.
-            broken = self._driver.scope is Scope.ALL and contradictory_tables(db, self._places)
+            broken = self._driver.scope is DeviceVisibility.ALL and contradictory_tables(db, self._places)
             return bool(broken) or register.chore_due(db, ADOPT_SHARES)
 
     def _adopt_shares(self, view: NodeView) -> None:
@@ -131,9 +131,9 @@ class Inspection:
 
         Also the daemons and control groups that they need, or that others left.
         """
-        owner, whole = self._owner, self._driver.scope is Scope.ALL
+        owner, whole = self._owner, self._driver.scope is DeviceVisibility.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
-        MemoryGroups(self._places).find_again([gpu.uuid for gpu in view.node if not gpu.lost])
+        MemoryGroupManager(self._places).find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._clock()
         found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now)
         found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)

@@ -2,7 +2,8 @@
 
 Python runs the handler of a signal between any two instructions. What a handler raised there would tear apart what belongs
 together: a lock and its owner, an entry in the register and whoever takes it back. So the handler only takes a note, and
-`Terminated` is raised within `interruptible` blocks, which can be left at every line. A process that does not call `heed_signals`
+`WaitInterrupted` is raised within `interruptible` blocks, which can be left at every line. A process that does not call
+`heed_signals`
 gets signals as ever.
 """
 
@@ -17,7 +18,7 @@ from types import FrameType
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-class Terminated(BaseException):
+class WaitInterrupted(BaseException):
     """A signal told this process to end while it waited: its place in the queue, or its plan, must still be cleaned up."""
 
     def __init__(self, number: int) -> None:
@@ -91,4 +92,4 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _raise_noted() -> None:
     if _Signals.heeded and _Signals.noted:
         _Signals.heeded = False
-        raise Terminated(_Signals.noted)
+        raise WaitInterrupted(_Signals.noted)

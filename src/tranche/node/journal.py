@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tranche.core.state import InstanceKey
-from tranche.node.change_totals import ChangeKind, ChangeOutcome, count_change
+from tranche.node.change_totals import ChangeKind, ChangeStatus, count_change
 from tranche.node.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.plan import Plan
-from tranche.planning.steps import Before, before_from_dict, before_to_dict, step_from_dict
+from tranche.planning.steps import PriorState, before_from_dict, before_to_dict, step_from_dict
 from tranche.planning.undo import StepRecord, StepStatus
 
 _KEPT_PLANS = 1_000
@@ -57,7 +57,7 @@ def open_plan(
         db.executemany("INSERT INTO changing_gpus VALUES (?, ?)", [(gpu, plan_id) for gpu in plan.gpu_uuids])
 
 
-def write_intent(db: sqlite3.Connection, plan_id: str, ordinal: int, before: Before) -> None:
+def write_intent(db: sqlite3.Connection, plan_id: str, ordinal: int, before: PriorState) -> None:
     """Journal that a step is about to act, and what it found."""
     _set_step(db, plan_id, ordinal, StepStatus.INTENDED, json.dumps(before_to_dict(before)))
 
@@ -99,8 +99,8 @@ def close_plan(
     """
     row = db.execute("SELECT created, allocation_id FROM plans WHERE id = ?", (plan_id,)).fetchone()
     if row is not None and counted:
-        outcome = ChangeOutcome.DONE if status is PlanStatus.DONE else ChangeOutcome.UNDONE
-        outcome = ChangeOutcome.INTERRUPTED if interrupted else outcome
+        outcome = ChangeStatus.DONE if status is PlanStatus.DONE else ChangeStatus.UNDONE
+        outcome = ChangeStatus.INTERRUPTED if interrupted else outcome
         count_change(db, ChangeKind.REQUEST if row[1] else ChangeKind.LAYOUT, outcome, ended - row[0])
     db.execute("UPDATE plans SET status = ? WHERE id = ?", (status, plan_id))
     db.execute("DELETE FROM changing_gpus WHERE plan_id = ?", (plan_id,))

@@ -11,15 +11,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.evidence import Liveness, ProcessEvidence, judge_process
+from tranche.core.evidence import KeeperStatus, ProcessEvidence, judge_process
 from tranche.core.keeper import ProcessKeeper
 from tranche.node.locks import is_held
-from tranche.node.processes import NO_TRACES, Process, Traces, find_traces, holders_of, process_at
-from tranche.node.session import Places, pid_namespace
+from tranche.node.processes import NO_TRACES, FoundProcesses, Process, find_traces, holders_of, process_at
+from tranche.node.session import StateFolder, pid_namespace
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class RemainingProcesses:
     """What is left of a share's command. `locked`: somebody holds the share's lock; `holders` are those of them that are seen.
 
     `orphans` came of the command by descent.
@@ -27,11 +27,11 @@ class Remains:
 
     locked: bool = False
     holders: tuple[Process, ...] = ()
-    traces: Traces = NO_TRACES
+    traces: FoundProcesses = NO_TRACES
     orphans: tuple[Process, ...] = ()
 
     @property
-    def life(self) -> Liveness:
+    def life(self) -> KeeperStatus:
         """Whether anything is left: the share is free only when that is GONE."""
         inherited, hidden = (*self.orphans, *self.traces.inherited), self.traces.hidden
         return judge_process(
@@ -73,7 +73,9 @@ class Remains:
         return f"pid {pids}" if sure else f"pid {pids}, whose environment only root can read"
 
 
-def remains_of(places: Places, allocation_id: str, keeper: ProcessKeeper, orphans: Sequence[Process] = ()) -> Remains:
+def remains_of(
+    places: StateFolder, allocation_id: str, keeper: ProcessKeeper, orphans: Sequence[Process] = ()
+) -> RemainingProcesses:
     """What is left of the command of a share that has that keeper.
 
     `orphans` are the caller's children that came of it, oldest first.
@@ -82,10 +84,10 @@ def remains_of(places: Places, allocation_id: str, keeper: ProcessKeeper, orphan
     orphans = _each_once(*orphans, *_recorded(keeper))
     if is_held(lock):
         seen = (process_at(pid) for pid in holders_of(lock))
-        return Remains(True, tuple(each for each in seen if each is not None), orphans=orphans)
+        return RemainingProcesses(True, tuple(each for each in seen if each is not None), orphans=orphans)
     owner = lock if lock.exists() else places.ledger
     traces = find_traces(allocation_id, uid=os.stat(owner).st_uid, since=keeper.started, key_digest=keeper.key_digest)
-    return Remains(traces=traces, orphans=orphans)
+    return RemainingProcesses(traces=traces, orphans=orphans)
 
 
 def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:

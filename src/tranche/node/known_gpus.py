@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState, NodeState
 from tranche.node.output_file import write_output
-from tranche.node.session import Places, boot_id
+from tranche.node.session import StateFolder, boot_id
 from tranche.node.state_file import read_state_file
 
 _LIMIT = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class KnownGpu:
+class _KnownGpu:
     """Who a GPU is, whatever is on it."""
 
     index: int
@@ -34,7 +34,7 @@ class KnownGpu:
     minor: int | None
 
 
-def with_lost_named(node: NodeState, places: Places, *, whole: bool, remember: bool) -> NodeState:
+def with_lost_named(node: NodeState, places: StateFolder, *, whole: bool, remember: bool) -> NodeState:
     """The node with its lost GPUs named as they were seen last; only a view of the `whole` machine has its indexes.
 
     `remember`: this process may write down what it sees.
@@ -50,7 +50,7 @@ def with_lost_named(node: NodeState, places: Places, *, whole: bool, remember: b
     return node
 
 
-def _recalled(node: NodeState, known: Sequence[KnownGpu]) -> NodeState:
+def _recalled(node: NodeState, known: Sequence[_KnownGpu]) -> NodeState:
     by_index = {each.index: each for each in known}
     here = [gpu.index for gpu in node if not gpu.nameless]
     if any(index not in by_index or by_index[index].uuid != node.by_index(index).uuid for index in here):
@@ -58,20 +58,20 @@ def _recalled(node: NodeState, known: Sequence[KnownGpu]) -> NodeState:
     return replace(node, gpus=tuple(_named(gpu, by_index.get(gpu.index)) if gpu.lost else gpu for gpu in node))
 
 
-def _named(gpu: GpuState, known: KnownGpu | None) -> GpuState:
+def _named(gpu: GpuState, known: _KnownGpu | None) -> GpuState:
     return gpu if known is None else replace(gpu, **asdict(known))
 
 
-def _known(gpu: GpuState) -> KnownGpu:
-    return KnownGpu(*(getattr(gpu, each.name) for each in fields(KnownGpu)))
+def _known(gpu: GpuState) -> _KnownGpu:
+    return _KnownGpu(*(getattr(gpu, each.name) for each in fields(_KnownGpu)))
 
 
-def _read(places: Places) -> tuple[KnownGpu, ...]:
+def _read(places: StateFolder) -> tuple[_KnownGpu, ...]:
     """What was seen since the machine was started; nothing where that cannot be read."""
     try:
         data = json.loads(read_state_file(places.known_gpus, limit=_LIMIT))
         if data["boot"] != boot_id():
             return ()
-        return tuple(KnownGpu(**each) for each in data["gpus"])
+        return tuple(_KnownGpu(**each) for each in data["gpus"])
     except (OSError, TrancheError, ValueError, TypeError, KeyError):
         return ()

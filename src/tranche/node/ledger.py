@@ -26,7 +26,7 @@ from tranche.node import schema
 from tranche.node.ledger_copy import copied
 from tranche.node.lock_table import LockHolder, lock_pids
 from tranche.node.locks import FileLock
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.stalled import continuing_who_holds, stops_held_back
 from tranche.node.state_file import no_files_left, no_permission, refuse_no_file, register_of_another
 
@@ -286,7 +286,7 @@ class Ledger:
             self._connection.close()
 
 
-def open_to_read(places: Places) -> Ledger:
+def open_to_read(places: StateFolder) -> Ledger:
     """The ledger for somebody who only reads: as a copy where this user may not write it, or where there is no room for that."""
     if not places.writable:
         return Ledger(places.ledger, read_only=True)

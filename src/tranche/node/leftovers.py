@@ -12,20 +12,20 @@ from tranche.core.allocation import Allocation
 from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.node import records, register
 from tranche.node.locks import is_held
-from tranche.node.session import Places, pid_namespace, process_lives, sees_processes_of
+from tranche.node.session import StateFolder, pid_namespace, process_lives, sees_processes_of
 
 
-def anything_left(db: sqlite3.Connection, places: Places) -> bool:
+def anything_left(db: sqlite3.Connection, places: StateFolder) -> bool:
     """Whether anything in the ledger belongs to a dead process."""
     return bool(interrupted_plans(db, places) or dead_allocations(db, places) or dead_waiters(db, places))
 
 
-def interrupted_plans(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+def interrupted_plans(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
     """The open plans whose process is dead, oldest first."""
     return tuple(each.id for each in records.open_plans(db) if not is_held(places.session(each.session)))
 
 
-def dead_allocations(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+def dead_allocations(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
     """Allocations whose command has ended; something that it started may keep them all the same.
 
     Those of open plans are cleared with their plan.
@@ -36,12 +36,12 @@ def dead_allocations(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
     )
 
 
-def dead_waiters(db: sqlite3.Connection, places: Places) -> tuple[str, ...]:
+def dead_waiters(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
     """The waiters whose process is dead."""
     return tuple(each.id for each in records.waiters(db) if not is_held(places.waiter(each.id)))
 
 
-def _command_ended(allocation: Allocation, places: Places) -> bool:
+def _command_ended(allocation: Allocation, places: StateFolder) -> bool:
     """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them.
 
     Whoever cannot see the processes of the command's PID namespace, from within a container say, cannot tell.

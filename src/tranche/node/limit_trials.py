@@ -15,11 +15,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.errors import TrancheError
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
-from tranche.node.session import Places, boot_id
+from tranche.node.session import StateFolder, boot_id
 from tranche.node.state_file import cannot_write, read_state_file
 
 CANARY = "TRANCHE_LIMIT_CANARY"
@@ -29,7 +29,7 @@ _AGAIN_SECONDS = 600.0
 _NOT_KEPT = "the driver shows a limit and lets a program have more"
 
 
-class LimitTrial(NamedTuple):
+class _LimitTrial(NamedTuple):
     """What is known. `refused` says why limits are not offered, "" when they are; `kept` that a program was refused more.
 
     `until` is when a refusal is tried again, in seconds since the epoch; 0 for never.
@@ -42,11 +42,11 @@ class LimitTrial(NamedTuple):
     kept: bool = False
 
 
-class LimitTrials:
+class LimitTrialRunner:
     """The trials of one machine. `environment` leads to the driver, `clock` is in seconds since the epoch."""
 
     def __init__(
-        self, places: Places, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.time
+        self, places: StateFolder, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.time
     ) -> None:
         self._file = places.limit_trial
         self._environment = environment
@@ -74,11 +74,11 @@ class LimitTrials:
 
         if error.gpu_uuid and not gpu_answers(error.gpu_uuid):
             return ""
-        trial = LimitTrial(boot_id(), driver, refusal_of(error), self._clock() + _AGAIN_SECONDS)
+        trial = _LimitTrial(boot_id(), driver, refusal_of(error), self._clock() + _AGAIN_SECONDS)
         self._write(trial)
         return trial.refused
 
-    def prove(self, driver: str, part: Part) -> str:
+    def prove(self, driver: str, part: FractionalShare) -> str:
         """Have a program ask for more than its limit, once; why limits are not offered from now on, "" when they are.
 
         It has no more of the GPU than the part, of which nobody uses anything yet.
@@ -92,11 +92,11 @@ class LimitTrials:
         kept = keeps_limits(part.gpu_uuid, part.memory, CONTEXT_MEMORY[Sharing.MEMORY_LIMITS], self._environment)
         if kept is None:
             return ""
-        trial = LimitTrial(boot_id(), driver, "" if kept else _NOT_KEPT, kept=kept)
+        trial = _LimitTrial(boot_id(), driver, "" if kept else _NOT_KEPT, kept=kept)
         self._write(trial)
         return trial.refused
 
-    def _try(self, node: NodeState) -> LimitTrial | None:
+    def _try(self, node: NodeState) -> _LimitTrial | None:
         """None where no GPU can tell: a GPU in MIG mode has no limits."""
         from tranche.hardware.limit_trial import why_refused
 
@@ -104,18 +104,18 @@ class LimitTrials:
         why = None if gpu is None else why_refused(gpu.uuid)
         if why is None:
             return None
-        return LimitTrial(boot_id(), node.driver_version, why, self._clock() + _AGAIN_SECONDS if why else 0.0)
+        return _LimitTrial(boot_id(), node.driver_version, why, self._clock() + _AGAIN_SECONDS if why else 0.0)
 
-    def _read(self, driver: str) -> LimitTrial | None:
+    def _read(self, driver: str) -> _LimitTrial | None:
         """What is known of this driver since the machine started; None when it is to be tried."""
         try:
-            trial = LimitTrial(**json.loads(read_state_file(self._file)))
+            trial = _LimitTrial(**json.loads(read_state_file(self._file)))
             fresh = (trial.boot, trial.driver) == (boot_id(), driver)
             return trial if fresh and (not trial.until or self._clock() < trial.until) else None
         except (OSError, TrancheError, ValueError, TypeError):
             return None
 
-    def _write(self, trial: LimitTrial) -> None:
+    def _write(self, trial: _LimitTrial) -> None:
         unfinished = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ class LimitTrials:
             raise cannot_write(str(self._file), error) from error
 
 
-def _as_tried(means: SharingMeans, trial: LimitTrial) -> SharingMeans:
+def _as_tried(means: MachineSharing, trial: _LimitTrial) -> MachineSharing:
     if not trial.refused:
         return means
     refused = {**means.refused, Sharing.MEMORY_LIMITS: trial.refused}

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import TrancheError
 from tranche.core.sharing import Sharing
 from tranche.node import chronicle
 from tranche.node.ledger import Ledger
-from tranche.node.limit_trials import LimitTrials
-from tranche.node.memory_groups import MemoryGroup, MemoryGroups
+from tranche.node.limit_trials import LimitTrialRunner
+from tranche.node.memory_groups import MemoryGroup, MemoryGroupManager
 
 
 class LimitsRefused(Exception):
     """The driver keeps no memory limits. That is remembered, and nothing is shared by them from now on."""
 
 
-class LimitedShares:
+class MemoryLimitManager:
     """The shares of one machine whose memory the driver limits. `clock` is seconds since the epoch."""
 
-    def __init__(self, groups: MemoryGroups, trials: LimitTrials, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, groups: MemoryGroupManager, trials: LimitTrialRunner, ledger: Ledger, clock: Callable[[], float]
+    ) -> None:
         self._groups = groups
         self._trials = trials
         self._ledger = ledger
@@ -49,5 +51,9 @@ class LimitedShares:
         raise LimitsRefused
 
 
-def _limited_part(allocation: Allocation) -> Part:
-    return next(each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MEMORY_LIMITS)
+def _limited_part(allocation: Allocation) -> FractionalShare:
+    return next(
+        each
+        for each in allocation.grants
+        if isinstance(each, FractionalShare) and each.sharing is Sharing.MEMORY_LIMITS
+    )

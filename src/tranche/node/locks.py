@@ -21,7 +21,7 @@ from tranche.node.stalled import continuing_who_holds
 from tranche.node.state_file import cannot_write, drop_state_file, no_permission, open_state_file, register_of_another
 
 
-class StillHeld(TimeoutError):
+class LockTimeout(TimeoutError):
     """Somebody else has the lock still, after all the time that the caller has."""
 
 
@@ -74,7 +74,7 @@ class FileLock:
                     os.close(descriptor)
                 raise
             if not got and not wait.give_up():
-                raise StillHeld(f"{self.path} is held by somebody else")
+                raise LockTimeout(f"{self.path} is held by somebody else")
             self._descriptor = descriptor
 
     @property

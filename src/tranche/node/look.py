@@ -13,22 +13,22 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import Scope
+from tranche.hardware.visible_devices import DeviceVisibility
 from tranche.node import records, register
 from tranche.node.contradictions import contradictory_tables
 from tranche.node.daemon_due import care_needed
 from tranche.node.known_gpus import with_lost_named
 from tranche.node.ledger import open_to_read
 from tranche.node.leftovers import anything_left
-from tranche.node.mps_records import DaemonRecords
+from tranche.node.mps_records import DaemonRecordStore
 from tranche.node.mps_view import node_with_daemons
 from tranche.node.overdrawn import with_overdrawn
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 
 def look(
     driver: Driver,
-    places: Places,
+    places: StateFolder,
     unsettled: Callable[[TrancheError], None],
     environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
 ) -> NodeView:
@@ -53,26 +53,26 @@ def look(
         left = False
     if left:
         return _view_of_host(driver, places, unsettled, environment())
-    may_write, whole = not ledger.read_only, driver.scope is Scope.ALL
+    may_write, whole = not ledger.read_only, driver.scope is DeviceVisibility.ALL
     node = with_lost_named(driver.observe(), places, whole=whole, remember=may_write)
-    node = node_with_daemons(node, DaemonRecords(places.mps))
+    node = node_with_daemons(node, DaemonRecordStore(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)
     return NodeView(node, held, owned, changing, policy.on(node), withheld)
 
 
-def _care_needed(db: sqlite3.Connection, places: Places, unsettled: Callable[[TrancheError], None]) -> bool:
+def _care_needed(db: sqlite3.Connection, places: StateFolder, unsettled: Callable[[TrancheError], None]) -> bool:
     try:
         timeslices = os.path.isdir(places.timeslices) and _timeslices_left(db, places)
-        return timeslices or care_needed(db, DaemonRecords(places.mps), time.time())
+        return timeslices or care_needed(db, DaemonRecordStore(places.mps), time.time())
     except LedgerUnavailable as error:
         unsettled(error)
         return False
 
 
-def _timeslices_left(db: sqlite3.Connection, places: Places) -> bool:
-    from tranche.node.timeslices import Timeslices  # seldom needed
+def _timeslices_left(db: sqlite3.Connection, places: StateFolder) -> bool:
+    from tranche.node.timeslices import TimesliceStore  # seldom needed
 
-    return bool(Timeslices(places).left(register.allocations(db), time.time()))
+    return bool(TimesliceStore(places).left(register.allocations(db), time.time()))
 
 
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
@@ -84,7 +84,7 @@ def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
 
 
 def _view_of_host(
-    driver: Driver, places: Places, unsettled: Callable[[TrancheError], None], environment: Mapping[str, str]
+    driver: Driver, places: StateFolder, unsettled: Callable[[TrancheError], None], environment: Mapping[str, str]
 ) -> NodeView:
     from tranche.node.host import Host  # what clears is slow to import, and seldom needed
 

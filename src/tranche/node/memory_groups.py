@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.sharing import Sharing
-from tranche.node.session import Places, boot_id
+from tranche.node.session import StateFolder, boot_id
 
 _NAME: Final = "tranche-"
 
@@ -35,16 +35,20 @@ class MemoryGroup(NamedTuple):
     boot: str = ""
 
 
-class MemoryGroups:
+class MemoryGroupManager:
     """The groups of the shares of one machine."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: StateFolder) -> None:
         self._register = places.state_dir
         self._notes = places.memory_groups
 
     def make(self, allocation: Allocation) -> MemoryGroup | None:
         """The group of an allocation with its limits in force and read back; None when it has no part that needs one."""
-        parts = [each for each in allocation.grants if isinstance(each, Part) and each.sharing is Sharing.MEMORY_LIMITS]
+        parts = [
+            each
+            for each in allocation.grants
+            if isinstance(each, FractionalShare) and each.sharing is Sharing.MEMORY_LIMITS
+        ]
         if not parts:
             return None
         from tranche.hardware.control_groups import group_namespace, make_group, mark_group, own_group

@@ -14,9 +14,9 @@ from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, VerificationFail
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
 from tranche.hardware.driver import Driver
 from tranche.node.mps_health import MpsHealth
-from tranche.node.mps_records import DaemonRecord, DaemonRecords, record_of
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore, record_of
 from tranche.node.mps_view import node_with_daemons, with_daemons_of
-from tranche.node.session import Places, boot_id, process_lives
+from tranche.node.session import StateFolder, boot_id, process_lives
 from tranche.planning.options import PROHIBITED
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ _SERVER_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
 
-class MpsDaemons:
+class MpsDaemonManager:
     """The daemons whose sockets lie in the state folder. `environment` is that in which NVIDIA's programs find the driver."""
 
-    def __init__(self, places: Places, environment: Mapping[str, str] = os.environ) -> None:
-        self.records = DaemonRecords(places.mps)
+    def __init__(self, places: StateFolder, environment: Mapping[str, str] = os.environ) -> None:
+        self.records = DaemonRecordStore(places.mps)
         self.health = MpsHealth(self.records, self.process)
         self._environment = environment
 

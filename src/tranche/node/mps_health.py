@@ -1,6 +1,7 @@
 """Whether an MPS daemon lets anybody in: by the kernel's word, by its own, and by how a client fares that is sent ahead.
 
-A daemon that does not is fenced: its record says why, and nobody is let in before that has gone. Some reasons go by themselves,
+A daemon that does not is unavailable: its record says why, and nobody is let in before that has gone. Some reasons go by
+themselves,
 such as a server that was stopped and goes on; a server that is wedged goes with its daemon, when nobody shares the device.
 """
 
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from tranche.core.errors import MpsFailed, WaitTimeout
 from tranche.core.state import DaemonState
-from tranche.node.mps_records import DaemonRecord, DaemonRecords
+from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
 
 if TYPE_CHECKING:
-    from tranche.hardware.mps_control import MpsControl
+    from tranche.hardware.mps_control import MpsControlClient
     from tranche.hardware.mps_process import MpsProcess
 
 LOOK_SECONDS = 5.0
@@ -32,7 +33,7 @@ UNTIL = "; a new one starts when all who share the device have ended"
 class MpsHealth:
     """Asks the daemons of the records; `process` is the daemon of a device, by the device's UUID."""
 
-    def __init__(self, records: DaemonRecords, process: Callable[[str], MpsProcess]) -> None:
+    def __init__(self, records: DaemonRecordStore, process: Callable[[str], MpsProcess]) -> None:
         self._records = records
         self._process = process
 
@@ -108,7 +109,8 @@ class MpsHealth:
     def refusal(self, record: DaemonRecord, seconds: float | None = None) -> str:
         """Why the daemon lets nobody in now, in words; "" when it does. The client that finds out is of this user.
 
-        A server that is silent or out of reach is fenced until its daemon ends. WaitTimeout when `seconds` are too few to tell.
+        A server that is silent or out of reach is unavailable until its daemon ends. WaitTimeout when `seconds` are too few to
+        tell.
         """
         if record.why or not (record.every_user or record.uid == os.geteuid()):
             return record.why
@@ -128,7 +130,7 @@ class MpsHealth:
         return self.fence(record, why) if attempt.out_of_reach else why
 
     def refuse_changed(self, record: DaemonRecord) -> str:
-        """That the daemon keeps other limits than those that were set, in words; it is fenced then. "" when it does not."""
+        """That the daemon keeps other limits than those that were set, in words; it is unavailable then. "" when it does not."""
         fault = self._fault(record, LOOK_SECONDS)
         return self.fence(record, fault, limits_changed=True) if fault.startswith(_CHANGED) else ""
 
@@ -153,7 +155,7 @@ class MpsHealth:
 
     def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:
         """The clients of a device's daemon, each with its server, by their pids; None when the daemon does not answer."""
-        control: MpsControl = self._process(device_uuid).control
+        control: MpsControlClient = self._process(device_uuid).control
         try:
             return tuple((server, client) for server in control.servers() for client in control.clients(server))
         except MpsFailed:
@@ -162,7 +164,7 @@ class MpsHealth:
     def terminate(self, record: DaemonRecord, server: int, client: int) -> str:
         """End the contexts of a client, so that its process can be killed; "" when that is done, else why it is not.
 
-        A server that does not within its time is wedged, and fenced.
+        A server that does not within its time is wedged, and unavailable.
         """
         done = self._process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
         if done:

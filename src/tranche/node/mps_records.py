@@ -4,7 +4,7 @@ A record is written before anything of the machine is changed, and removed when 
 was killed has left is known by its record.
 
 Only a record that is not there says that there is no daemon. One that cannot be read stands for a daemon of which nothing is
-known but its device, by the name of the file: it is fenced, and ended by its folder.
+known but its device, by the name of the file: it is unavailable, and ended by its folder.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: C
     return record._replace(profile=str(slot.profile), start=slot.placement.start, size=slot.placement.size)
 
 
-class Findings(NamedTuple):
+class DaemonRecordList(NamedTuple):
     """What a folder of records holds; `damaged` are the names of those that cannot be read, without their endings."""
 
     records: tuple[DaemonRecord, ...] = ()
@@ -162,7 +162,7 @@ def name_of(device_uuid: str) -> str:
     return hashlib.sha256(device_uuid.encode()).hexdigest()[:_NAME_DIGITS]
 
 
-class DaemonRecords:
+class DaemonRecordStore:
     """The records in a folder, each a file named after its device."""
 
     def __init__(self, folder: Path) -> None:
@@ -187,12 +187,12 @@ class DaemonRecords:
         """Whether this user may write records: nobody else judges a daemon."""
         return os.access(self.folder, os.W_OK | os.X_OK)
 
-    def look(self) -> Findings:
+    def look(self) -> DaemonRecordList:
         """Everything that is there; LedgerUnavailable when the folder cannot be looked at."""
         try:
             names = [name for name in os.listdir(self.folder) if name.endswith(_SUFFIX)]
         except FileNotFoundError:
-            return Findings()
+            return DaemonRecordList()
         except OSError as error:
             raise LedgerUnavailable(
                 f"cannot read what is known of MPS daemons in {self.folder}: {error.strerror}",
@@ -206,7 +206,7 @@ class DaemonRecords:
                 pass  # it went meanwhile
             except (OSError, ValueError, TypeError, KeyError, RecursionError, TrancheError):
                 damaged.add(name.removesuffix(_SUFFIX))
-        return Findings(tuple(sorted(found, key=lambda record: record.device_uuid)), frozenset(damaged))
+        return DaemonRecordList(tuple(sorted(found, key=lambda record: record.device_uuid)), frozenset(damaged))
 
     def without_record(self) -> frozenset[str]:
         """The names of the folders of sockets beside which no record is, though it is written before them and removed after."""

@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Collection, Container, Iterable, Iterator
 from typing import NamedTuple
 
-from tranche.core.allocation import Grant, NodeView, Part
+from tranche.core.allocation import FractionalShare, Grant, NodeView
 from tranche.core.devices import device_uuid, shareable_devices
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
-from tranche.node.mps_daemons import MpsDaemons
+from tranche.node.mps_daemons import MpsDaemonManager
 from tranche.node.mps_health import UNTIL
 from tranche.node.mps_records import DaemonRecord, name_of, record_of
 from tranche.node.mps_view import SERVER_PROGRAM
@@ -24,14 +24,14 @@ from tranche.node.session import boot_id
 _LOST = "its record was lost"
 
 
-class Stray(NamedTuple):
+class _Stray(NamedTuple):
     """A daemon, or a server that one left, by the name of its folder and the UUID of its device."""
 
     name: str
     device_uuid: str
 
 
-def find_strays(daemons: MpsDaemons, uid: int) -> tuple[Stray, ...]:
+def find_strays(daemons: MpsDaemonManager, uid: int) -> tuple[_Stray, ...]:
     """The daemons of root's and of user `uid` whose sockets are, or were, in the state folder, and that have no record."""
     from tranche.hardware.mps_process import served_folders  # slow to import, and a ledger is seldom new
 
@@ -40,10 +40,10 @@ def find_strays(daemons: MpsDaemons, uid: int) -> tuple[Stray, ...]:
         return ()
     known = daemons.records.look()
     names = {name_of(record.device_uuid) for record in known.records} | known.damaged
-    return tuple(Stray(name, device) for name, device in sorted(found.items()) if name not in names)
+    return tuple(_Stray(name, device) for name, device in sorted(found.items()) if name not in names)
 
 
-def take_over(daemons: MpsDaemons, node: NodeState, uid: int, *, whole: bool) -> None:
+def take_over(daemons: MpsDaemonManager, node: NodeState, uid: int, *, whole: bool) -> None:
     """Write down the strays. Of one whose device is not there, in the view of a `whole` machine, only its name is known."""
     homes = {uuid: (gpu.uuid, slot) for gpu in node for uuid, slot in shareable_devices(gpu).items()}
     for stray in find_strays(daemons, uid):
@@ -54,16 +54,16 @@ def take_over(daemons: MpsDaemons, node: NodeState, uid: int, *, whole: bool) ->
             daemons.records.write_damaged(stray.name)
 
 
-def note_missing(daemons: MpsDaemons, node: NodeState, grants: Iterable[Grant]) -> None:
+def note_missing(daemons: MpsDaemonManager, node: NodeState, grants: Iterable[Grant]) -> None:
     """Write down the daemons that somebody must have had who has these: those that died left a compute mode, or a server."""
     for grant in grants:
-        if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
+        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
             gpu = node.gpu(grant.gpu_uuid)
             if gpu.daemon_of(grant.slot) is None and (uuid := device_uuid(grant, gpu)):
                 daemons.records.write(_record(daemons, gpu.uuid, grant.slot, uuid))
 
 
-def record_missing(daemons: MpsDaemons, view: NodeView, working: Container[str]) -> bool:
+def record_missing(daemons: MpsDaemonManager, view: NodeView, working: Container[str]) -> bool:
     """Whether something shows that a daemon has lost its record: sockets, a server of MPS, or somebody who shares by MPS.
 
     GPUs that a plan is `working` on say nothing. A server may also be of a daemon that is not Tranche's.
@@ -75,7 +75,7 @@ def record_missing(daemons: MpsDaemons, view: NodeView, working: Container[str])
     )
 
 
-def find_again(daemons: MpsDaemons, view: NodeView, working: Collection[str], uid: int, *, whole: bool) -> None:
+def find_again(daemons: MpsDaemonManager, view: NodeView, working: Collection[str], uid: int, *, whole: bool) -> None:
     """Write down the daemons that have lost their records, and remove the sockets that no process serves any more."""
     take_over(daemons, view.node, uid, whole=whole)
     note_missing(daemons, daemons.on_node(view.node), list(_without_daemon(view, working)))
@@ -84,20 +84,20 @@ def find_again(daemons: MpsDaemons, view: NodeView, working: Collection[str], ui
             shutil.rmtree(daemons.records.folder / name, ignore_errors=True)
 
 
-def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[Part]:
+def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[FractionalShare]:
     """The parts by MPS that somebody holds, of devices that are there and have no daemon."""
     gpus = {gpu.uuid: gpu for gpu in view.node if not gpu.lost and gpu.uuid not in working}
     for allocation in view.allocations:
         for grant in allocation.grants:
-            if not isinstance(grant, Part) or grant.sharing is not Sharing.MPS:
+            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
                 continue
             gpu = gpus.get(grant.gpu_uuid)
             if gpu is not None and gpu.daemon_of(grant.slot) is None and device_uuid(grant, gpu):
                 yield grant
 
 
-def _record(daemons: MpsDaemons, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
-    """The record of a daemon that lives: fenced where its sockets are there, else lost, since nobody comes to it any more.
+def _record(daemons: MpsDaemonManager, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
+    """The record of a daemon that lives: unavailable where its sockets are there, else lost, since nobody comes to it any more.
 
     Which compute mode the GPU had is not known: it gets the driver's own.
     """

@@ -11,24 +11,24 @@ from dataclasses import replace
 from tranche.core.devices import shareable_devices
 from tranche.core.errors import LedgerUnavailable
 from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, NodeState
-from tranche.node.mps_records import DaemonRecords, Findings, name_of
+from tranche.node.mps_records import DaemonRecordList, DaemonRecordStore, name_of
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
 
-def node_with_daemons(node: NodeState, known: DaemonRecords) -> NodeState:
+def node_with_daemons(node: NodeState, known: DaemonRecordStore) -> NodeState:
     """The node with its daemons."""
     try:
         found = known.look()
     except LedgerUnavailable:
         # Whoever only looks gets an answer; whoever decides asks the records too, and is refused.
-        found = Findings(damaged=frozenset(name_of(uuid) for gpu in node for uuid in shareable_devices(gpu)))
+        found = DaemonRecordList(damaged=frozenset(name_of(uuid) for gpu in node for uuid in shareable_devices(gpu)))
     if not found:
         return node
     return replace(node, gpus=tuple(with_daemons_of(gpu, found) for gpu in node.gpus))
 
 
-def with_daemons_of(gpu: GpuState, found: Findings) -> GpuState:
+def with_daemons_of(gpu: GpuState, found: DaemonRecordList) -> GpuState:
     """The GPU with those of the daemons that are on it; their servers do not count among the processes that use it."""
     ours = found.on(gpu)
     if not ours:

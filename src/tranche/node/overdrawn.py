@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from tranche.core.allocation import Allocation, Grant, Part, Phase
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
@@ -29,7 +29,7 @@ def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: P
 
 
 def excess(
-    allocation: Allocation, part: Part, gpu: GpuState, proc: Path = PROC, active: Sequence[Allocation] = ()
+    allocation: Allocation, part: FractionalShare, gpu: GpuState, proc: Path = PROC, active: Sequence[Allocation] = ()
 ) -> int:
     """The bytes that the allocation's processes have of that part's device, where that is more than the part; 0 otherwise.
 
@@ -43,7 +43,10 @@ def excess(
     pod = _uid(allocation.keeper)
     of_holder = [each for each in active if pod and _uid(each.keeper) == pod] or [allocation]
     parts = [
-        grant for each in of_holder for grant in each.grants if isinstance(grant, Part) and grant.device == part.device
+        grant
+        for each in of_holder
+        for grant in each.grants
+        if isinstance(grant, FractionalShare) and grant.device == part.device
     ]
     if not _watched(part) or not all(map(_may_be_watched, parts)):
         return 0
@@ -64,9 +67,13 @@ def _watched(grant: Grant) -> bool:
     return _may_be_watched(grant) and grant.kept
 
 
-def _may_be_watched(grant: Grant) -> TypeGuard[Part]:
+def _may_be_watched(grant: Grant) -> TypeGuard[FractionalShare]:
     """Whether it is a part that has a limit, or had it and has lost it."""
-    return isinstance(grant, Part) and grant.sharing is not Sharing.TIME_SLICING and (grant.kept or grant.unlimited)
+    return (
+        isinstance(grant, FractionalShare)
+        and grant.sharing is not Sharing.TIME_SLICING
+        and (grant.kept or grant.unlimited)
+    )
 
 
 def _as_used(
@@ -74,7 +81,7 @@ def _as_used(
 ) -> Allocation:
     grants = tuple(
         replace(grant, unlimited=True)
-        if isinstance(grant, Part)
+        if isinstance(grant, FractionalShare)
         and (gpu := gpus.get(grant.gpu_uuid)) is not None
         and excess(allocation, grant, gpu, proc, active)
         else grant
@@ -83,7 +90,7 @@ def _as_used(
     return allocation if grants == allocation.grants else replace(allocation, grants=grants)
 
 
-def _listed(part: Part, gpu: GpuState) -> tuple[GpuProcess, ...]:
+def _listed(part: FractionalShare, gpu: GpuState) -> tuple[GpuProcess, ...]:
     if part.slot is None:
         return gpu.processes
     return next((each.processes for each in gpu.instances if gpu.key(each) == part.slot), ())

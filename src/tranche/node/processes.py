@@ -43,14 +43,14 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Traces:
+class FoundProcesses:
     """What was found of a share. `inherited` carry its name; `hidden` may, but their environment cannot be read."""
 
     inherited: tuple[Process, ...] = ()
     hidden: tuple[Process, ...] = ()
 
 
-NO_TRACES = Traces()
+NO_TRACES = FoundProcesses()
 
 
 def digest_of(key: str) -> str:
@@ -60,7 +60,7 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(os.fsencode(key)).hexdigest()
 
 
-def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "", proc: Path = PROC) -> Traces:
+def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "", proc: Path = PROC) -> FoundProcesses:
     """The traces of a share whose command user `uid` started at `since`, in clock ticks since boot.
 
     Of processes of other users but root, those count that know the share's key, if it has one.
@@ -144,7 +144,7 @@ def may_have_inherited(
     return tuple(suspects.values())
 
 
-def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path) -> Traces:
+def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path) -> FoundProcesses:
     mark = f"{MARK}={allocation_id}".encode()
     inherited: list[Process] = []
     unreadable: dict[int, Process] = {}
@@ -164,7 +164,7 @@ def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path)
                 if trusted or key_digest in map(digest_of, _keys(environment)):
                     inherited.append(process)
     inherited.sort(key=lambda process: process.started)
-    return Traces(tuple(inherited), _hidden(unreadable, proc, uid, since))
+    return FoundProcesses(tuple(inherited), _hidden(unreadable, proc, uid, since))
 
 
 def _keys(environment: Iterable[bytes]) -> Iterator[str]:

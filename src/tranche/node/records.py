@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tranche.core.cordon import Cordon
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
@@ -87,7 +87,7 @@ _EVERY_GPU = ""
 
 def sharing_policy(db: sqlite3.Connection) -> SharingPolicy:
     """The administrator's words on how GPUs may be shared."""
-    words = {row[0]: GpuUse(row[1]) for row in db.execute("SELECT gpu_uuid, use FROM gpu_uses ORDER BY gpu_uuid")}
+    words = {row[0]: GpuPolicy(row[1]) for row in db.execute("SELECT gpu_uuid, use FROM gpu_uses ORDER BY gpu_uuid")}
     return SharingPolicy(words.pop(_EVERY_GPU, None), words)
 
 

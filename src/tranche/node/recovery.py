@@ -10,16 +10,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import Grant, NodeView
-from tranche.core.evidence import Liveness
+from tranche.core.evidence import KeeperStatus
 from tranche.core.keeper import ProcessKeeper
 from tranche.node import chronicle, journal, records, register
 from tranche.node.executor import Executor
-from tranche.node.keeping import Remains, remains_of
+from tranche.node.keeping import RemainingProcesses, remains_of
 from tranche.node.ledger import Ledger
 from tranche.node.leftovers import anything_left, dead_allocations, dead_waiters, interrupted_plans
 from tranche.node.locks import is_held, remove_if_free
 from tranche.node.processes import Process
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.state_file import drop_state_file
 from tranche.planning.undo import StepStatus
 
@@ -30,7 +30,7 @@ class Recovery:
     def __init__(
         self,
         ledger: Ledger,
-        places: Places,
+        places: StateFolder,
         executor: Executor,
         clock: Callable[[], float],
         given_back: Callable[[Sequence[Grant], bool], None] = lambda grants, killed: None,
@@ -95,7 +95,7 @@ class Recovery:
 
     def settle_share(
         self, allocation_id: str, *, why: str, orphans: Sequence[Process] = (), killed: bool = True
-    ) -> Remains:
+    ) -> RemainingProcesses:
         """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded.
 
         `orphans` are the caller's children that came of it, oldest first. `killed` says that it may have been.
@@ -103,9 +103,9 @@ class Recovery:
         with self._ledger.read() as db:
             allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
-            return Remains()
+            return RemainingProcesses()
         remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
-        gone, keeper = remains.life is Liveness.GONE, remains.keeper(allocation.keeper)
+        gone, keeper = remains.life is KeeperStatus.GONE, remains.keeper(allocation.keeper)
         if gone:
             # Noted first: when this process is killed before the share is freed, whoever frees it may not know of a kill.
             self._given_back(allocation.grants, killed)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import assert_never
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Phase, Slice, WholeGpu
 from tranche.core.keeper import Keeper
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
@@ -67,7 +67,7 @@ def _take(db: sqlite3.Connection, allocation_id: str, grant: Grant, memory: Mapp
                 "INSERT INTO compute_units VALUES (?, ?, ?)",
                 [(device, unit, allocation_id) for unit in range(start, start + size)],
             )
-        case Part():
+        case FractionalShare():
             device = _device(db, grant.device, "shared", memory[grant.device], _ALL_COMPUTE, grant.sharing)
             row = (device, allocation_id, grant.memory, grant.compute or 0, grant.sharing)
             db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?)", row)

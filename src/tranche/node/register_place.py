@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.state_file import read_state_file, what_it_is
 
 POINTER = "register-is-in"
@@ -21,7 +21,7 @@ POINTER = "register-is-in"
 def register_folder(home: Path) -> Path | None:
     """The folder of the register of the machine whose own place is `home`; None when it has none yet."""
     try:
-        if os.path.lexists(Places(home).ledger):
+        if os.path.lexists(StateFolder(home).ledger):
             return home
         folder = Path(os.fsdecode(read_state_file(home / POINTER).removesuffix(b"\n")))
     except FileNotFoundError:

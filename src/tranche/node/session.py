@@ -14,7 +14,7 @@ _OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "timeslices", "lost+found
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
-class Places(NamedTuple):
+class StateFolder(NamedTuple):
     """The files of one machine's state folder."""
 
     state_dir: Path

@@ -9,7 +9,7 @@ from importlib import metadata, resources
 
 
 @dataclass(frozen=True, slots=True)
-class Software:
+class _Software:
     """Versions of packages; `commit` is the revision that they were made from, None where nobody wrote it down."""
 
     version: str
@@ -18,9 +18,9 @@ class Software:
     python_version: str
 
 
-def software() -> Software:
+def software() -> _Software:
     """The software of this process."""
-    return Software(
+    return _Software(
         version=metadata.version("tranche"),
         commit=_commit(),
         simulator_version=metadata.version("tranche-simulator"),

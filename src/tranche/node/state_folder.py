@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.state_file import what_it_is
 
 _ROOM = 2**20
@@ -21,7 +21,7 @@ _FILES = 16
 _CHOOSE = "mend or remove it"
 
 
-def try_state_folder(places: Places) -> str:
+def try_state_folder(places: StateFolder) -> str:
     """Do what a command does with files in the state folder; what may be said of it then.
 
     Raises PermissionDenied or LedgerUnavailable, with the path that stands in the way.
@@ -55,12 +55,12 @@ def try_file(path: Path) -> bool:
     return True
 
 
-def _lock_folders(places: Places) -> tuple[Path, ...]:
+def _lock_folders(places: StateFolder) -> tuple[Path, ...]:
     of_names = (places.session(""), places.allocation(""), places.waiter(""))
     return (places.gpu_locks.parent, places.gpu_locks, *of_names)
 
 
-def _files(places: Places) -> Iterator[Path]:
+def _files(places: StateFolder) -> Iterator[Path]:
     yield places.decision_lock
     for suffix in ("-wal", "-shm", ".creating"):
         yield places.ledger.with_name(places.ledger.name + suffix)

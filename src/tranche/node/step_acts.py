@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tranche.core.state import GpuState
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.node.acts.create_instance import create_instance
 from tranche.node.acts.destroy_instance import destroy_instance
 from tranche.node.acts.reset_gpu import reset_gpu
@@ -26,7 +26,7 @@ from tranche.planning.steps import (
 )
 
 # Told a step for a GPU as it was last seen; called only while the step is not in effect.
-Act = Callable[[Any, GpuState, Tools], None]
+Act = Callable[[Any, GpuState, StepContext], None]
 
 ACTS: Final[Mapping[type[Step], Act]] = {
     SetMigMode: set_mig_mode,
@@ -39,7 +39,7 @@ ACTS: Final[Mapping[type[Step], Act]] = {
 }
 
 
-def carry_out(step: Step, gpu: GpuState, tools: Tools) -> GpuState:
+def carry_out(step: Step, gpu: GpuState, tools: StepContext) -> GpuState:
     """Do the step on the GPU, last seen as given; the GPU as it is afterwards. The step's own error when nothing shows."""
     ACTS[type(step)](step, gpu, tools)
     after = tools.observe_gpu(gpu.uuid)

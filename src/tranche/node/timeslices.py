@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tranche.core.allocation import Allocation, Part
+from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import HardwareError, TrancheError, VerificationFailed
 from tranche.core.state import GpuState, NodeState
 from tranche.core.timeslice import Timeslice
 from tranche.hardware.driver import Driver
-from tranche.node.session import Places, boot_id
+from tranche.node.session import StateFolder, boot_id
 from tranche.node.state_file import cannot_write, read_state_file
 
 _EVERY: Final = "every-gpu"
@@ -27,7 +27,7 @@ _SUFFIX: Final = ".json"
 _PAUSE_SECONDS: Final = 60.0
 
 
-class TimesliceRecord(NamedTuple):
+class _TimesliceRecord(NamedTuple):
     """What is known of a GPU, each a length's word or "": `wanted`, `set` by Tranche, and what was there `before`.
 
     `boot` is the start of the machine in which it was set. `tried` is when putting it back failed, in seconds since the epoch.
@@ -40,10 +40,10 @@ class TimesliceRecord(NamedTuple):
     tried: float = 0.0
 
 
-class Timeslices:
+class TimesliceStore:
     """The records of one machine, each a file named after its GPU."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: StateFolder) -> None:
         self._folder = places.timeslices
 
     def on_node(self, node: NodeState) -> NodeState:
@@ -82,7 +82,7 @@ class Timeslices:
             grant.gpu_uuid
             for each in allocations
             for grant in each.grants
-            if isinstance(grant, Part) and grant.in_turns
+            if isinstance(grant, FractionalShare) and grant.in_turns
         }
         return tuple(sorted(late - turns))
 
@@ -112,28 +112,28 @@ class Timeslices:
 
     def forget(self, gpu_uuid: str) -> None:
         """Forget what was set on that GPU."""
-        self._write(gpu_uuid, TimesliceRecord(self._read(gpu_uuid).wanted))
+        self._write(gpu_uuid, _TimesliceRecord(self._read(gpu_uuid).wanted))
 
     def note_failure(self, gpu_uuid: str, now: float) -> None:
         """Note that putting it back failed: it is tried again after a while."""
         with suppress(TrancheError):
             self._write(gpu_uuid, self._read(gpu_uuid)._replace(tried=now))
 
-    def _read(self, name: str) -> TimesliceRecord:
+    def _read(self, name: str) -> _TimesliceRecord:
         """The record; an empty one where there is none, or it cannot be read."""
         try:
-            record = TimesliceRecord(**json.loads(read_state_file(self._path(name))))
+            record = _TimesliceRecord(**json.loads(read_state_file(self._path(name))))
             words = [word for word in (record.wanted, record.set, record.before) if word]
-            return record if all(word in list(Timeslice) for word in words) else TimesliceRecord()
+            return record if all(word in list(Timeslice) for word in words) else _TimesliceRecord()
         except (OSError, TrancheError, ValueError, TypeError):
-            return TimesliceRecord()
+            return _TimesliceRecord()
 
-    def _write(self, name: str, record: TimesliceRecord) -> None:
+    def _write(self, name: str, record: _TimesliceRecord) -> None:
         path = self._path(name)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if record == TimesliceRecord():
+            if record == _TimesliceRecord():
                 path.unlink(missing_ok=True)
                 return
             unfinished.write_text(json.dumps(record._asdict()))

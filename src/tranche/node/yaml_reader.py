@@ -18,14 +18,14 @@ DEPTH_LIMIT = 50
 _DIGITS = 100
 
 
-class NotYaml(ValueError):
+class YamlError(ValueError):
     """The text is not YAML, or more than is read; the message says where and why, on one line."""
 
 
 def load_yaml(text: str) -> Any:
     """The one document of the text; duplicate keys: the last one counts. NotYaml otherwise."""
     if len(text) > LIMIT:
-        raise NotYaml(f"it is longer than {LIMIT} characters")
+        raise YamlError(f"it is longer than {LIMIT} characters")
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -34,10 +34,10 @@ def load_yaml(text: str) -> Any:
         _measure(root, {}, 0)
         return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise NotYaml(" ".join(str(error).split())) from error
+        raise YamlError(" ".join(str(error).split())) from error
     except (LookupError, AttributeError, TypeError, OverflowError) as error:
         # What the safe loader raises for a value that its explicit tag does not allow, such as `!!int ""`.
-        raise NotYaml("a value is not of the type that it is tagged with") from error
+        raise YamlError("a value is not of the type that it is tagged with") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -58,9 +58,9 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         self._depth += 1
         if self._nodes > NODE_LIMIT:
-            raise NotYaml(_TOO_MANY)
+            raise YamlError(_TOO_MANY)
         if self._depth > DEPTH_LIMIT:
-            raise NotYaml(_TOO_DEEP)
+            raise YamlError(_TOO_DEEP)
         try:
             return super().compose_node(parent, index)
         finally:
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
     def construct_scalar(self, node: Any) -> Any:
         """The scalar's text."""
         if node.tag.endswith((":int", ":float")) and len(node.value) > _DIGITS:
-            raise NotYaml(f"a number has {len(node.value)} digits; at most {_DIGITS} are read")
+            raise YamlError(f"a number has {len(node.value)} digits; at most {_DIGITS} are read")
         return super().construct_scalar(node)
 
 
@@ -81,20 +81,20 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: i
     """How many nodes, and how many levels, the node has when every alias is written out; NotYaml past a limit."""
     found = known.get(id(node), ())
     if found is None:
-        raise NotYaml("an anchor holds an alias of itself")
+        raise YamlError("an anchor holds an alias of itself")
     if found:
         return found
     if depth > DEPTH_LIMIT:
-        raise NotYaml(_TOO_DEEP)
+        raise YamlError(_TOO_DEEP)
     known[id(node)] = None
     count, levels = 1, 0
     for child in _children(node):
         size, below = _measure(child, known, depth + 1)
         count, levels = count + size, max(levels, below)
         if count > NODE_LIMIT:
-            raise NotYaml(_TOO_MANY)
+            raise YamlError(_TOO_MANY)
     if levels >= DEPTH_LIMIT:
-        raise NotYaml(_TOO_DEEP)
+        raise YamlError(_TOO_DEEP)
     known[id(node)] = (count, levels + 1)
     return count, levels + 1
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
-from tranche.planning.allocate import Granted, Offer, offer
+from tranche.planning.allocate import Granted, MachineOption, offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def decide_across(machines: Mapping[str, NodeView], request: Request) -> ChosenM
             reasons[name] = error.message
             continue
         possible = True
-        if not isinstance(found, Offer):
+        if not isinstance(found, MachineOption):
             reasons[name] = "; ".join(found.reasons)
             continue
         rank = (found.preferences, -len(view.allocations), name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranche.core.allocation import Grant, NodeView, Part
+from tranche.core.allocation import FractionalShare, Grant, NodeView
 from tranche.core.quantity import format_memory
 from tranche.core.request import Request
 from tranche.core.state import NodeState
@@ -20,7 +20,7 @@ from tranche.planning.answers import Preference, Reserved, answers, asked_gpus
 from tranche.planning.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.daemons import with_daemons
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.options import Effort, Option, PlanPermissions
+from tranche.planning.options import Option, OptionKind, PlanPermission
 from tranche.planning.packing_cost import why_thrifty
 from tranche.planning.plan import Plan
 
@@ -59,7 +59,7 @@ Decision = Granted | Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class MachineOption:
     """How a machine serves a request best. `preferences` has one for each GPU; the lower, the better, also among machines."""
 
     preferences: tuple[Preference, ...]
@@ -75,17 +75,17 @@ def decide(
     machine could ever serve the request.
     """
     found = offer(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
-    return found.granted if isinstance(found, Offer) else found
+    return found.granted if isinstance(found, MachineOption) else found
 
 
 def offer(
     view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
-) -> Offer | Waiting:
+) -> MachineOption | Waiting:
     """The decision, with what makes it better or worse than another machine's. Raises what `decide` raises."""
     asked, needed, freedom = (
         asked_gpus(view, request, reserved or {}),
         gpus_needed(request),
-        PlanPermissions(adopt_foreign_destroy),
+        PlanPermission(adopt_foreign_destroy),
     )
     if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
         check_possible(view, request)
@@ -98,7 +98,9 @@ def offer(
         answered = answers(asked, freedom)
         return Waiting(answered.obstacles, answered.unnamed, answered.ready)
     best.sort(key=lambda each: each[:2])
-    return Offer(tuple(each[0] for each in best[:needed]), granted(request, [each[2] for each in best[:needed]]))
+    return MachineOption(
+        tuple(each[0] for each in best[:needed]), granted(request, [each[2] for each in best[:needed]])
+    )
 
 
 def granted(request: Request, chosen: Sequence[Option]) -> Granted:
@@ -107,7 +109,7 @@ def granted(request: Request, chosen: Sequence[Option]) -> Granted:
     fingerprints = {option.gpu.uuid: option.gpu.fingerprint for option in chosen if option.steps}
     grants = tuple(option.grant for option in chosen)
     plan = Plan(f"serve {request}", steps, fingerprints)
-    if any(option.gpu.daemons or isinstance(option.grant, Part) for option in chosen):
+    if any(option.gpu.daemons or isinstance(option.grant, FractionalShare) for option in chosen):
         plan = with_daemons(plan, grants, NodeView(NodeState(tuple(option.gpu for option in chosen))))
     return Granted(
         grants,
@@ -119,31 +121,31 @@ def granted(request: Request, chosen: Sequence[Option]) -> Granted:
 
 def _note(option: Option) -> str:
     where = option.gpu.label
-    if isinstance(option.grant, Part):
+    if isinstance(option.grant, FractionalShare):
         return _part_note(option.grant, option)
     slot = option.grant.slot
     if slot is None:
-        return f"{where} whole" + (", with MIG mode turned off" if option.change is Effort.MODE else "")
+        return f"{where} whole" + (", with MIG mode turned off" if option.change is OptionKind.MODE else "")
     what = f"{slot.profile} at {slot.placement} of {where}"
     match option.change:
-        case Effort.NONE:
+        case OptionKind.NONE:
             return f"{what}, which was idle"
-        case Effort.FILL:
+        case OptionKind.FILL:
             return f"{what}, which was idle and empty"
-        case Effort.CREATE:
+        case OptionKind.CREATE:
             return f"{what}, new"
-        case Effort.REPLACE:
+        case OptionKind.REPLACE:
             count = option.destroys
             return f"{what}, new in the room of {count} idle instance{'s' if count > 1 else ''}"
-        case Effort.MODE:
+        case OptionKind.MODE:
             return f"{what}, new after turning MIG mode on"
 
 
-def _part_note(part: Part, option: Option) -> str:
+def _part_note(part: FractionalShare, option: Option) -> str:
     where = option.gpu.label
     if part.slot is not None:
         where = f"{part.slot.profile} at {part.slot.placement} of {where}"
-    first = ", with MIG mode turned off" if option.change is Effort.MODE else ""
+    first = ", with MIG mode turned off" if option.change is OptionKind.MODE else ""
     ceiling = "" if part.compute is None else f", at most {part.compute} % of its compute,"
     return (
         f"a share of {where}{first}: {format_memory(part.memory)}{ceiling} by {part.sharing.for_people} ({part.walls})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import NodeView, Part
+from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
@@ -14,7 +14,7 @@ from tranche.planning.choices import all_ways, options, ways
 from tranche.planning.gpu_occupancy import GpuOccupancy, tenancies
 from tranche.planning.gpu_rules import rules_of
 from tranche.planning.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.options import Effort, Option, PlanPermissions
+from tranche.planning.options import Option, OptionKind, PlanPermission
 from tranche.planning.packing_cost import toll
 from tranche.planning.tables import geometry_of, potential
 from tranche.planning.withholding import closed
@@ -38,7 +38,7 @@ Preference = tuple[int, int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class AskedGpu:
+class _AskedGpu:
     """A GPU that a request is put to: what is on it, what of it would serve the request were it empty, or why nothing would, and
     the earlier waiter that it is kept for, "" when there is none.
     """
@@ -47,30 +47,30 @@ class AskedGpu:
     candidate: Candidate | Obstacle
     kept_for: str = ""
 
-    def best_option(self, freedom: PlanPermissions, *, thrifty: bool) -> tuple[Preference, Option] | None:
+    def best_option(self, freedom: PlanPermission, *, thrifty: bool) -> tuple[Preference, Option] | None:
         """The best way to serve the request on this GPU now, with what is to be said for it; None when there is no way."""
         if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for:
             return None
         return best_option(self.here, self.candidate, freedom, thrifty=thrifty)
 
-    def answer(self, freedom: PlanPermissions) -> GpuAnswer:
+    def answer(self, freedom: PlanPermission) -> GpuFit:
         """Whether the GPU could serve the request now, and what is in the way when it could not."""
         gpu = self.here.gpu
         # The driver may lose sight of a GPU that is being reset.
         if self.here.changing and (gpu.lost or isinstance(self.candidate, Candidate)):
-            return GpuAnswer(gpu, obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it"))
+            return GpuFit(gpu, obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it"))
         if isinstance(self.candidate, Obstacle):
-            return GpuAnswer(gpu, self.candidate)
+            return GpuFit(gpu, self.candidate)
         if (shut := closed(self.here)) is not None:
-            return GpuAnswer(gpu, shut)
+            return GpuFit(gpu, shut)
         if self.kept_for:
-            return GpuAnswer(gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which asked earlier"))
+            return GpuFit(gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which asked earlier"))
         found = options(self.here, self.candidate, freedom)
-        return GpuAnswer(gpu, found if isinstance(found, Obstacle) else None)
+        return GpuFit(gpu, found if isinstance(found, Obstacle) else None)
 
 
 @dataclass(frozen=True, slots=True)
-class GpuAnswer:
+class GpuFit:
     """What one GPU says to the request: `obstacle` is None when the GPU could serve it (or its share of it) now.
 
     `alike` counts further GPUs that answer alike and are not named.
@@ -87,10 +87,10 @@ class GpuAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class GpuFitList:
     """One answer for each GPU or, on a large machine, for those that answer alike; `unnamed` counts GPUs that none is for."""
 
-    named: tuple[GpuAnswer, ...]
+    named: tuple[GpuFit, ...]
     unnamed: int = 0
 
     @property
@@ -108,16 +108,16 @@ class Answers:
         )
 
 
-def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[AskedGpu, ...]:
+def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_AskedGpu, ...]:
     """The request put to every GPU of the view, in index order."""
     return tuple(
-        AskedGpu(here, candidate(request, here.gpu, rules_of(view, here.gpu)), reserved.get(here.gpu.uuid, ""))
+        _AskedGpu(here, candidate(request, here.gpu, rules_of(view, here.gpu)), reserved.get(here.gpu.uuid, ""))
         for here in tenancies(view)
     )
 
 
 def best_option(
-    here: GpuOccupancy, answer: Candidate, freedom: PlanPermissions, *, thrifty: bool
+    here: GpuOccupancy, answer: Candidate, freedom: PlanPermission, *, thrifty: bool
 ) -> tuple[Preference, Option] | None:
     """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
 
@@ -132,10 +132,10 @@ def best_option(
 
     def preference(option: Option) -> Preference:
         taken = toll(here, option, answer.part) * (_WEAKEST + 1) if thrifty else 0
-        if isinstance(option.grant, Part):
+        if isinstance(option.grant, FractionalShare):
             strength = taken + _STRENGTHS[option.grant.sharing]
             # A GPU that can be cut is opened for parts after all others, so that it can be cut for somebody.
-            last = option.change is not Effort.NONE and option.grant.slot is None and option.gpu.mig_capable
+            last = option.change is not OptionKind.NONE and option.grant.slot is None and option.gpu.mig_capable
             return (strength, option.change, option.destroys, option.memory, option.left + last * _MORE_THAN_ANY_GPU)
         slot = option.grant.slot
         cost = 0.0
@@ -151,11 +151,11 @@ def best_option(
     return best[0], best[2]
 
 
-def answers(asked: Sequence[AskedGpu], freedom: PlanPermissions) -> Answers:
+def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
     """What the GPUs answer, in index order."""
     every = [each.answer(freedom) for each in asked]
     if len(every) <= NAMED_AT_MOST:
-        return Answers(tuple(every))
+        return GpuFitList(tuple(every))
     groups: dict[CommonReason | None, list[int]] = {}
     for place, each in enumerate(every):
         groups.setdefault(None if each.obstacle is None else each.obstacle.likeness, []).append(place)
@@ -163,4 +163,4 @@ def answers(asked: Sequence[AskedGpu], freedom: PlanPermissions) -> Answers:
     by_place = sorted(groups.items(), key=lambda group: (group[0] is not None, group[1][0]))
     named = sorted((places[0], len(places)) for _, places in by_place[:NAMED_AT_MOST])
     unnamed = sum(len(places) for _, places in by_place[NAMED_AT_MOST:])
-    return Answers(tuple(replace(every[place], alike=count - 1) for place, count in named), unnamed)
+    return GpuFitList(tuple(replace(every[place], alike=count - 1) for place, count in named), unnamed)

@@ -10,7 +10,7 @@ from tranche.core.state import GpuState, NodeState
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatch:
+class _Mismatch:
     """One GPU that does not show what the layout says of it."""
 
     gpu: GpuState
@@ -20,7 +20,7 @@ class Mismatch:
         return f"{self.gpu.label}: {self.text}"
 
 
-def find_mismatches(node: NodeState, layout: Layout, *, mode_only: bool = False) -> tuple[Mismatch, ...]:
+def find_mismatches(node: NodeState, layout: Layout, *, mode_only: bool = False) -> tuple[_Mismatch, ...]:
     """Every GPU that is not as the layout says, with what is different; with `mode_only` only MIG modes are compared.
 
     GPUs that cannot be cut are passed over where applying the layout passes over them.
@@ -29,7 +29,7 @@ def find_mismatches(node: NodeState, layout: Layout, *, mode_only: bool = False)
     for gpu in node:
         spec = layout.spec_for(gpu)
         if spec is not None and (text := _difference(gpu, spec, mode_only=mode_only)):
-            found.append(Mismatch(gpu, text))
+            found.append(_Mismatch(gpu, text))
     return tuple(found)
 
 

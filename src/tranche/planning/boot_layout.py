@@ -6,7 +6,7 @@ from collections import Counter
 
 from tranche.core.errors import LayoutUnknown, MigNotSupported, ProfileUnknown
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
-from tranche.core.partition import PARTITION, LayoutName, Partition
+from tranche.core.partition import PARTITION, LayoutName, PartitionSpec
 from tranche.core.profile import ProfileName
 from tranche.core.spelling import did_you_mean
 from tranche.core.state import GpuState, NodeState
@@ -17,7 +17,7 @@ Slices = tuple[tuple[ProfileName, int], ...]
 _ALL_DISABLED = Layout("all-disabled", (LayoutSpec(mig_enabled=False),))
 
 
-def boot_layout(wanted: Partition | LayoutName, file: LayoutFile, node: NodeState) -> Layout:
+def boot_layout(wanted: PartitionSpec | LayoutName, file: LayoutFile, node: NodeState) -> Layout:
     """The layout that is asked for, for this machine. A layout of the file counts before one that the GPUs bring.
 
     Every GPU that can be cut gets the slices of a partition; GPUs without MIG are passed over. A number means on each GPU the
@@ -48,7 +48,7 @@ def boot_layout(wanted: Partition | LayoutName, file: LayoutFile, node: NodeStat
     return Layout(wanted.text, (*lost, *specs))
 
 
-def _slices(wanted: Partition, gpu: GpuState) -> Slices:
+def _slices(wanted: PartitionSpec, gpu: GpuState) -> Slices:
     counts: Counter[ProfileName] = Counter()
     for profile, count in wanted.slices:
         counts[_by_number(profile, gpu) if isinstance(profile, int) else profile] += count

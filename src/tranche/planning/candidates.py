@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
-from tranche.planning.gpu_rules import NO_RULES, GpuRules, rules_of
+from tranche.planning.gpu_rules import NO_RULES, GpuSharing, rules_of
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.share_options import ShareOptions, no_part_text, part_wish, smallest_share
 
@@ -49,7 +49,7 @@ _WHOLE = Candidate(None, True)
 _A_WHOLE_GPU = "ask for a whole GPU with --gpus 1"
 
 
-def candidate(request: Request, gpu: GpuState, rules: GpuRules = NO_RULES) -> Candidate | Obstacle:
+def candidate(request: Request, gpu: GpuState, rules: GpuSharing = NO_RULES) -> Candidate | Obstacle:
     """What of this GPU, were it empty, is the smallest that serves the request; or why nothing does.
 
     Of a GPU that the driver has lost nothing truer can be said than that.
@@ -62,7 +62,7 @@ def lost_obstacle(gpu: GpuState) -> Obstacle:
     return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
 
 
-def _fitting(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obstacle:
+def _fitting(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
     if not matches_model(request, gpu):
         return obstacle(gpu, Reason.GPU_MODEL_MISMATCH, f"is {gpu.name}, not {request.gpu_model}")
     match request.demand:
@@ -74,7 +74,7 @@ def _fitting(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Ob
             return _for_part_of_gpu(request, gpu, rules)
 
 
-def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obstacle:
+def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
     part = part_wish(request, gpu, rules)
     alone = _alone(request, gpu, rules)
     if isinstance(alone, Candidate):
@@ -82,9 +82,9 @@ def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuRules) -> Candid
     return alone if part is None else Candidate(None, False, part)
 
 
-def _alone(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obstacle:
+def _alone(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
     """What of the GPU serves the request for one holder alone."""
-    cuttable = gpu.mig_capable and rules.use in (GpuUse.AUTO, GpuUse.MIG)
+    cuttable = gpu.mig_capable and rules.use in (GpuPolicy.AUTO, GpuPolicy.MIG)
     profiles = plain_profiles(gpu) if cuttable else ()
     match request.demand:
         case GpuMemory(amount):
@@ -110,8 +110,8 @@ def _alone(request: Request, gpu: GpuState, rules: GpuRules) -> Candidate | Obst
     return _WHOLE if more_than_half or cuttable else _no_part(request, gpu, rules)
 
 
-def _no_part(request: Request, gpu: GpuState, rules: GpuRules) -> Obstacle:
-    reason = Reason.POLICY if rules.use is GpuUse.OFF else Reason.SHARING_UNAVAILABLE
+def _no_part(request: Request, gpu: GpuState, rules: GpuSharing) -> Obstacle:
+    reason = Reason.POLICY if rules.use is GpuPolicy.OFF else Reason.SHARING_UNAVAILABLE
     return obstacle(gpu, reason, no_part_text(request, gpu, rules))
 
 
@@ -176,12 +176,12 @@ def plain_profiles(gpu: GpuState) -> tuple[GpuInstanceProfile, ...]:
     return tuple(sorted(usable, key=lambda p: (p.size, p.slices)))
 
 
-def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuUse) -> Candidate | Obstacle:
+def _for_profile(demand: MigSlice, gpu: GpuState, use: GpuPolicy) -> Candidate | Obstacle:
     profile = gpu.profile(demand.profile)
     if profile is None or not profile.starts:
         text = f"offers no {demand.profile}" if gpu.mig_capable else "cannot be cut: it has no MIG"
         return obstacle(gpu, Reason.PROFILE_NOT_SUPPORTED, text)
-    if use in (GpuUse.SHARED, GpuUse.OFF):
+    if use in (GpuPolicy.SHARED, GpuPolicy.OFF):
         return obstacle(gpu, Reason.POLICY, f"is not cut for requests: its policy is sharing={use}")
     return Candidate(profile, False, named=True)
 
@@ -194,7 +194,7 @@ def _no_gpu(request: Request, gpus: Sequence[GpuState]) -> TrancheError:
 
 
 def _impossible(
-    request: Request, known: Sequence[tuple[GpuState, GpuRules]], obstacles: Sequence[Obstacle]
+    request: Request, known: Sequence[tuple[GpuState, GpuSharing]], obstacles: Sequence[Obstacle]
 ) -> TrancheError:
     refused = list(filter(_is_refusal, obstacles))
     gpus = [gpu for gpu, _ in known]
@@ -228,9 +228,9 @@ def _is_refusal(answer: Obstacle) -> bool:
     return answer.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)
 
 
-def _way_out(request: Request, known: Sequence[tuple[GpuState, GpuRules]]) -> str:
+def _way_out(request: Request, known: Sequence[tuple[GpuState, GpuSharing]]) -> str:
     """What to ask for instead of a part that no GPU gives."""
-    shares = (smallest_share(request, gpu, rules) for gpu, rules in known if rules.use is not GpuUse.OFF)
+    shares = (smallest_share(request, gpu, rules) for gpu, rules in known if rules.use is not GpuPolicy.OFF)
     if enough := min((each for each in shares if each is not None), default=None):
         return f"ask for --gpu {float(enough):g} or more"
     if request.compute is not None:

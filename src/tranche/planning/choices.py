@@ -5,12 +5,12 @@ from __future__ import annotations
 from tranche.planning.candidates import Candidate
 from tranche.planning.gpu_occupancy import GpuOccupancy
 from tranche.planning.obstacle import Obstacle
-from tranche.planning.options import Option, PlanPermissions, slice_obstacle, ways_alone
+from tranche.planning.options import Option, PlanPermission, slice_obstacle, ways_alone
 from tranche.planning.part_options import part_options
 from tranche.planning.withholding import closed, permitted, withheld_from, withholding
 
 
-def options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
+def options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now, or what is in the way: what lasts longest is named first."""
     if (shut := closed(tenancy)) is not None:
         return shut
@@ -26,7 +26,7 @@ def options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission
     return slice_obstacle(tenancy, candidate.profile)
 
 
-def ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
+def ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
     """As `options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
     here, wish = withheld_from(tenancy, candidate), candidate.part
     if wish is None:
@@ -39,7 +39,7 @@ def ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissions) 
     return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts
 
 
-def all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
+def all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
     """As `ways`, but what is for one holder alone and the parts as well."""
     if candidate.part is None or not candidate.alone:
         return ways(tenancy, candidate, freedom)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
-from tranche.core.fences import fenced
-from tranche.core.grid import Occupant
+from tranche.core.fences import unavailable
+from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, MpsDaemon
 from tranche.planning.options import PROHIBITED
@@ -29,15 +29,19 @@ def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
     return replace(plan, steps=steps, fingerprints={**marks, **plan.fingerprints})
 
 
-def refuse_fenced(view: NodeView, grants: Sequence[Grant]) -> None:
+def refuse_unavailable(view: NodeView, grants: Sequence[Grant]) -> None:
     """GpuBusy when somebody is to be let in where a daemon serves nobody more, or an administrator lets in nobody at all."""
     for grant in grants:
         gpu = view.node.gpu(grant.gpu_uuid)
         if grant.slot is None and gpu.prohibited:
             raise GpuBusy(f"{gpu.label}: {PROHIBITED}")
-        if isinstance(grant, Part) and grant.sharing is Sharing.MPS and (why := fenced(gpu, grant.slot)):
+        if (
+            isinstance(grant, FractionalShare)
+            and grant.sharing is Sharing.MPS
+            and (why := unavailable(gpu, grant.slot))
+        ):
             raise GpuBusy(f"{gpu.label} is not shared further: {why}")
-        if isinstance(grant, Part) and (ids := unlimited_on(grant.device, view.allocations)):
+        if isinstance(grant, FractionalShare) and (ids := unlimited_on(grant.device, view.allocations)):
             raise GpuBusy(f"{gpu.label} is not shared further: nothing limits the memory of {', '.join(ids)} any more")
 
 
@@ -46,7 +50,7 @@ def unlimited_on(device: WholeGpu | Slice, allocations: Iterable[Allocation]) ->
     return tuple(
         each.id
         for each in allocations
-        if any(isinstance(part, Part) and part.unlimited and part.device == device for part in each.grants)
+        if any(isinstance(part, FractionalShare) and part.unlimited and part.device == device for part in each.grants)
     )
 
 
@@ -57,9 +61,9 @@ def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
     """
     for grant in grants:
         gpu, slot = view.node.gpu(grant.gpu_uuid), grant.slot
-        if slot is not None and gpu.instance_in(Occupant(slot.profile, slot.placement)) is None:
+        if slot is not None and gpu.instance_in(PlacedInstance(slot.profile, slot.placement)) is None:
             raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} is not there any more")
-        by_mps = isinstance(grant, Part) and grant.sharing is Sharing.MPS
+        by_mps = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
         if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
             raise GpuBusy(f"{gpu.label} is not shared by MPS: its MIG mode is {_mode(gpu)} now")
 
@@ -78,9 +82,9 @@ def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step
 
 def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
     for grant in grants:
-        if isinstance(grant, Part) and grant.sharing is Sharing.MPS:
+        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
             slot = grant.slot
-            occupant = None if slot is None else Occupant(slot.profile, slot.placement)
+            occupant = None if slot is None else PlacedInstance(slot.profile, slot.placement)
             step = StartMps(grant.gpu_uuid, occupant, grant.limit or grant.memory)
             if not step.in_effect(gpus[grant.gpu_uuid]):
                 yield step
@@ -91,7 +95,7 @@ def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]
     for grant in grants:
         gpu = gpus[grant.gpu_uuid]
         wanted = gpu.timeslice_wanted
-        if isinstance(grant, Part) and grant.in_turns and wanted is not None and gpu.timeslice is not wanted:
+        if isinstance(grant, FractionalShare) and grant.in_turns and wanted is not None and gpu.timeslice is not wanted:
             yield SetTimeslice(gpu.uuid, wanted)
 
 
@@ -105,7 +109,7 @@ def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:
 
 def _displaces(grant: Grant, device: WholeGpu | Slice) -> bool:
     """Whether the daemon of a device cannot stay when that is granted: it is the device, or a part of it in another way."""
-    if isinstance(grant, Part) and grant.sharing is Sharing.MPS and grant.device == device:
+    if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS and grant.device == device:
         return False
     return overlap(grant, device)
 
@@ -116,5 +120,5 @@ def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
     return Slice(gpu_uuid, daemon.slot.profile, daemon.slot.placement)
 
 
-def _occupant(daemon: MpsDaemon) -> Occupant | None:
-    return None if daemon.slot is None else Occupant(daemon.slot.profile, daemon.slot.placement)
+def _occupant(daemon: MpsDaemon) -> PlacedInstance | None:
+    return None if daemon.slot is None else PlacedInstance(daemon.slot.profile, daemon.slot.placement)

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tranche.core.allocation import NodeView, Part
+from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.planning.allocate import Granted, decide
-from tranche.planning.answers import Answers, GpuAnswer, answers, asked_gpus
+from tranche.planning.answers import GpuFit, GpuFitList, answers, asked_gpus
 from tranche.planning.candidates import gpus_needed
 from tranche.planning.gpu_rules import rules_of
-from tranche.planning.options import PlanPermissions
+from tranche.planning.options import PlanPermission
 from tranche.planning.queue import WaitingRequest, reserved_for
-from tranche.planning.remedies import NO_ADVICE, Advice, Remedy, remedies, stronger
+from tranche.planning.remedies import NO_ADVICE, Remedy, RemedyList, remedies, stronger
 from tranche.planning.share_options import accepted
 
 
@@ -33,12 +33,12 @@ class Explanation:
     request: Request
     granted: Granted | None
     impossible: TrancheError | None
-    answers: Answers
-    advice: Advice
+    answers: GpuFitList
+    advice: RemedyList
     passed_over: Mapping[Sharing, str] = field(default_factory=dict)
 
     @property
-    def gpus(self) -> tuple[GpuAnswer, ...]:
+    def gpus(self) -> tuple[GpuFit, ...]:
         """What each GPU answers; on a large machine one answer stands for the GPUs that answer alike."""
         return self.answers.named
 
@@ -73,7 +73,7 @@ def explain(
     adopt_foreign_destroy: bool = False,
 ) -> Explanation:
     """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
-    reserved, freedom = reserved_for(view, waiters), PlanPermissions(adopt_foreign_destroy)
+    reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
     impossible: TrancheError | None = None
@@ -83,7 +83,7 @@ def explain(
     except TrancheError as error:
         impossible = error
     if granted is not None:
-        shares = any(isinstance(grant, Part) for grant in granted.grants)
+        shares = any(isinstance(grant, FractionalShare) for grant in granted.grants)
         more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
     return Explanation(request, None, impossible, found, remedies(view, request, freedom, reserved))
@@ -93,7 +93,7 @@ def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[
     """Why parts of what is granted are not by a stronger mechanism, where the machine or the GPU lacks that."""
     found: dict[Sharing, str] = {}
     for grant in granted.grants:
-        if isinstance(grant, Part):
+        if isinstance(grant, FractionalShare):
             gpu = view.node.gpu(grant.gpu_uuid)
             ways, rules = accepted(request), rules_of(view, gpu)
             for way in ways[: ways.index(grant.sharing)]:

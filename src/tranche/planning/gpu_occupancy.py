@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Withheld
-from tranche.core.grid import Occupant, profiles_exclude
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, WithheldDevice
+from tranche.core.grid import PlacedInstance, profiles_exclude
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 
 
-class Account(NamedTuple):
+class DeviceUsage(NamedTuple):
     """What is given away of one device in parts: `memory` in bytes, `compute` in percent of ceilings, and how many hold it.
 
     `settled` says that a program may run in one of the parts already; `broken` that nothing more can be given of the device: its
@@ -26,9 +26,9 @@ class Account(NamedTuple):
     settled: bool = False
     broken: bool = False
 
-    def with_part(self, part: Part, phase: Phase) -> Account:
+    def with_part(self, part: FractionalShare, phase: Phase) -> DeviceUsage:
         """The account after one more part is given away."""
-        return Account(
+        return DeviceUsage(
             self.sharing,
             self.memory + part.memory,
             self.compute + (part.compute or 0),
@@ -54,8 +54,8 @@ class GpuOccupancy(NamedTuple):
     in_use: tuple[GpuInstance, ...]
     idle_owned: tuple[GpuInstance, ...]
     idle_foreign: tuple[GpuInstance, ...]
-    shared: Mapping[InstanceKey | None, Account]
-    withheld: tuple[Withheld, ...] = ()
+    shared: Mapping[InstanceKey | None, DeviceUsage]
+    withheld: tuple[WithheldDevice, ...] = ()
     changing: bool = False
 
     @property
@@ -64,9 +64,11 @@ class GpuOccupancy(NamedTuple):
         return self.idle_owned + self.idle_foreign
 
     @property
-    def fixed(self) -> tuple[Occupant, ...]:
+    def fixed(self) -> tuple[PlacedInstance, ...]:
         """What no plan may touch: promised slots and instances in use."""
-        return tuple(Occupant(key.profile, key.placement) for key in self.promised) + tuple(map(occupant, self.in_use))
+        return tuple(PlacedInstance(key.profile, key.placement) for key in self.promised) + tuple(
+            map(occupant, self.in_use)
+        )
 
     @property
     def fixed_mask(self) -> int:
@@ -115,18 +117,18 @@ def _sorted_out(
     gpu: GpuState,
     held: Iterable[tuple[Allocation, Grant]],
     owned: Collection[InstanceKey],
-    withheld: tuple[Withheld, ...],
+    withheld: tuple[WithheldDevice, ...],
     changing: bool,
 ) -> GpuOccupancy:
     """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
     whole: dict[str, Allocation] = {}
     promised: dict[InstanceKey, dict[str, Allocation]] = {}
-    shared: dict[InstanceKey | None, Account] = {}
+    shared: dict[InstanceKey | None, DeviceUsage] = {}
     taken = 0
     for allocation, grant in held:
         slot = grant.slot
-        if isinstance(grant, Part):
-            shared[slot] = shared.get(slot, Account(grant.sharing)).with_part(grant, allocation.phase)
+        if isinstance(grant, FractionalShare):
+            shared[slot] = shared.get(slot, DeviceUsage(grant.sharing)).with_part(grant, allocation.phase)
         if slot is None:
             whole[allocation.id] = allocation
         else:
@@ -155,12 +157,12 @@ def _sorted_out(
     )
 
 
-def occupant(instance: GpuInstance) -> Occupant:
+def occupant(instance: GpuInstance) -> PlacedInstance:
     """The instance as the grid sees it."""
-    return Occupant(instance.profile, instance.placement)
+    return PlacedInstance(instance.profile, instance.placement)
 
 
-def _mask(occupants: Iterable[Occupant]) -> int:
+def _mask(occupants: Iterable[PlacedInstance]) -> int:
     mask = 0
     for each in occupants:
         mask |= each.placement.mask

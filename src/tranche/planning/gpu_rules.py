@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
-from tranche.core.gpu_use import GpuUse
-from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 from tranche.core.state import GpuState
 
 _FIRST_WITH_LIMITS = (7, 0)
@@ -14,11 +14,11 @@ _FIRST_WITH_LIMITS = (7, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRules:
+class GpuSharing:
     """The administrator's word on one GPU, and the machine's means."""
 
-    use: GpuUse = GpuUse.AUTO
-    means: SharingMeans = NO_SHARING
+    use: GpuPolicy = GpuPolicy.AUTO
+    means: MachineSharing = NO_SHARING
 
     def why_not(self, sharing: Sharing, gpu: GpuState) -> str:
         """Why that GPU cannot be shared by the mechanism, in words; "" when it can."""
@@ -28,10 +28,10 @@ class GpuRules:
         return self.means.why_not(sharing)
 
 
-NO_RULES = GpuRules()
+NO_RULES = GpuSharing()
 """Of a GPU of which nobody has said anything, on a machine that was not asked."""
 
 
-def rules_of(view: NodeView, gpu: GpuState) -> GpuRules:
+def rules_of(view: NodeView, gpu: GpuState) -> GpuSharing:
     """The rules of one of the view's GPUs."""
-    return GpuRules(view.use_of(gpu.uuid), view.node.sharing)
+    return GpuSharing(view.use_of(gpu.uuid), view.node.sharing)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.errors import GpuBusy
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuProcess, GpuState
@@ -22,7 +22,7 @@ class User:
     """
 
     gpu: GpuState
-    occupant: Occupant | None
+    occupant: PlacedInstance | None
     instance: GpuInstance | None = None
     processes: tuple[GpuProcess, ...] = ()
     allocations: tuple[Allocation, ...] = ()
@@ -120,7 +120,9 @@ def gpu_users(view: NodeView, gpu: GpuState) -> LayoutOccupancy:
             users.append(User(gpu, occupant(instance), instance, instance.processes, holders))
         else:
             idle.append(instance)
-    users += [User(gpu, Occupant(slot.profile, slot.placement), None, (), held) for slot, held in promised.items()]
+    users += [
+        User(gpu, PlacedInstance(slot.profile, slot.placement), None, (), held) for slot, held in promised.items()
+    ]
     if found.whole:
         users.append(User(gpu, None, None, gpu.processes, found.whole))
     elif gpu.processes:
@@ -134,7 +136,7 @@ def _promised_across(found: GpuOccupancy, instance: GpuInstance) -> tuple[Alloca
     """The allocations whose promised slot cannot be beside the instance: the instance is about to go for it."""
     place = occupant(instance)
     for slot, holders in found.promised.items():
-        if place.conflicts(Occupant(slot.profile, slot.placement)):
+        if place.conflicts(PlacedInstance(slot.profile, slot.placement)):
             return holders
     return ()
 

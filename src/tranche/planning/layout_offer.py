@@ -14,7 +14,7 @@ _ALL_DISABLED = Layout("all-disabled", (LayoutSpec(mig_enabled=False),))
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutOffer:
+class LayoutList:
     """`config_map`, "namespace/name", declares layouts; "" is none. `declared` is None while it does not exist.
 
     `broken` says why it cannot be read, with the `hint` of that error; "" where it can.

@@ -8,20 +8,20 @@ from enum import IntEnum
 
 from tranche.core.allocation import Grant, Slice, WholeGpu, overlap
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.grid import Occupant, Placement, fits, placements, profiles_exclude
+from tranche.core.grid import PlacedInstance, Placement, fits, placements, profiles_exclude
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning.candidates import Candidate, lost_obstacle
 from tranche.planning.gpu_occupancy import GpuOccupancy, occupant
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
-from tranche.planning.tables import Shape, arrangeable
+from tranche.planning.tables import PossiblePlacement, arrangeable
 
 PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
 """Tranche leaves that mode alone: it is an administrator's word."""
 
 
-class Effort(IntEnum):
+class OptionKind(IntEnum):
     """What an option does to the GPU, cheapest first."""
 
     NONE = 0
@@ -41,7 +41,7 @@ class Option:
 
     gpu: GpuState
     grant: Grant
-    change: Effort
+    change: OptionKind
     steps: tuple[Step, ...]
     memory: int
     mask: int
@@ -54,13 +54,13 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanPermissions:
+class PlanPermission:
     """What a plan may do beyond creating instances and destroying idle ones that Tranche made."""
 
     destroy_foreign: bool = False
 
 
-def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
+def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
     """The ways to serve the candidate on that GPU now for one holder alone, or what is in the way.
 
     There are none at all where a slice finds no room: why it finds none takes longer to say.
@@ -78,11 +78,11 @@ def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermiss
     return slice_options(tenancy, candidate.profile, freedom)
 
 
-def reusable(instance: GpuInstance) -> Effort | None:
+def reusable(instance: GpuInstance) -> OptionKind | None:
     """What it takes to give the idle instance away as a whole slice; None when it is cut inside."""
     if instance.whole_slice is not None:
-        return Effort.NONE
-    return None if instance.compute_instances else Effort.FILL
+        return OptionKind.NONE
+    return None if instance.compute_instances else OptionKind.FILL
 
 
 def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstacle:
@@ -122,7 +122,7 @@ def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstac
 def _arrangeable(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> bool:
     """Whether everything in use and the profile would fit together if it were placed anew."""
     present = [tenancy.gpu.profile(each.profile) for each in tenancy.fixed]
-    shapes = [Shape(each.size, each.starts) for each in (*present, profile) if each is not None]
+    shapes = [PossiblePlacement(each.size, each.starts) for each in (*present, profile) if each is not None]
     foreign_mask = tenancy.lasting_mask & ~tenancy.fixed_mask
     return arrangeable(tuple(sorted(shapes, key=lambda shape: -shape.size)), foreign_mask)
 
@@ -158,17 +158,17 @@ def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
 
 def _whole(tenancy: GpuOccupancy, steps: tuple[Step, ...]) -> Option:
     gpu = tenancy.gpu
-    change = Effort.MODE if steps else Effort.NONE
+    change = OptionKind.MODE if steps else OptionKind.NONE
     return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
 
 
-def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
+def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
     """A whole GPU out of one that is cut."""
     steps = uncut_steps(tenancy, freedom)
     return steps if isinstance(steps, Obstacle) else (_whole(tenancy, steps),)
 
 
-def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermissions) -> tuple[Step, ...] | Obstacle:
+def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, ...] | Obstacle:
     """What makes a GPU that is cut a whole one: idle instances go, and MIG mode is turned off; or what is in the way."""
     gpu = tenancy.gpu
     if not tenancy.untouched:
@@ -196,12 +196,12 @@ def _cut_first(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> tuple[Opti
     gpu = tenancy.gpu
     steps = mode_steps(gpu, MigMode.ENABLED)
     return tuple(
-        _slice(tenancy, profile, spot, Effort.MODE, (*steps, _create(gpu, profile, spot)))
+        _slice(tenancy, profile, spot, OptionKind.MODE, (*steps, _create(gpu, profile, spot)))
         for spot in placements(profile)
     )
 
 
-def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: PlanPermissions) -> tuple[Option, ...]:
+def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: PlanPermission) -> tuple[Option, ...]:
     """The ways to give a slice of the profile on a GPU that is cut."""
     gpu = tenancy.gpu
     reused = [
@@ -213,7 +213,7 @@ def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: P
             overlap(Slice(gpu.uuid, instance.profile, instance.placement), each.place) for each in tenancy.withheld
         )
     ]
-    if any(option.change is Effort.NONE for option in reused):
+    if any(option.change is OptionKind.NONE for option in reused):
         return tuple(reused)
     removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
     kept = tenancy.fixed
@@ -223,11 +223,11 @@ def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: P
     for spot in _rooms(profile, kept):
         gone = [each for each in removable if in_the_way(each, profile.name, spot)]
         steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
-        made.append(_slice(tenancy, profile, spot, Effort.REPLACE if gone else Effort.CREATE, steps))
+        made.append(_slice(tenancy, profile, spot, OptionKind.REPLACE if gone else OptionKind.CREATE, steps))
     return tuple(reused + made)
 
 
-def _rooms(profile: GpuInstanceProfile, kept: Sequence[Occupant]) -> tuple[Placement, ...]:
+def _rooms(profile: GpuInstanceProfile, kept: Sequence[PlacedInstance]) -> tuple[Placement, ...]:
     return tuple(spot for spot in placements(profile) if fits(profile, spot, kept))
 
 
@@ -236,14 +236,16 @@ def in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> boo
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
-def reuse_option(tenancy: GpuOccupancy, profile: GpuInstanceProfile, instance: GpuInstance, change: Effort) -> Option:
+def reuse_option(
+    tenancy: GpuOccupancy, profile: GpuInstanceProfile, instance: GpuInstance, change: OptionKind
+) -> Option:
     """The idle instance as a whole slice; `change` says what that takes, as `reusable` does."""
-    steps = () if change is Effort.NONE else (_create(tenancy.gpu, profile, instance.placement),)
+    steps = () if change is OptionKind.NONE else (_create(tenancy.gpu, profile, instance.placement),)
     return _slice(tenancy, profile, instance.placement, change, steps)
 
 
 def _slice(
-    tenancy: GpuOccupancy, profile: GpuInstanceProfile, spot: Placement, change: Effort, steps: tuple[Step, ...]
+    tenancy: GpuOccupancy, profile: GpuInstanceProfile, spot: Placement, change: OptionKind, steps: tuple[Step, ...]
 ) -> Option:
     gpu = tenancy.gpu
     # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.

@@ -14,7 +14,7 @@ Contents = tuple[ProfileName, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class _Packing:
     """What each GPU instance holds, largest slice first.
 
     The first entries continue the instances that were there already, in their order; `created` of them are new, at the end.
@@ -26,7 +26,7 @@ class Packing:
 
 def pack_slices(
     profile: GpuInstanceProfile, wanted: Sequence[ProfileName], started: Sequence[Sequence[ComputeInstance]] = ()
-) -> Packing | None:
+) -> _Packing | None:
     """The wanted slices put into instances of the profile; None when the profile has no compute instance of such a size.
 
     `started` are the contents of instances with room left. Among packings with the fewest new instances, one that leaves the
@@ -72,4 +72,4 @@ def pack_slices(
     search(0, [[each.name for each in begun] for begun in started])
     assert best is not None
     contents = tuple(tuple(sorted(inside, key=lambda name: -name.compute)) for inside in best[1])
-    return Packing(contents, best[0][0])
+    return _Packing(contents, best[0][0])

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from tranche.core.allocation import ComputeSlice, Part
+from tranche.core.allocation import ComputeSlice, FractionalShare
 from tranche.core.devices import memory_of
 from tranche.core.request import GpuMemory, GpuShare, Request
-from tranche.core.sharing import SharingMeans
+from tranche.core.sharing import MachineSharing
 from tranche.planning.candidates import gpus_needed
 from tranche.planning.gpu_occupancy import GpuOccupancy
-from tranche.planning.options import Effort, Option, gpu_blocked
+from tranche.planning.options import Option, OptionKind, gpu_blocked
 from tranche.planning.share_options import ShareOptions, accepted
 
 
-class PackingCost(IntEnum):
+class _PackingCost(IntEnum):
     """What an option takes from those to come, least first; GPUs in use are those that nobody could have whole now anyway.
 
     FITTING: a slice of a GPU in use, of which the request needs more than half. JOINED: one more part of a shared device. BESIDE:
@@ -38,7 +38,7 @@ class PackingCost(IntEnum):
     SPREAD = 7
 
 
-def why_thrifty(request: Request, means: SharingMeans, gpus: Sequence[GpuOccupancy]) -> str:
+def why_thrifty(request: Request, means: MachineSharing, gpus: Sequence[GpuOccupancy]) -> str:
     """Why the machine is careful with its room, in words that follow "because"; "" when it has room to spare.
 
     It has as long as slices are all that anybody holds, and half of its GPUs would stay untouched if the request took one more.
@@ -58,19 +58,19 @@ def why_thrifty(request: Request, means: SharingMeans, gpus: Sequence[GpuOccupan
     return ""
 
 
-def toll(here: GpuOccupancy, option: Option, wish: ShareOptions | None) -> PackingCost:
+def toll(here: GpuOccupancy, option: Option, wish: ShareOptions | None) -> _PackingCost:
     """What the option takes from those to come; `wish` is the part that would serve the request, where one would."""
     whole = option.grant.slot is None
-    if isinstance(option.grant, Part):
-        if option.change is Effort.NONE:
-            return PackingCost.JOINED
+    if isinstance(option.grant, FractionalShare):
+        if option.change is OptionKind.NONE:
+            return _PackingCost.JOINED
         if not here.untouched:
-            return PackingCost.BESIDE
-        return PackingCost.OPENED if whole else PackingCost.CUT
+            return _PackingCost.BESIDE
+        return _PackingCost.OPENED if whole else _PackingCost.CUT
     assert not isinstance(option.grant, ComputeSlice)
     fitting = wish is not None and 2 * wish.amount > memory_of(option.grant, here.gpu)
     if not here.untouched:
-        return PackingCost.FITTING if fitting else PackingCost.ROOMY
+        return _PackingCost.FITTING if fitting else _PackingCost.ROOMY
     if whole:
-        return PackingCost.WHOLE if fitting else PackingCost.SPREAD
-    return PackingCost.CUT if fitting and option.change is not Effort.MODE else PackingCost.SPREAD
+        return _PackingCost.WHOLE if fitting else _PackingCost.SPREAD
+    return _PackingCost.CUT if fitting and option.change is not OptionKind.MODE else _PackingCost.SPREAD

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tranche.core.allocation import Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Slice, WholeGpu
 from tranche.core.devices import memory_of
-from tranche.core.fences import fenced
+from tranche.core.fences import unavailable
 from tranche.core.quantity import format_memory
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.candidates import plain_profiles
-from tranche.planning.gpu_occupancy import Account, GpuOccupancy
+from tranche.planning.gpu_occupancy import DeviceUsage, GpuOccupancy
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import (
     PROHIBITED,
-    Effort,
     Option,
-    PlanPermissions,
+    OptionKind,
+    PlanPermission,
     gpu_blocked,
     reusable,
     reuse_option,
@@ -29,7 +29,7 @@ from tranche.planning.share_costs import ALL_COMPUTE, capacity, clients_inside
 from tranche.planning.share_options import ShareOption, ShareOptions
 
 
-def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermissions) -> tuple[Option, ...] | Obstacle:
+def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
     """The ways to give a part of that GPU now, or what is in the way."""
     gpu = tenancy.gpu
     account = tenancy.shared.get(None)
@@ -40,19 +40,19 @@ def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermiss
         return blocked
     whole = WholeGpu(gpu.uuid)
     if not gpu.mig_enabled:
-        return (_fresh(gpu, whole, wish.ways[0], wish, Effort.FILL, tenancy.lasting_mask),)
+        return (_fresh(gpu, whole, wish.ways[0], wish, OptionKind.FILL, tenancy.lasting_mask),)
     inside = tuple(_inside(tenancy, wish, freedom)) if wish.inside else ()
     found = tuple(each for each in inside if isinstance(each, Option))
     if found:
         return found
     uncut = uncut_steps(tenancy, freedom)
     if not isinstance(uncut, Obstacle):
-        option = _fresh(gpu, whole, wish.ways[0], wish, Effort.MODE, tenancy.lasting_mask)
+        option = _fresh(gpu, whole, wish.ways[0], wish, OptionKind.MODE, tenancy.lasting_mask)
         return (replace(option, steps=uncut),)
     return next((each for each in inside if isinstance(each, Obstacle)), uncut)
 
 
-def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermissions) -> Iterator[Option | Obstacle]:
+def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) -> Iterator[Option | Obstacle]:
     """Parts of slices: of those that are shared, of idle ones, and of one that could be made."""
     gpu = tenancy.gpu
     present = {gpu.key(instance): instance for instance in gpu.instances}
@@ -80,7 +80,7 @@ def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermissions)
         if profile.memory is not None and way.memory <= capacity(way.sharing, profile.memory):
             for option in slice_options(tenancy, profile, freedom):
                 assert isinstance(option.grant, Slice)
-                if option.change in (Effort.CREATE, Effort.REPLACE):
+                if option.change in (OptionKind.CREATE, OptionKind.REPLACE):
                     yield _on_slice(gpu, option.grant, option, way, wish)
             return
 
@@ -91,13 +91,13 @@ def _found(answer: tuple[Option, ...] | Obstacle) -> tuple[Option | Obstacle, ..
 
 def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: ShareOption, wish: ShareOptions) -> Option:
     """The first part of a slice, by the option that gives the slice to one alone."""
-    change = max(alone.change, Effort.FILL)
+    change = max(alone.change, OptionKind.FILL)
     option = _fresh(gpu, device, way, wish, change, alone.mask)
     return replace(option, steps=alone.steps)
 
 
 def _fresh(
-    gpu: GpuState, device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions, change: Effort, mask: int
+    gpu: GpuState, device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions, change: OptionKind, mask: int
 ) -> Option:
     """The first part of a device."""
     part = _part(device, way, wish)
@@ -106,7 +106,7 @@ def _fresh(
 
 
 def _joined(
-    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: Account, wish: ShareOptions
+    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: DeviceUsage, wish: ShareOptions
 ) -> tuple[Option, ...] | Obstacle:
     """One more part of a device that is shared already."""
     gpu = tenancy.gpu
@@ -116,11 +116,11 @@ def _joined(
         return found
     assert way is not None
     part = _part(device, way, wish)
-    return (Option(gpu, part, Effort.NONE, (), part.memory, tenancy.lasting_mask, found),)
+    return (Option(gpu, part, OptionKind.NONE, (), part.memory, tenancy.lasting_mask, found),)
 
 
 def _full(
-    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: Account, way: ShareOption | None, wish: ShareOptions
+    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: DeviceUsage, way: ShareOption | None, wish: ShareOptions
 ) -> int | Obstacle:
     """The bytes that are left of a shared device after one more part, or why there is none."""
     gpu = tenancy.gpu
@@ -139,7 +139,7 @@ def _full(
         return busy(PROHIBITED)
     if way is None:
         return busy(f"{where}shared by {account.sharing.for_people}, which the request does not accept")
-    if account.sharing is Sharing.MPS and (text := fenced(gpu, device.slot)):
+    if account.sharing is Sharing.MPS and (text := unavailable(gpu, device.slot)):
         return busy(where + text)
     if account.broken:
         return busy(
@@ -153,7 +153,7 @@ def _full(
 
 
 def room_left(
-    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: Account, way: ShareOption, wish: ShareOptions
+    tenancy: GpuOccupancy, device: WholeGpu | Slice, account: DeviceUsage, way: ShareOption, wish: ShareOptions
 ) -> int | Obstacle:
     """The bytes that are left of a device after one more part, or what there is too little of: memory, compute, clients."""
     gpu = tenancy.gpu
@@ -179,5 +179,5 @@ def _clients(gpu: GpuState, device: WholeGpu | Slice, wish: ShareOptions) -> int
     return wish.clients if profile is None else clients_inside(wish.clients, profile, gpu)
 
 
-def _part(device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions) -> Part:
-    return Part(device, way.memory, way.sharing, wish.compute)
+def _part(device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions) -> FractionalShare:
+    return FractionalShare(device, way.memory, way.sharing, wish.compute)

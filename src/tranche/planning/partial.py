@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from tranche.core.allocation import NodeView
-from tranche.core.grid import Occupant, fits
+from tranche.core.grid import PlacedInstance, fits
 from tranche.core.layout import Layout
 from tranche.core.state import GpuState
 from tranche.planning.foresee import without
@@ -48,7 +48,7 @@ def _part(view: NodeView, gpu: GpuState, later: Plan) -> list[Step]:
     users = gpu_users(view, gpu)
     if any(isinstance(taking, TakesGpu) for step in planned for taking in step.takes) or users.holders_of_all:
         return []
-    idle = {Occupant(instance.profile, instance.placement) for instance in users.idle}
+    idle = {PlacedInstance(instance.profile, instance.placement) for instance in users.idle}
     taken = frozenset({*gpu.occupants, *view.promised_on(gpu.uuid)})
     steps: list[Step] = []
     for step in planned:
@@ -60,8 +60,8 @@ def _part(view: NodeView, gpu: GpuState, later: Plan) -> list[Step]:
 
 
 def _taken_after(
-    step: Step, gpu: GpuState, idle: Collection[Occupant], taken: frozenset[Occupant]
-) -> frozenset[Occupant] | None:
+    step: Step, gpu: GpuState, idle: Collection[PlacedInstance], taken: frozenset[PlacedInstance]
+) -> frozenset[PlacedInstance] | None:
     """The places that are taken once the step is done; None when it would touch somebody, or has no room yet."""
     for taking in step.takes:
         match taking:

@@ -9,23 +9,33 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Part, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import (
+    Allocation,
+    ComputeSlice,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Phase,
+    Slice,
+    WholeGpu,
+    overlap,
+)
 from tranche.core.errors import DoesNotFit, GpuBusy, HardwareError, NoRoom, SharingUnavailable, TrancheError
-from tranche.core.fences import fenced
-from tranche.core.grid import Occupant, placements
+from tranche.core.fences import unavailable
+from tranche.core.grid import PlacedInstance, placements
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, MigMode
 from tranche.planning import effect
 from tranche.planning.candidates import lost_obstacle
 from tranche.planning.daemons import with_daemons
-from tranche.planning.gpu_occupancy import Account, GpuOccupancy, tenancy
-from tranche.planning.gpu_rules import GpuRules
+from tranche.planning.gpu_occupancy import DeviceUsage, GpuOccupancy, tenancy
+from tranche.planning.gpu_rules import GpuSharing
 from tranche.planning.layout_occupancy import holder_text
 from tranche.planning.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.options import (
     PROHIBITED,
-    PlanPermissions,
+    PlanPermission,
     gpu_blocked,
     in_the_way,
     mode_steps,
@@ -38,7 +48,7 @@ from tranche.planning.share_costs import FEWEST_CLIENTS
 from tranche.planning.share_options import ShareOption, ShareOptions
 from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, Step
 
-ChosenDevice = WholeGpu | Slice | Part
+ChosenDevice = WholeGpu | Slice | FractionalShare
 """What a device stands for that a scheduler chooses."""
 
 _MINE = "what is wanted"
@@ -53,7 +63,7 @@ def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Pla
 
     GpuNotFound when one is of a GPU that the machine does not have.
     """
-    if text := why_not_together([(each.device, each.sharing) for each in grants if isinstance(each, Part)]):
+    if text := why_not_together([(each.device, each.sharing) for each in grants if isinstance(each, FractionalShare)]):
         return obstacle(view.node.gpu(grants[0].gpu_uuid), Reason.SHARING_UNAVAILABLE, text)
     steps: list[Step] = []
     now = view
@@ -140,7 +150,7 @@ def _steps(view: NodeView, grant: ChosenDevice) -> tuple[Step, ...] | Obstacle:
         ids = tuple(each.id for each in holders)
         return obstacle(gpu, Reason.GPU_BUSY, f"{_named(grant)} overlaps what {names} holds", allocation_ids=ids)
     found = tenancy(view, gpu)
-    if isinstance(grant, Part):
+    if isinstance(grant, FractionalShare):
         return _part_steps(view, found, grant)
     return _whole_steps(found) if isinstance(grant, WholeGpu) else _slice_steps(found, grant)
 
@@ -167,7 +177,7 @@ def contradicts(grant: ChosenDevice, held: Grant) -> bool:
     here, there = grant.slot, held.slot
     if here is None or there is None or grant.gpu_uuid != held.gpu_uuid:
         return False
-    return Occupant(here.profile, here.placement).conflicts(Occupant(there.profile, there.placement))
+    return PlacedInstance(here.profile, here.placement).conflicts(PlacedInstance(there.profile, there.placement))
 
 
 def foreign_in_the_way(
@@ -179,7 +189,7 @@ def foreign_in_the_way(
     """
     if isinstance(wanted, WholeGpu):
         return tuple(foreign)
-    here = gpu.instance_in(Occupant(wanted.profile, wanted.placement))
+    here = gpu.instance_in(PlacedInstance(wanted.profile, wanted.placement))
     if here is not None and reusable(here) is not None:
         return ()
     return tuple(each for each in foreign if in_the_way(each, wanted.profile, wanted.placement))
@@ -187,14 +197,14 @@ def foreign_in_the_way(
 
 def parts_of_one_device(one: Grant, other: Grant) -> bool:
     """Whether both are parts of the same device: a program is told one limit for it, and the register keeps one for a holder."""
-    return isinstance(one, Part) and isinstance(other, Part) and one.device == other.device
+    return isinstance(one, FractionalShare) and isinstance(other, FractionalShare) and one.device == other.device
 
 
 def _whole_steps(found: GpuOccupancy) -> tuple[Step, ...] | Obstacle:
     blocked = gpu_blocked(found)
     if blocked is not None:
         return blocked
-    return uncut_steps(found, PlanPermissions()) if found.gpu.mig_enabled else ()
+    return uncut_steps(found, PlanPermission()) if found.gpu.mig_enabled else ()
 
 
 def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obstacle:
@@ -209,7 +219,7 @@ def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obsta
     promised = [each for each in near if gpu.key(each) in found.promised]
     if used := [each for each in near if each in found.in_use or each in promised]:
         return _in_use(gpu, used[0])
-    here = gpu.instance_in(Occupant(wanted.profile, spot))
+    here = gpu.instance_in(PlacedInstance(wanted.profile, spot))
     if here is not None and (change := reusable(here)) is not None:
         return () if change == 0 else (create,)
     if foreign := foreign_in_the_way(wanted, gpu, found.idle_foreign):
@@ -226,9 +236,9 @@ def _in_use(gpu: GpuState, instance: GpuInstance) -> Obstacle:
     return obstacle(gpu, Reason.GPU_BUSY, text, processes=instance.processes)
 
 
-def _part_steps(view: NodeView, found: GpuOccupancy, part: Part) -> tuple[Step, ...] | Obstacle:
+def _part_steps(view: NodeView, found: GpuOccupancy, part: FractionalShare) -> tuple[Step, ...] | Obstacle:
     gpu, device = found.gpu, part.device
-    if why := GpuRules(means=view.node.sharing).why_not(part.sharing, gpu):
+    if why := GpuSharing(means=view.node.sharing).why_not(part.sharing, gpu):
         text = f"{_named(device)} cannot be shared by {part.sharing.for_people}: {why}"
         return obstacle(gpu, Reason.SHARING_UNAVAILABLE, text)
     if isinstance(device, WholeGpu) and gpu.prohibited:
@@ -236,7 +246,7 @@ def _part_steps(view: NodeView, found: GpuOccupancy, part: Part) -> tuple[Step, 
     account = found.shared.get(device.slot)
     steps: tuple[Step, ...] | Obstacle = ()
     if account is None:
-        account = Account(part.sharing)
+        account = DeviceUsage(part.sharing)
         steps = _whole_steps(found) if isinstance(device, WholeGpu) else _slice_steps(found, device)
     elif text := _closed(found, part, account):
         ids = tuple(each.id for each in found.holders_of(device.slot))
@@ -249,36 +259,36 @@ def _part_steps(view: NodeView, found: GpuOccupancy, part: Part) -> tuple[Step, 
     return left if isinstance(left, Obstacle) else steps
 
 
-def _closed(found: GpuOccupancy, part: Part, account: Account) -> str:
+def _closed(found: GpuOccupancy, part: FractionalShare, account: DeviceUsage) -> str:
     """Why nobody more may share a device that is shared, in words; "" when they may."""
     gpu = found.gpu
     if account.sharing is not part.sharing:
         return f"is shared by {account.sharing.for_people}, not by {part.sharing.for_people}"
     if not _device_stands(part.device, gpu):
         return "is shared, and not there"
-    if part.sharing is Sharing.MPS and (why := fenced(gpu, part.slot)):
+    if part.sharing is Sharing.MPS and (why := unavailable(gpu, part.slot)):
         return f"is not shared further: {why}"
     return "is shared by some whose limits are lost" if account.broken else ""
 
 
 def _stands(grant: Grant, gpu: GpuState) -> bool:
-    if not isinstance(grant, Part):
+    if not isinstance(grant, FractionalShare):
         return isinstance(grant, WholeGpu | Slice) and _device_stands(grant, gpu)
     if not _device_stands(grant.device, gpu) or grant.unlimited:
         return False
     slot = grant.slot
-    place = None if slot is None else Occupant(slot.profile, slot.placement)
+    place = None if slot is None else PlacedInstance(slot.profile, slot.placement)
     return grant.sharing is not Sharing.MPS or StartMps(gpu.uuid, place, grant.memory).in_effect(gpu)
 
 
 def _device_stands(device: WholeGpu | Slice, gpu: GpuState) -> bool:
     if isinstance(device, WholeGpu):
         return not gpu.mig_enabled and not gpu.mode_pending
-    instance = gpu.instance_in(Occupant(device.profile, device.placement))
+    instance = gpu.instance_in(PlacedInstance(device.profile, device.placement))
     return instance is not None and instance.whole_slice is not None
 
 
 def _named(grant: ChosenDevice) -> str:
     slot = grant.slot
     what = "the GPU" if slot is None else f"{slot.profile} at {slot.placement}"
-    return f"a part of {what}" if isinstance(grant, Part) else what
+    return f"a part of {what}" if isinstance(grant, FractionalShare) else what

@@ -101,9 +101,9 @@ def plan_layout(
     *,
     mode_only: bool = False,
     skip_reset: bool = False,
-    spared: Collection[str] = (),
+    protected: Collection[str] = (),
 ) -> LayoutDecision:
-    """What it takes to have the layout. Of the choices of blockers, one without the allocations `spared` is preferred.
+    """What it takes to have the layout. Of the choices of blockers, one without the allocations `protected` is preferred.
 
     Raises MigNotSupported (a GPU that cannot be cut is named by index), ProfileUnknown (no GPU here offers the profile),
     LayoutImpossible (a GPU cannot have the slices together) and HardwareError (every GPU that it names is lost), before anything
@@ -123,7 +123,7 @@ def plan_layout(
             _check_profiles(view.node, spec, purpose)
             _check_number(gpu, spec, purpose)
             check_possible(gpu, spec.slice_list, purpose)
-        changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset, spared=spared))
+        changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset, protected=protected))
     decision = LayoutDecision(purpose, tuple(changes), layout.warnings(view.node), tuple(lost))
     if not changes:
         decision.refuse_if_lost()
@@ -163,7 +163,7 @@ def change_mode(users: LayoutOccupancy, enabled: bool, *, skip_reset: bool) -> G
 
 
 def _change(
-    view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool, skip_reset: bool, spared: Collection[str]
+    view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool, skip_reset: bool, protected: Collection[str]
 ) -> GpuChange:
     users = gpu_users(view, gpu)
     change = change_mode(users, spec.mig_enabled, skip_reset=skip_reset)
@@ -172,7 +172,7 @@ def _change(
     wanted = spec.slice_list
     cut = recut(users.emptied if change.mode_steps else users, wanted)
     if cut is None:
-        in_the_way = users_in_the_way(users, wanted, spared)
+        in_the_way = users_in_the_way(users, wanted, protected)
         return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *in_the_way))
     blocked = users.without_slice if cut.unchanged else users.holders_of_all
     return GpuChange(gpu, change.mode_steps, cut, blocked)

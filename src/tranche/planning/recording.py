@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tranche.core.allocation import Grant, NodeView, Withheld
-from tranche.core.codec import Codec, Form
+from tranche.core.allocation import Grant, NodeView, WithheldDevice
+from tranche.core.codec import Codec, TypeCodec
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import Keeper
 from tranche.core.profile import ProfileName, parse_profile
@@ -43,7 +43,7 @@ Outcome = Granted | Waiting | Impossible
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RecordedRequest:
     """What a decision about a waiting request is made from; `waiters` are in order of arrival."""
 
     view: NodeView
@@ -62,11 +62,11 @@ class RecordedDecision:
     """A question and its outcome; `time` is seconds since the epoch."""
 
     time: float
-    question: Question
+    question: RecordedRequest
     outcome: Outcome
 
 
-def answer(question: Question) -> Outcome:
+def answer(question: RecordedRequest) -> Outcome:
     """What the planner decides."""
     try:
         return may_start(
@@ -96,7 +96,7 @@ def decision_from_dict(data: object) -> RecordedDecision:
         raise UsageError(f"this is not a {FORMAT_VERSION} Decision", hint="record some with: tranche run --record FILE")
     try:
         ((name, outcome),) = data["outcome"].items()
-        question = _CODEC.decode(Question, data["question"])
+        question = _CODEC.decode(RecordedRequest, data["question"])
         if question.waiter_id not in [waiter.id for waiter in question.waiters]:
             raise ValueError(f"no request {question.waiter_id} waits")
         return RecordedDecision(float(data["time"]), question, _CODEC.decode(_OUTCOMES[name], outcome))
@@ -128,27 +128,27 @@ def _fault(error: Exception) -> str:
     return str(error)
 
 
-def withheld_to_dict(withheld: Withheld) -> dict[str, Any]:
+def withheld_to_dict(withheld: WithheldDevice) -> dict[str, Any]:
     """A withheld place as JSON data."""
     place, why, for_large, faulty = withheld
     return {"place": grant_to_dict(place), "why": why, "forLarge": for_large, "faulty": faulty}
 
 
-def withheld_from_dict(data: Mapping[str, Any]) -> Withheld:
+def withheld_from_dict(data: Mapping[str, Any]) -> WithheldDevice:
     """The place that withheld_to_dict wrote; any of Python's errors about data when it is not one."""
     for_large, faulty = bool(data["forLarge"]), bool(data.get("faulty"))
-    return Withheld(grant_from_dict(data["place"]), str(data["why"]), for_large, faulty)
+    return WithheldDevice(grant_from_dict(data["place"]), str(data["why"]), for_large, faulty)
 
 
 _OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted, Waiting, Impossible)}
 
 _CODEC = Codec(
     [
-        Form(ProfileName, str, parse_profile),
-        Form(Request, request_to_dict, request_from_dict),
-        Form(Grant, grant_to_dict, grant_from_dict),
-        Form(Keeper, keeper_to_dict, keeper_from_dict),
-        Form(Withheld, withheld_to_dict, withheld_from_dict),
-        Form(Step, Step.to_dict, step_from_dict),
+        TypeCodec(ProfileName, str, parse_profile),
+        TypeCodec(Request, request_to_dict, request_from_dict),
+        TypeCodec(Grant, grant_to_dict, grant_from_dict),
+        TypeCodec(Keeper, keeper_to_dict, keeper_from_dict),
+        TypeCodec(WithheldDevice, withheld_to_dict, withheld_from_dict),
+        TypeCodec(Step, Step.to_dict, step_from_dict),
     ]
 )

@@ -9,7 +9,7 @@ from itertools import combinations
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import LayoutImpossible
-from tranche.core.grid import Occupant, Placement, arrange, profiles_exclude, remaining_capacity
+from tranche.core.grid import PlacedInstance, Placement, arrange, profiles_exclude, remaining_capacity
 from tranche.core.layout import describe_slices
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState
@@ -29,7 +29,7 @@ class Cut:
     kept: tuple[GpuInstance, ...] = ()
     extended: tuple[tuple[GpuInstance, Contents], ...] = ()
     destroyed: tuple[GpuInstance, ...] = ()
-    created: tuple[tuple[Occupant, Contents], ...] = ()
+    created: tuple[tuple[PlacedInstance, Contents], ...] = ()
 
     @property
     def unchanged(self) -> bool:
@@ -74,12 +74,13 @@ def recut(users: LayoutOccupancy, wanted: Sequence[ProfileName]) -> Cut | None:
 
 
 def users_in_the_way(
-    users: LayoutOccupancy, wanted: Sequence[ProfileName], spared: Collection[str] = ()
+    users: LayoutOccupancy, wanted: Sequence[ProfileName], protected: Collection[str] = ()
 ) -> tuple[User, ...]:
-    """The fewest users whose end makes room for the wanted slices; where it can be so, none who has an allocation of `spared`."""
+    """The fewest users whose end makes room for the wanted slices; where it can be so, none who has an allocation of
+    `protected`."""
     present = users.slice_users
     may_leave = [
-        position for position, user in enumerate(present) if not any(each.id in spared for each in user.allocations)
+        position for position, user in enumerate(present) if not any(each.id in protected for each in user.allocations)
     ]
     leaving = _fewest_leaving(users, wanted, may_leave)
     if leaving is None and len(may_leave) < len(present):
@@ -125,14 +126,14 @@ def check_possible(gpu: GpuState, wanted: Sequence[ProfileName], purpose: str) -
 
 
 def _cut_keeping(
-    gpu: GpuState, fixed: Sequence[Occupant], kept: Sequence[GpuInstance], wanted: Counter[ProfileName]
+    gpu: GpuState, fixed: Sequence[PlacedInstance], kept: Sequence[GpuInstance], wanted: Counter[ProfileName]
 ) -> Cut | None:
     """The cut that keeps these idle instances, beside what is fixed; None when it does not give the wanted slices."""
     rest = wanted.copy()
     rest.subtract(name for instance in kept for name in instance.slices)
     if any(count < 0 for count in rest.values()) or rest.total() > _most_slices(gpu):
         return None
-    taken = [*fixed, *(Occupant(instance.profile, instance.placement) for instance in kept)]
+    taken = [*fixed, *(PlacedInstance(instance.profile, instance.placement) for instance in kept)]
     extended: list[tuple[GpuInstance, Contents]] = []
     new: list[tuple[GpuInstanceProfile, Contents]] = []
     started = [instance for instance in kept if sum(name.compute for name in instance.slices) < instance.profile.slices]
@@ -162,9 +163,9 @@ def _cut_keeping(
 
 def _by_placement(
     new: Sequence[tuple[GpuInstanceProfile, Contents]], spots: Sequence[Placement]
-) -> Iterator[tuple[Occupant, Contents]]:
+) -> Iterator[tuple[PlacedInstance, Contents]]:
     for (profile, contents), spot in sorted(zip(new, spots, strict=True), key=lambda pair: pair[1]):
-        yield Occupant(profile.name, spot), contents
+        yield PlacedInstance(profile.name, spot), contents
 
 
 def _most_slices(gpu: GpuState) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, islice, zip_longest
 
-from tranche.core.allocation import Allocation, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
 from tranche.core.grid import placements, profiles_exclude
@@ -26,7 +26,7 @@ from tranche.planning.foresee import with_granted, without
 from tranche.planning.gpu_occupancy import tenancies, tenancy
 from tranche.planning.gpu_rules import rules_of
 from tranche.planning.obstacle import Obstacle, Reason
-from tranche.planning.options import PlanPermissions
+from tranche.planning.options import PlanPermission
 from tranche.planning.packing_cost import why_thrifty
 
 _NAMED_AT_MOST = 4
@@ -38,7 +38,7 @@ _SEARCHED_AT_MOST = 64
 _SETS_AT_MOST = 20_000
 
 
-class Kind(StrEnum):
+class RemedyKind(StrEnum):
     """The remedies, cheapest first."""
 
     OTHER_SLICE = "OtherSlice"
@@ -58,7 +58,7 @@ class Remedy:
     `allocation_ids` and `process_ids` are those that would have to end or move.
     """
 
-    kind: Kind
+    kind: RemedyKind
     text: str
     request: Request | None = None
     allocation_ids: tuple[str, ...] = ()
@@ -67,14 +67,14 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Advice:
+class RemedyList:
     """What would help, cheapest first. `looked_at` is how many GPUs were searched for it, where that is not all; else 0."""
 
     remedies: tuple[Remedy, ...]
     looked_at: int = 0
 
 
-NO_ADVICE = Advice(())
+NO_ADVICE = RemedyList(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Question:
     near: NodeView
     request: Request
     reserved: Reserved
-    freedom: PlanPermissions
+    freedom: PlanPermission
 
     def granted(
         self,
@@ -127,7 +127,7 @@ class _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
 
 
-def remedies(view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved) -> Advice:
+def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> RemedyList:
     """What would help the request, which does not start now; empty when nothing is known to."""
     question = _question(view, request, freedom, reserved)
     places = question.near.node.gpus
@@ -140,10 +140,10 @@ def remedies(view: NodeView, request: Request, freedom: PlanPermissions, reserve
         *_recuts(question),
         *_models(question),
     ]
-    return Advice(tuple(found), len(places) if len(places) < len(view.node.gpus) else 0)
+    return RemedyList(tuple(found), len(places) if len(places) < len(view.node.gpus) else 0)
 
 
-def stronger(view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved) -> Advice:
+def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> RemedyList:
     """What would give the request, which gets a part of a shared device now, something for itself alone.
 
     It is there where the machine is careful with its room; otherwise somebody has to end first.
@@ -155,7 +155,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermissions, reserve
     if free is not None:
         why = why_thrifty(request, view.node.sharing, tuple(tenancies(view)))
         text = f"{free.note}, is kept for who asks for it with --isolation hard, because {why}"
-        return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request),))
+        return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request),))
     holders = _fewest_holders(question)
     if holders is None:
         return NO_ADVICE
@@ -168,13 +168,13 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermissions, reserve
     text = f"as {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
     # Whether the machine has room to spare then, only all of its GPUs tell.
     as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(view.node.gpus) else None
-    if as_asked is None or any(isinstance(grant, Part) for grant in as_asked.grants):
+    if as_asked is None or any(isinstance(grant, FractionalShare) for grant in as_asked.grants):
         text += ", with --isolation hard"
     ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-    return Advice((Remedy(Kind.STRONGER_FENCE, text, question.request, ids, pids),))
+    return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request, ids, pids),))
 
 
-def _question(view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved) -> _Question:
+def _question(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> _Question:
     """The question, with as much of the machine as is searched."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
     near = view
@@ -185,7 +185,7 @@ def _question(view: NodeView, request: Request, freedom: PlanPermissions, reserv
 
 
 def _some_of_each(
-    view: NodeView, request: Request, freedom: PlanPermissions, reserved: Reserved, number: int
+    view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved, number: int
 ) -> Sequence[int]:
     """The places of so many GPUs, of all that answer unlike ones, in index order: those to look at where all are too many."""
     groups: dict[object, list[int]] = {}
@@ -213,7 +213,7 @@ def _other_slices(question: _Question) -> Iterator[Remedy]:
         for profile in group:
             request = Request(MigSlice(profile.name), question.request.isolation, question.request.gpu_model)
             if question.granted(request=request) is not None:
-                yield Remedy(Kind.OTHER_SLICE, f"{_sized(profile)} fits now: {request}", request)
+                yield Remedy(RemedyKind.OTHER_SLICE, f"{_sized(profile)} fits now: {request}", request)
                 break
 
 
@@ -227,19 +227,19 @@ def _weaker_fences(question: _Question) -> Iterator[Remedy]:
         request = replace(asked, isolation=isolation)
         granted = question.granted(request=request)
         if granted is not None:
-            yield Remedy(Kind.WEAKER_FENCE, f"accept --isolation {isolation}: {granted.note} fits now", request)
+            yield Remedy(RemedyKind.WEAKER_FENCE, f"accept --isolation {isolation}: {granted.note} fits now", request)
             return
 
 
 def _waits(question: _Question) -> Iterator[Remedy]:
     if question.reserved and question.granted(skip_queue=True) is not None:
         ahead = ", ".join(dict.fromkeys(question.reserved.values()))
-        yield Remedy(Kind.WAIT, f"wait until those that asked earlier have started: {ahead}")
+        yield Remedy(RemedyKind.WAIT, f"wait until those that asked earlier have started: {ahead}")
         return
     holders = _fewest_holders(question)
     if holders is not None:
         ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-        yield Remedy(Kind.WAIT, _wait_text(question.near, holders), None, ids, pids)
+        yield Remedy(RemedyKind.WAIT, _wait_text(question.near, holders), None, ids, pids)
 
 
 def _uncordons(question: _Question) -> Iterator[Remedy]:
@@ -258,7 +258,7 @@ def _uncordons(question: _Question) -> Iterator[Remedy]:
         return
     labels, indices = _listed([gpu.label for gpu in gpus]), " ".join(str(gpu.index) for gpu in gpus)
     why = "the reason for its cordon is" if len(gpus) == 1 else "the reasons for their cordons are"
-    yield Remedy(Kind.UNCORDON, f"give {labels} away again, once {why} gone: tranche uncordon {indices}")
+    yield Remedy(RemedyKind.UNCORDON, f"give {labels} away again, once {why} gone: tranche uncordon {indices}")
 
 
 def _uncordoned(view: NodeView, uuids: Collection[str]) -> NodeView:
@@ -270,7 +270,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     """Foreign idle instances go; when that alone is not enough and waiting alone is not either, both together."""
     if question.freedom.destroy_foreign:
         return
-    allowed = replace(question, freedom=PlanPermissions(destroy_foreign=True))
+    allowed = replace(question, freedom=PlanPermission(destroy_foreign=True))
     holders = _Holders()
     granted = allowed.granted()
     if granted is None and _fewest_holders(question) is None:
@@ -285,7 +285,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     if holders != _Holders():
         text = f"{_wait_text(question.near, holders)}, then {text}"
     ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-    yield Remedy(Kind.DESTROY_FOREIGN, text, None, ids, pids, foreign)
+    yield Remedy(RemedyKind.DESTROY_FOREIGN, text, None, ids, pids, foreign)
 
 
 def _recuts(question: _Question) -> Iterator[Remedy]:
@@ -296,7 +296,9 @@ def _recuts(question: _Question) -> Iterator[Remedy]:
     homes = _new_homes(question, moved)
     if homes is not None:
         text = "move " + ", ".join(f"{each.id} to {home}" for each, home in zip(moved, homes, strict=True))
-        yield Remedy(Kind.RECUT, f"{text} (each has to be stopped and started again)", None, tuple(m.id for m in moved))
+        yield Remedy(
+            RemedyKind.RECUT, f"{text} (each has to be stopped and started again)", None, tuple(m.id for m in moved)
+        )
 
 
 def _models(question: _Question) -> Iterator[Remedy]:
@@ -305,13 +307,13 @@ def _models(question: _Question) -> Iterator[Remedy]:
         granted = question.granted(request=replace(request, gpu_model=""))
         if granted is not None:
             gpu = question.view.node.gpu(granted.grants[0].gpu_uuid)
-            yield Remedy(Kind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
+            yield Remedy(RemedyKind.OTHER_MODEL, f"drop --gpu-model: {gpu.label} ({gpu.name}) can serve it now")
             return
     if any(isinstance(each, Candidate) or each.reason is Reason.POLICY for each in question.candidates()):
         return
     products = _boards_that_serve(request)
     if products:
-        yield Remedy(Kind.OTHER_MODEL, f"another GPU model has it: {', '.join(products)}")
+        yield Remedy(RemedyKind.OTHER_MODEL, f"another GPU model has it: {', '.join(products)}")
 
 
 def _fewest_holders(question: _Question) -> _Holders | None:
@@ -385,7 +387,7 @@ def _sharers(holders: Sequence[Allocation]) -> Iterator[frozenset[str]]:
 
 
 def _part_memory(allocation: Allocation) -> Iterator[int]:
-    return (grant.memory for grant in allocation.grants if isinstance(grant, Part))
+    return (grant.memory for grant in allocation.grants if isinstance(grant, FractionalShare))
 
 
 def _unheld_processes(view: NodeView, gpu: GpuState) -> frozenset[int]:

@@ -7,7 +7,7 @@ from collections import Counter
 from tranche.core.allocation import NodeView
 from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_name, gpu_instance_profile
 from tranche.core.errors import CheckpointInvalid
-from tranche.core.grid import Occupant, fits
+from tranche.core.grid import PlacedInstance, fits
 from tranche.core.state import GpuInstance, GpuState
 from tranche.planning.layout_occupancy import LayoutOccupancy, User, gpu_users
 from tranche.planning.packing import Contents
@@ -53,12 +53,12 @@ def plan_restore(
     return decision
 
 
-def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[Occupant, Contents]:
+def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[PlacedInstance, Contents]:
     """What each recorded placement holds, with the names that profiles have on this GPU, largest slice first."""
-    instances: dict[Occupant, Contents] = {}
+    instances: dict[PlacedInstance, Contents] = {}
     for record in recorded.instances:
         profile = gpu_instance_profile(gpu, record.profile_enum)
-        occupant = Occupant(profile.name, record.placement)
+        occupant = PlacedInstance(profile.name, record.placement)
         inside = [compute_instance_name(profile, enum) for enum in record.compute_enums]
         if (
             record.placement.size != profile.size
@@ -73,7 +73,7 @@ def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[Occupant, C
     return instances
 
 
-def _put_back(users: LayoutOccupancy, wanted: dict[Occupant, Contents]) -> tuple[Cut, tuple[User, ...]]:
+def _put_back(users: LayoutOccupancy, wanted: dict[PlacedInstance, Contents]) -> tuple[Cut, tuple[User, ...]]:
     kept: list[GpuInstance] = []
     blockers: list[User] = []
     missing = dict(wanted)
@@ -86,7 +86,7 @@ def _put_back(users: LayoutOccupancy, wanted: dict[Occupant, Contents]) -> tuple
             blockers.append(user)
     destroyed: list[GpuInstance] = []
     for instance in users.idle:
-        occupant = Occupant(instance.profile, instance.placement)
+        occupant = PlacedInstance(instance.profile, instance.placement)
         if occupant in missing and Counter(missing[occupant]) == Counter(instance.slices):
             kept.append(instance)
             del missing[occupant]

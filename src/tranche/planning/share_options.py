@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import MIB, format_memory
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
-from tranche.planning.gpu_rules import GpuRules
+from tranche.planning.gpu_rules import GpuSharing
 from tranche.planning.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity
 
 _FEWEST_SM = 2
@@ -54,9 +54,9 @@ class ShareOptions:
         return f"has {profile.sm} multiprocessors, and {few}"
 
 
-def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> ShareOptions | None:
+def part_wish(request: Request, gpu: GpuState, rules: GpuSharing) -> ShareOptions | None:
     """The parts of that GPU, were nobody there, that serve a request for memory or a share; None when no part does."""
-    if rules.use in (GpuUse.MIG, GpuUse.OFF) or not rules.means.offered:
+    if rules.use in (GpuPolicy.MIG, GpuPolicy.OFF) or not rules.means.offered:
         return None
     ways = [
         way
@@ -66,7 +66,7 @@ def part_wish(request: Request, gpu: GpuState, rules: GpuRules) -> ShareOptions 
     if not ways:
         return None
     clients = rules.means.mps_clients or FEWEST_CLIENTS
-    inside = rules.use is GpuUse.AUTO
+    inside = rules.use is GpuPolicy.AUTO
     return ShareOptions(tuple(ways), request.compute, clients, inside, _amount(request, gpu))
 
 
@@ -118,13 +118,13 @@ def _whole_mebibytes(amount: int) -> int:
     return -(-amount // MIB) * MIB
 
 
-def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
+def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
     """Why no part of that GPU serves a request that nothing of it alone serves, in words that follow its name."""
-    if rules.use is GpuUse.OFF:
+    if rules.use is GpuPolicy.OFF:
         return "is given whole or not at all: its policy is sharing=off"
     if request.isolation is Isolation.HARD:
         return "has no MIG, and nothing else fences a part of a GPU hard"
-    if rules.use is GpuUse.MIG:
+    if rules.use is GpuPolicy.MIG:
         return "is shared in slices alone: its policy is sharing=mig"
     refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
     if request.count > 1:
@@ -138,7 +138,7 @@ def no_part_text(request: Request, gpu: GpuState, rules: GpuRules) -> str:
     return f"{uncut}; a part of it needs {ways}"
 
 
-def smallest_share(request: Request, gpu: GpuState, rules: GpuRules) -> Fraction | None:
+def smallest_share(request: Request, gpu: GpuState, rules: GpuSharing) -> Fraction | None:
     """The smallest share of that GPU of which a part holds a CUDA context, where that is why it serves no smaller one."""
     if not isinstance(request.demand, GpuShare):
         return None

@@ -15,7 +15,7 @@ from tranche.core.board import GpuInstanceProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class PossiblePlacement:
     """The footprint of a profile: `size` memory slices at one of `starts`."""
 
     size: int
@@ -28,26 +28,29 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class PlacementTable:
     """The ways to cut a board: `units` memory slices and the distinct footprints, smallest first."""
 
     units: int
-    shapes: tuple[Shape, ...]
+    shapes: tuple[PossiblePlacement, ...]
 
 
-def geometry_of(units: int, profiles: Iterable[GpuInstanceProfile]) -> Geometry:
+def geometry_of(units: int, profiles: Iterable[GpuInstanceProfile]) -> PlacementTable:
     """The geometry of a board's profiles; attribute variants lie on the same footprints and count once."""
     return _geometry(units, frozenset((p.size, p.starts) for p in profiles if p.starts))
 
 
 @cache
-def _geometry(units: int, footprints: frozenset[tuple[int, tuple[int, ...]]]) -> Geometry:
-    shapes = [Shape(size, starts) for size, starts in sorted(footprints, key=lambda each: (each[0], -len(each[1])))]
-    return Geometry(units, tuple(shapes))
+def _geometry(units: int, footprints: frozenset[tuple[int, tuple[int, ...]]]) -> PlacementTable:
+    shapes = [
+        PossiblePlacement(size, starts)
+        for size, starts in sorted(footprints, key=lambda each: (each[0], -len(each[1])))
+    ]
+    return PlacementTable(units, tuple(shapes))
 
 
 @cache
-def arrangeable(shapes: tuple[Shape, ...], mask: int) -> bool:
+def arrangeable(shapes: tuple[PossiblePlacement, ...], mask: int) -> bool:
     """Whether one instance of each of the shapes can be placed beside what is in the mask; fastest with large shapes first."""
     if not shapes:
         return True
@@ -55,7 +58,7 @@ def arrangeable(shapes: tuple[Shape, ...], mask: int) -> bool:
 
 
 @cache
-def potential(geometry: Geometry, mask: int) -> float:
+def potential(geometry: PlacementTable, mask: int) -> float:
     """A score of an occupancy, of which only differences mean something: the more a place lowers it, the worse the place.
 
     It falls with fragmentation, in which the smallest footprint and the whole GPU count twice, because they are what workloads
@@ -71,7 +74,7 @@ def potential(geometry: Geometry, mask: int) -> float:
 _TOGETHER = 0.075
 
 
-def _unusable(geometry: Geometry, mask: int) -> list[int]:
+def _unusable(geometry: PlacementTable, mask: int) -> list[int]:
     """For each footprint, how many free memory slices no free placement of it covers."""
     free = geometry.units - mask.bit_count()
     return [free - _coverable(shape.masks, mask).bit_count() for shape in geometry.shapes]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tranche.core.state import GpuState, InstanceKey
-from tranche.planning.steps import Before, CreateInstance, DestroyInstance, SlotBefore, Step
+from tranche.planning.steps import CreateInstance, DestroyInstance, PriorSlotState, PriorState, Step
 
 
 class StepStatus(StrEnum):
@@ -29,7 +29,7 @@ class StepRecord:
 
     step: Step
     status: StepStatus
-    before: Before | None = None
+    before: PriorState | None = None
 
     @property
     def may_have_acted(self) -> bool:
@@ -38,29 +38,29 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class UndoStep:
+class _UndoStep:
     """A step that puts something back, and whose the instances are after it: True Tranche's, False no longer."""
 
     step: Step
     ownership: Mapping[InstanceKey, bool] = field(default_factory=dict)
 
 
-def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[UndoStep, ...]:
+def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[_UndoStep, ...]:
     """The steps that put one GPU back to what it was before these steps of a plan, last change first."""
-    undo: list[UndoStep] = []
+    undo: list[_UndoStep] = []
     for record in reversed(records):
         if record.step.gpu_uuid == now.uuid and record.before is not None and record.may_have_acted:
             undo += (_undo_step(inverse) for inverse in record.step.inverse(record.before, now))
     return tuple(undo)
 
 
-def _undo_step(inverse: Step | SlotBefore) -> UndoStep:
-    if not isinstance(inverse, SlotBefore):
-        return UndoStep(inverse)
+def _undo_step(inverse: Step | PriorSlotState) -> _UndoStep:
+    if not isinstance(inverse, PriorSlotState):
+        return _UndoStep(inverse)
     key = inverse.key
     step = (
         DestroyInstance(key.gpu_uuid, key.profile, key.placement)
         if inverse.slices is None
         else CreateInstance(key.gpu_uuid, key.profile, key.placement, inverse.slices)
     )
-    return UndoStep(step, {key: inverse.owned})
+    return _UndoStep(step, {key: inverse.owned})

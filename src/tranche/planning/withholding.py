@@ -6,7 +6,7 @@ name an amount, or a smaller size.
 
 from __future__ import annotations
 
-from tranche.core.allocation import Withheld, out_of_reach
+from tranche.core.allocation import WithheldDevice, out_of_reach
 from tranche.core.profile import ProfileName
 from tranche.planning.candidates import Candidate
 from tranche.planning.gpu_occupancy import GpuOccupancy
@@ -45,7 +45,7 @@ def size_rank(profile: ProfileName | None) -> tuple[int, int]:
     return (1 << 30, 0) if profile is None else (profile.memory_gb, profile.slices)
 
 
-def _applies(withheld: Withheld, candidate: Candidate) -> bool:
+def _applies(withheld: WithheldDevice, candidate: Candidate) -> bool:
     if not withheld.for_large or not candidate.named:
         return True
     wanted = None if candidate.profile is None else candidate.profile.name

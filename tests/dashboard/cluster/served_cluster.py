@@ -19,12 +19,12 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Json
 from tests.kubernetes.telling.garbling import lease_of
 from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.telling.told_view import REPORT, ToldView, lease_name, told, told_to_lease
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.kubernetes.telling.told_layouts import LayoutReport
+from tranche.kubernetes.telling.told_view import REPORT, ViewReport, lease_name, told, told_to_lease
+from tranche.planning.layout_offer import LayoutList
 
 NAMESPACE = "tranche-system"
-WAITING = ToldLayouts(True, "wait", offer=LayoutOffer())
+WAITING = LayoutReport(True, "wait", offer=LayoutList())
 """Of an agent that waits for what is in use, without a ConfigMap of layouts."""
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
@@ -36,10 +36,10 @@ def tell(
     renewed: datetime | None = None,
     *,
     lasts: int | None = None,
-    layouts: ToldLayouts | None = WAITING,
+    layouts: LayoutReport | None = WAITING,
 ) -> None:
     """As the node's agent does it; what it tells counts for `lasts` seconds, or for as long as an agent says."""
-    lease = told_to_lease(ToldView(node, told(view), layouts=layouts), (node, f"uid-{node}"))
+    lease = told_to_lease(ViewReport(node, told(view), layouts=layouts), (node, f"uid-{node}"))
     moment = (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     server.put(
         f"{_LEASES}/{lease_name(REPORT, node)}",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from tests.strategies import node_views, sharing_views
-from tranche.core.allocation import Allocation, NodeView, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, NodeView, WholeGpu, WithheldDevice
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState
 from tranche.dashboard.cluster.visibility import NameVisibility
@@ -72,5 +72,5 @@ def shared_machines(draw: st.DrawFn) -> NodeView:
         return replace(gpu, instances=instances, processes=process((gpu.uuid, None)))
 
     node = replace(view.node, gpus=tuple(map(running, view.node)))
-    withheld = (Withheld(WholeGpu(view.node.gpus[0].uuid), f"cordoned for {THEIRS}"),) if view.node.gpus else ()
+    withheld = (WithheldDevice(WholeGpu(view.node.gpus[0].uuid), f"cordoned for {THEIRS}"),) if view.node.gpus else ()
     return replace(view, node=node, allocations=allocations, withheld=withheld)

@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.dashboard.access import DashboardRefusal
+from tranche.dashboard.access import RefusalReason
 from tranche.dashboard.cluster.authentication import (
     RequestAuthenticator,
     RequestCredentials,
-    TrustedProxy,
+    TrustedProxySettings,
     session_cookie,
 )
-from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, reviewed_viewer
+from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, reviewed_viewer
 
 SECRET = "0123456789abcdef-proxy"
 OPEN = RequestAuthenticator(frozenset({"gpus.example.org"}))
-PROXIED = RequestAuthenticator(proxy=TrustedProxy(SECRET))
+PROXIED = RequestAuthenticator(proxy=TrustedProxySettings(SECRET))
 
 
-def refused(found: RequestCredentials | DashboardRefusal) -> int:
-    assert isinstance(found, DashboardRefusal), found
+def refused(found: RequestCredentials | RefusalReason) -> int:
+    assert isinstance(found, RefusalReason), found
     return int(found.status)
 
 
@@ -107,7 +107,7 @@ ONCE = {
 @pytest.mark.parametrize("second", ONCE)
 def test_whoever_says_twice_who_he_is_is_nobody(first: str, second: str) -> None:
     both = [*ONCE[first], *ONCE[second]]
-    assert not isinstance(PROXIED.presented(ONCE[first]), DashboardRefusal)
+    assert not isinstance(PROXIED.presented(ONCE[first]), RefusalReason)
     # Of the two cookies the one that only this host can have given counts: a neighbour may have planted the other.
     if {first, second} == {"session", "secure session"}:
         assert PROXIED.presented(both) == RequestCredentials(session="xyz")
@@ -129,13 +129,13 @@ def test_a_trusted_proxy_names_its_users() -> None:
         ("x-remote-group", "ops"),
     ]
     assert PROXIED.presented(headers) == RequestCredentials(
-        viewer=KubeViewer("ana", ("blue", "ops", "system:authenticated"))
+        viewer=KubeUser("ana", ("blue", "ops", "system:authenticated"))
     )
     assert refused(PROXIED.presented([*headers, ("authorization", "Bearer t")])) == 401
     # Names are UTF-8, and nothing of them is taken for white space that HTTP does not.
     for name in ("jürgen", "voilà", "ana\u00a0", "\u00a0system:masters"):
         sent = [("x-tranche-proxy-secret", SECRET), ("x-remote-user", f" {name.encode().decode('latin-1')}\t")]
-        assert PROXIED.presented(sent) == RequestCredentials(viewer=KubeViewer(name, ("system:authenticated",)))
+        assert PROXIED.presented(sent) == RequestCredentials(viewer=KubeUser(name, ("system:authenticated",)))
     # Without the proxy there is the token, and the session.
     assert PROXIED.presented([("authorization", "Bearer t")]) == RequestCredentials(token="t")
 
@@ -172,7 +172,7 @@ def test_a_proxy_that_does_not_show_its_secret_is_nobody(headers: list[tuple[str
 
 def test_a_secret_that_can_be_guessed_opens_nothing() -> None:
     for secret in ("", "short"):
-        weak = RequestAuthenticator(proxy=TrustedProxy(secret))
+        weak = RequestAuthenticator(proxy=TrustedProxySettings(secret))
         assert refused(weak.presented([("x-remote-user", "ana"), ("x-tranche-proxy-secret", secret)])) == 401
 
 
@@ -188,9 +188,9 @@ def test_the_cookie_is_read_by_no_script_and_over_tls_sent_over_nothing_else() -
 
 
 def test_no_text_of_a_viewer_has_his_token() -> None:
-    viewer = KubeViewer("ana", token="secret-token")
+    viewer = KubeUser("ana", token="secret-token")
     assert "secret-token" not in repr(viewer) + str(viewer) + repr(RequestCredentials(token="secret-token"))
-    assert "secret-token" not in str(viewer.question(KubeRight("list", "pods")))
+    assert "secret-token" not in str(viewer.question(KubePermission("list", "pods")))
     assert SECRET not in repr(PROXIED)
 
 

@@ -18,7 +18,7 @@ from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.cluster_action import ClusterAction
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
+from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 
 POD = "/api/v1/namespaces/blue/pods/blue-train-0"
 NODE = "/api/v1/nodes/n1"
@@ -134,7 +134,7 @@ def test_the_plan_of_a_layout_says_what_it_takes_from_whom_and_is_another_when_t
     ],
 )
 def test_a_plan_of_which_nobody_knows_the_end_says_so(
-    page: ServedClusterPage, layouts: ToldLayouts | None, says: str
+    page: ServedClusterPage, layouts: LayoutReport | None, says: str
 ) -> None:
     page.api.change(lambda server: tell(server, "n1", held_by(a100s(3), ("blue", 0)), layouts=layouts))
     wait_until(page, lambda: len(page.json("/api/nodes/n1", "t-olga")["overview"]["gpus"]) == 3)

@@ -18,7 +18,7 @@ from tests.dashboard.reading import parsed, tables, text_of
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.fleet.clusters import node as node_object
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.cluster_history import MOST_SILENCES, ClusterHistory, GpuHistory, ReportGap
+from tranche.dashboard.cluster.cluster_history import MOST_SILENCES, ClusterHistory, GpuHistory, UnreportedSpan
 from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
@@ -127,11 +127,11 @@ def test_what_goes_while_a_node_is_silent_is_shown_until_it_was_heard_last() -> 
     book = ClusterHistory()
     nodes = [(seen(ONE, 10.0), 10.0), (seen(ONE, 50.0), 50.0), (seen(ONE, 50.0, "it is silent"), 200.0)]
     snapshot = taken(book, nodes)
-    assert book.past("n1", UUID).silences == (ReportGap(50.0, None),)
+    assert book.past("n1", UUID).silences == (UnreportedSpan(50.0, None),)
     assert book.past("n1", UUID).ended == ()
     book.take(snapshot.after([seen(NONE, 300.0)], 300.0))
     past = book.past("n1", UUID)
-    assert past.silences == (ReportGap(50.0, 300.0),)
+    assert past.silences == (UnreportedSpan(50.0, 300.0),)
     assert {each.ended for each in past.ended} == {50.0}
 
 
@@ -141,13 +141,13 @@ def test_what_goes_while_the_server_hears_nothing_is_shown_until_it_heard_last()
     book.take(snapshot)
     snapshot = snapshot.after([seen(ONE, 40.0)], 45.0)
     book.take(snapshot, "the API server does not answer")
-    assert book.past("n1", UUID).silences == (ReportGap(45.0, None),)
+    assert book.past("n1", UUID).silences == (UnreportedSpan(45.0, None),)
     snapshot = snapshot.after([seen(ONE, 40.0)], 90.0)
     book.take(snapshot)
     snapshot = snapshot.after([seen(NONE, 91.0)], 91.0)
     book.take(snapshot)
     past = book.past("n1", UUID)
-    assert past.silences == (ReportGap(45.0, 90.0),)
+    assert past.silences == (UnreportedSpan(45.0, 90.0),)
     assert {each.ended for each in past.ended} == {45.0}
     # What comes and goes afterwards is known to the moment.
     for at, state in ((95.0, ONE), (96.0, NONE)):
@@ -234,7 +234,7 @@ def test_the_page_says_who_held_what_who_made_it_and_since_when_that_is_known() 
 def test_a_silence_is_said_and_an_old_one_is_not() -> None:
     node = seen(ONE, BEGAN)
     (gpu,) = node.overview["gpus"]
-    past = GpuHistory(1.0, (), {}, (ReportGap(BEGAN - 9_000, BEGAN - 8_000), ReportGap(BEGAN - 60, None)))
+    past = GpuHistory(1.0, (), {}, (UnreportedSpan(BEGAN - 9_000, BEGAN - 8_000), UnreportedSpan(BEGAN - 60, None)))
     said = text_of(parsed(str(past_view(node, gpu, past, ALL, BEGAN, 1))))
     assert said.count("Not heard from") == 1
     assert text_of(parsed(str(past_view(node, gpu, past, ALL, BEGAN, 6)))).count("Not heard from") == 2

@@ -13,7 +13,7 @@ from tests.dashboard.cluster.served_cluster import served_cluster_page
 from tests.kubernetes.fake_api_server import Seen
 from tests.kubernetes.support.test_rights import granted
 from tranche.cli.cluster_dashboard import command
-from tranche.kubernetes.support.rights import Right
+from tranche.kubernetes.support.rights import RbacPermission
 
 NAME = "tranche-agent-dashboard"
 ENABLED: dict[str, Any] = {"dashboard": {"enabled": True}}
@@ -89,7 +89,7 @@ EVERYBODYS = ("/version", "/apis/resource.k8s.io/v1")
 """What every account may ask for: what the API server is and serves."""
 
 
-def asked_right(seen: Seen) -> Right:
+def asked_right(seen: Seen) -> RbacPermission:
     """The right that a request needs."""
     head, *rest = seen.path.strip("/").split("/")
     group = "" if head == "api" else rest[0]
@@ -99,7 +99,7 @@ def asked_right(seen: Seen) -> Right:
         namespace, rest = rest[1], rest[2:]
     one = len(rest) > 1
     verb = "watch" if "watch" in seen.query else {"GET": "get" if one else "list", "POST": "create"}[seen.method]
-    return Right(verb, rest[0], namespace=namespace, group=group)
+    return RbacPermission(verb, rest[0], namespace=namespace, group=group)
 
 
 def test_what_it_asks_for_is_what_the_chart_grants() -> None:
@@ -116,17 +116,17 @@ def test_what_it_asks_for_is_what_the_chart_grants() -> None:
     asked = {asked_right(each) for each in requests if each.path not in EVERYBODYS}
     rights = granted(render({**ENABLED, "namespaceOverride": "tranche-system"}), NAME)
     # A cluster without claims has said so before anybody asks for them.
-    assert asked | {Right("list", "resourceclaims", group="resource.k8s.io")} == rights
+    assert asked | {RbacPermission("list", "resourceclaims", group="resource.k8s.io")} == rights
     # Who acts does so with his own token; beside that it writes down who did what.
     acting: dict[str, Any] = {"namespaceOverride": "tranche-system", "dashboard": {"enabled": True, "act": True}}
-    about_nodes = {Right(verb, "events", namespace="default") for verb in ("create", "get", "patch")}
-    for_others = {*rights, Right("create", "events"), *about_nodes}
+    about_nodes = {RbacPermission(verb, "events", namespace="default") for verb in ("create", "get", "patch")}
+    for_others = {*rights, RbacPermission("create", "events"), *about_nodes}
     assert granted(render(acting), NAME) == for_others
     # A proxy that names viewers gives none; only acting for those does, and what that asks of the API server is tested beside it.
     acting["dashboard"] |= {"proxy": {"secretName": "s"}, **FROM_PROXY}
     assert granted(render(acting), NAME) == for_others
     acting["dashboard"]["proxy"]["act"] = True
-    own = {Right("patch", "nodes"), Right("get", "pods"), Right("delete", "pods")}
+    own = {RbacPermission("patch", "nodes"), RbacPermission("get", "pods"), RbacPermission("delete", "pods")}
     assert granted(render(acting), NAME) == {*for_others, *own}
 
 

@@ -15,11 +15,11 @@ from tests.kubernetes.dra.test_order import a100s
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
-from tranche.dashboard.cluster.cluster_action import ClusterAction, PodToDelete, node_plan, release_plan
-from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, ReportGap
+from tranche.dashboard.cluster.cluster_action import ClusterAction, PodIdentity, node_plan, release_plan
+from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, UnreportedSpan
 from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.kube_event import decode_kube_event
-from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
 from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
@@ -33,9 +33,9 @@ from tranche.documents.history import HistoryPlace
 from tranche.documents.markup import printable
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.telling.told_view import ToldView
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.kubernetes.telling.told_layouts import LayoutReport
+from tranche.kubernetes.telling.told_view import ViewReport
+from tranche.planning.layout_offer import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 NOW = 2e9
@@ -81,7 +81,7 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     gpu = node.overview["gpus"][0]
     uuid = gpu["uuid"]
     ended = EndedSpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
-    past = GpuHistory(1.0, (ended, ended._replace(allocation_id="")), {}, (ReportGap(1.0, None),))
+    past = GpuHistory(1.0, (ended, ended._replace(allocation_id="")), {}, (UnreportedSpan(1.0, None),))
     event = decode_kube_event(
         {
             "metadata": {"uid": said, "namespace": said, "name": said},
@@ -95,10 +95,10 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     layout = node_plan(ClusterAction("layout", said, "all-1g.5gb"), node)
     last = f"z {said}"
     named = Layout(last, (LayoutSpec(True, ((parse_profile("1g.5gb"), 7),)),))
-    offer = LayoutOffer(said, LayoutFile((named,)))
-    told = ToldView(said, held_by(a100s(8), ("blue", 0)), layouts=ToldLayouts(True, "wait", offer=offer))
-    layouts = NodeLayouts(node, told, ALL)
-    release = release_plan(ClusterAction("release", said, share="a0"), [PodToDelete(said, said, said)])
+    offer = LayoutList(said, LayoutFile((named,)))
+    told = ViewReport(said, held_by(a100s(8), ("blue", 0)), layouts=LayoutReport(True, "wait", offer=offer))
+    layouts = NodeLayoutView(node, told, ALL)
+    release = release_plan(ClusterAction("release", said, share="a0"), [PodIdentity(said, said, said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
         "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),

@@ -17,38 +17,38 @@ from tranche.core.errors import GpuBusy, TrancheError, UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.heard_node import HeardNode
-from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
-from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.layout_outlook import LayoutPreview
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
-from tranche.dashboard.cluster.user_view import UserView, ViewerRights
+from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, ToldLayouts
-from tranche.kubernetes.telling.told_view import ToldView
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
+from tranche.kubernetes.telling.told_view import ViewReport
+from tranche.planning.layout_offer import LayoutList
 
 ALL = NameVisibility(everywhere=True)
-WAIT = ToldLayouts(True, "wait", offer=LayoutOffer())
+WAIT = LayoutReport(True, "wait", offer=LayoutList())
 
 
 def layouts_of(
     view: NodeView,
-    told: ToldLayouts | None = WAIT,
+    told: LayoutReport | None = WAIT,
     sight: NameVisibility = ALL,
     standing: KubeNodeState | None = None,
     **known: frozenset[str] | bool,
-) -> NodeLayouts:
+) -> NodeLayoutView:
     node = SeenNode("n1", standing or KubeNodeState(), redacted_overview(overview_data(view, (), ()), sight), 1.0)
-    return NodeLayouts(node, ToldView("n1", view, layouts=told, **known), sight)  # type: ignore[arg-type]
+    return NodeLayoutView(node, ViewReport("n1", view, layouts=told, **known), sight)  # type: ignore[arg-type]
 
 
-def page_of(layouts: NodeLayouts, chosen: str) -> str:
+def page_of(layouts: NodeLayoutView, chosen: str) -> str:
     try:
         outlook, trouble = layouts.outlook(chosen), ""
     except UsageError as error:
@@ -67,7 +67,7 @@ def test_it_is_what_the_agent_decides_by_the_same_view(
         outlook = layouts.outlook(chosen)
     except UsageError:
         return
-    layout = LayoutOffer().select(chosen, view.node)
+    layout = LayoutList().select(chosen, view.node)
     try:
         steps = work_plan(view, layout, policy).steps
     except GpuBusy:
@@ -130,7 +130,7 @@ def test_slices_that_fit_stay_and_are_named() -> None:
 )
 def test_what_becomes_of_users_is_the_policy_of_the_agent(policy: str, says: str) -> None:
     view = held_by(a100s(2), ("blue", 0))
-    outlook = layouts_of(view, ToldLayouts(True, policy, offer=LayoutOffer())).outlook("all-7g.40gb")
+    outlook = layouts_of(view, LayoutReport(True, policy, offer=LayoutList())).outlook("all-7g.40gb")
     assert says in " ".join(outlook.said)
     at_once = [each for each in outlook.said if each.startswith("At once on GPU 1")]
     assert bool(at_once) is (policy != "refuse")
@@ -139,8 +139,8 @@ def test_what_becomes_of_users_is_the_policy_of_the_agent(policy: str, says: str
 def test_the_config_maps_layouts_are_there_and_come_first() -> None:
     thirds = Layout("all-1g.5gb", (LayoutSpec(True, ((parse_profile("1g.5gb"), 3),)),))
     others = Layout("elsewhere", (LayoutSpec(True, ((parse_profile("1g.5gb"), 1),), devices=(9,)),))
-    offer = LayoutOffer("tranche/layouts", LayoutFile((thirds, others)))
-    layouts = layouts_of(a100s(1), ToldLayouts(True, "wait", offer=offer))
+    offer = LayoutList("tranche/layouts", LayoutFile((thirds, others)))
+    layouts = layouts_of(a100s(1), LayoutReport(True, "wait", offer=offer))
     assert "all-balanced" in layouts.names
     assert "elsewhere" not in layouts.names
     (gpu,) = layouts.outlook("all-1g.5gb").after
@@ -151,16 +151,16 @@ def test_the_config_maps_layouts_are_there_and_come_first() -> None:
     ("told", "says"),
     [
         (None, "What a layout would do is not known"),
-        (ToldLayouts(True, "a word of tomorrow", offer=LayoutOffer()), "words that are not known here"),
+        (LayoutReport(True, "a word of tomorrow", offer=LayoutList()), "words that are not known here"),
         (NOT_MANAGED, "it runs without the MIG manager"),
-        (ToldLayouts(True, "wait", offer=None), "more layouts than it can tell"),
+        (LayoutReport(True, "wait", offer=None), "more layouts than it can tell"),
         (
-            ToldLayouts(True, "wait", offer=LayoutOffer("zebra/l", None, "ConfigMap zebra/l has no key")),
+            LayoutReport(True, "wait", offer=LayoutList("zebra/l", None, "ConfigMap zebra/l has no key")),
             "cannot be read",
         ),
     ],
 )
-def test_what_is_not_told_is_said_and_nothing_is_made_up(told: ToldLayouts | None, says: str) -> None:
+def test_what_is_not_told_is_said_and_nothing_is_made_up(told: LayoutReport | None, says: str) -> None:
     layouts = layouts_of(a100s(1), told, OUR_SIGHT)
     assert says in layouts.unknown
     assert layouts.names == ()
@@ -173,7 +173,7 @@ def test_what_is_not_told_is_said_and_nothing_is_made_up(told: ToldLayouts | Non
 
 
 def test_of_a_node_that_was_never_heard_nothing_is_foreseen() -> None:
-    layouts = NodeLayouts(SeenNode("n1", trouble="its agent has told nothing"), None, ALL)
+    layouts = NodeLayoutView(SeenNode("n1", trouble="its agent has told nothing"), None, ALL)
     assert "Nothing is known of its GPUs" in text_of(parsed(page_of(layouts, "all-balanced")))
 
 
@@ -193,7 +193,7 @@ def test_of_a_node_that_was_never_heard_nothing_is_foreseen() -> None:
         (WAIT, KubeNodeState(), False, "decides anew"),
     ],
 )
-def test_what_else_decides_is_said(told: ToldLayouts, standing: KubeNodeState, short: bool, says: str) -> None:
+def test_what_else_decides_is_said(told: LayoutReport, standing: KubeNodeState, short: bool, says: str) -> None:
     layouts = layouts_of(a100s(1), told, standing=standing, short=short)
     assert says in " ".join(layouts.notes)
     plain = layouts_of(a100s(1), replace(WAIT, heeds_mode=True), standing=KubeNodeState(mode="static"))
@@ -221,18 +221,18 @@ def test_a_layout_that_is_there_already_does_nothing() -> None:
 def test_what_was_found_stands_until_the_agent_tells_something_new() -> None:
     view = a100s(1)
     seen = SeenNode("n1", KubeNodeState(), overview_data(view, (), ()), 1.0)
-    user_view = UserView(ViewerRights(ALL, all_nodes=True))
+    user_view = UserView(ViewerPermission(ALL, all_nodes=True))
     snapshot = ClusterSnapshot().after([seen], 1.0)
 
-    def asked(told: ToldView) -> LayoutOutlook:
+    def asked(told: ViewReport) -> LayoutPreview:
         user_view.take(ClusterObservation(snapshot, {"n1": told}))
         layouts = user_view.layouts("n1")
         assert layouts is not None
         return user_view.outlook(layouts, "all-1g.5gb")
 
-    first = ToldView("n1", view, layouts=WAIT)
+    first = ViewReport("n1", view, layouts=WAIT)
     assert asked(first) is asked(first)
-    later = ToldView("n1", held_by(view, ("blue", 0)), layouts=WAIT)
+    later = ViewReport("n1", held_by(view, ("blue", 0)), layouts=WAIT)
     assert asked(later).said != asked(first).said
     assert user_view.layouts("n2") is None
     assert HeardNode("n1", "", 0.0).told is None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tranche.dashboard.cluster.live import ClusterUpdate, LiveCluster
+from tranche.dashboard.cluster.live import ClusterPublisher, ClusterUpdate
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 
 
-def played(play: Callable[[LiveCluster], Awaitable[None]]) -> None:
+def played(play: Callable[[ClusterPublisher], Awaitable[None]]) -> None:
     async def run() -> None:
         async with asyncio.timeout(60):
-            await play(LiveCluster(pace=0.0))
+            await play(ClusterPublisher(pace=0.0))
 
     asyncio.run(run())
 
@@ -27,7 +27,7 @@ def names(news: ClusterUpdate) -> list[str]:
 
 
 def test_who_is_slow_hears_at_once_what_has_changed_meanwhile() -> None:
-    async def play(live: LiveCluster) -> None:
+    async def play(live: ClusterPublisher) -> None:
         snapshot = ClusterSnapshot().after([of(0)], 1.0)
         live.take(snapshot)
         heard = live.news(live.version(snapshot))
@@ -44,7 +44,7 @@ def test_who_is_slow_hears_at_once_what_has_changed_meanwhile() -> None:
 
 
 def test_who_comes_again_goes_on_where_he_was_and_of_another_run_begins_anew() -> None:
-    async def play(live: LiveCluster) -> None:
+    async def play(live: ClusterPublisher) -> None:
         live.take(first := ClusterSnapshot().after([of(0), of(1)], 1.0))
         known = (await anext(live.news(""))).version
         live.take(first.after([of(2)], 1.0))
@@ -56,7 +56,7 @@ def test_who_comes_again_goes_on_where_he_was_and_of_another_run_begins_anew() -
 
 
 def test_trouble_is_news_and_so_is_its_end() -> None:
-    async def play(live: LiveCluster) -> None:
+    async def play(live: ClusterPublisher) -> None:
         live.take(ClusterSnapshot().after([of(0)], 1.0))
         heard = live.news("")
         await anext(heard)
@@ -69,7 +69,7 @@ def test_trouble_is_news_and_so_is_its_end() -> None:
 
 
 def test_the_end_of_the_server_ends_what_is_listened_to() -> None:
-    async def play(live: LiveCluster) -> None:
+    async def play(live: ClusterPublisher) -> None:
         waiting = asyncio.ensure_future(anext(live.news(""), None))
         await asyncio.sleep(0)
         live.end()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.dashboard.cluster.test_cluster_history import ALL, ONE, seen
 from tests.dashboard.reading import parsed, tables, text_of
 from tranche.core.quantity import GIB
-from tranche.dashboard.cluster.cluster_history import GpuHistory, ReportGap
+from tranche.dashboard.cluster.cluster_history import GpuHistory, UnreportedSpan
 from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.memory_history import APART_SECONDS, TOLD_SECONDS, MemoryHistory
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
@@ -41,7 +41,7 @@ def taken(*nodes: SeenNode) -> MemoryHistory:
     return book
 
 
-def values(book: MemoryHistory, until: float, *silences: ReportGap) -> list[tuple[float, int]]:
+def values(book: MemoryHistory, until: float, *silences: UnreportedSpan) -> list[tuple[float, int]]:
     return [(each.taken, each.gpus[UUID]["memoryUsedBytes"]) for each in book.samples("n1", UUID, until, silences)]
 
 
@@ -77,7 +77,7 @@ def test_what_was_not_heard_or_cannot_be_known_has_no_value() -> None:
     moments = [at for at, _ in values(book, 500.0)]
     assert moments
     assert not any(100 <= at < 200 or 300 <= at < 400 for at in moments)
-    heard = [at for at, _ in values(book, 500.0, ReportGap(10.0, 90.0), ReportGap(410.0, None))]
+    heard = [at for at, _ in values(book, 500.0, UnreportedSpan(10.0, 90.0), UnreportedSpan(410.0, None))]
     assert not any(10 < at < 90 or at > 410 for at in heard)
     assert values(taken(told(0.0, GIB, "silent")), 10.0) == []
 

@@ -18,19 +18,19 @@ from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.choice import NodeChoice
+from tranche.dashboard.cluster.choice import NodeFilter
 from tranche.dashboard.cluster.feed import rows_message
 from tranche.dashboard.cluster.live import ClusterUpdate
-from tranche.dashboard.cluster.node_row import NodeTally, RowCache, node_row
+from tranche.dashboard.cluster.node_row import NodeSummary, RowCache, node_row
 from tranche.dashboard.cluster.nodes_page import nodes_page
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import whole_page
-from tranche.documents.blocks import Look, blocks_of
+from tranche.documents.blocks import BlockStatus, blocks_of
 from tranche.documents.overview import overview_data
 
 ALL = NameVisibility(everywhere=True)
-EVERY = NodeChoice()
+EVERY = NodeFilter()
 VIEWS = st.lists(sharing_views(max_gpus=3), min_size=1, max_size=3)
 
 
@@ -40,7 +40,7 @@ def snapshot_of(views: list[NodeView]) -> ClusterSnapshot:
     )
 
 
-def tree_of(seen: ClusterSnapshot, choice: NodeChoice = EVERY, sight: NameVisibility = ALL) -> ElementTree.Element:
+def tree_of(seen: ClusterSnapshot, choice: NodeFilter = EVERY, sight: NameVisibility = ALL) -> ElementTree.Element:
     page = nodes_page(RowCache().rows(seen), seen.notes, choice, sight)
     return parsed(whole_page(page, path="/", machine="here", version="a.1", taken=1.0))
 
@@ -71,8 +71,8 @@ def test_the_numbers_are_those_of_the_documents(views: list[NodeView]) -> None:
         ]
         looks = Counter(each.look for each in blocks)
         cells = {each.get("data-label"): text_of(each) for each in row.iter("td")}
-        assert cells["Held"] == str(looks[Look.HELD] + looks[Look.SHARED])
-        assert cells["Idle"] == str(looks[Look.IDLE])
+        assert cells["Held"] == str(looks[BlockStatus.HELD] + looks[BlockStatus.SHARED])
+        assert cells["Idle"] == str(looks[BlockStatus.IDLE])
         drawn = [each.get("d", "") for each in row.iter("path") if "tr-box" in each.get("class", "")]
         assert sum(each.count("M") for each in drawn) == len(blocks), "each block is drawn once"
 
@@ -87,7 +87,7 @@ def test_gpus_that_are_alike_are_told_once() -> None:
 def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text: str, narrow: bool) -> None:
     cluster, book = SimulatedCluster(4, seed), RowCache()
     sight = NameVisibility(frozenset({"vision"})) if narrow else ALL
-    choice = NodeChoice(q=text)
+    choice = NodeFilter(q=text)
     seen = cluster.snapshot(1.0)
     shown = {each.get("id"): ElementTree.tostring(each) for each in rows_of(tree_of(seen, choice, sight))}
     for turn in range(4):
@@ -114,7 +114,7 @@ def test_nodes_are_in_the_order_that_is_asked_for_and_what_is_unknown_comes_last
     seen = ClusterSnapshot().after([empty, unheard, others[1]], 2.0)
 
     def order(sort: str) -> list[str]:
-        page = tree_of(seen, NodeChoice(sort=sort))
+        page = tree_of(seen, NodeFilter(sort=sort))
         assert "data-feed" not in {name for each in page.iter("body") for name in each.attrib}
         return [str(each.get("id")).removeprefix("node-") for each in rows_of(page)]
 
@@ -129,7 +129,7 @@ def test_nodes_are_in_the_order_that_is_asked_for_and_what_is_unknown_comes_last
 def test_nothing_is_told_of_what_is_as_it_was() -> None:
     seen = SimulatedCluster(2).snapshot(1.0)
     unchanged = ClusterUpdate("r.1", seen, "", seen.since(seen.version))
-    assert rows_message(unchanged, RowCache(), NodeChoice(), ALL) == ""
+    assert rows_message(unchanged, RowCache(), NodeFilter(), ALL) == ""
 
 
 def test_names_of_other_namespaces_are_neither_shown_nor_found() -> None:
@@ -140,10 +140,10 @@ def test_names_of_other_namespaces_are_neither_shown_nor_found() -> None:
     assert "train-" not in shown
     for other in ("speech", "ranking", "search", "ads"):
         assert other not in shown
-        assert rows_of(tree_of(seen, NodeChoice(q=f"{other}/"), mine)) == []
-        assert rows_of(tree_of(seen, NodeChoice(namespace=other), mine)) == []
-        assert len(rows_of(tree_of(seen, NodeChoice(q=f"{other}/")))) == 3
-    assert len(rows_of(tree_of(seen, NodeChoice(namespace="vision"), mine))) == 3
+        assert rows_of(tree_of(seen, NodeFilter(q=f"{other}/"), mine)) == []
+        assert rows_of(tree_of(seen, NodeFilter(namespace=other), mine)) == []
+        assert len(rows_of(tree_of(seen, NodeFilter(q=f"{other}/")))) == 3
+    assert len(rows_of(tree_of(seen, NodeFilter(namespace="vision"), mine))) == 3
 
 
 def test_nodes_are_found_by_what_is_said_of_them() -> None:
@@ -153,7 +153,7 @@ def test_nodes_are_found_by_what_is_said_of_them() -> None:
     seen = ClusterSnapshot().after([one, two, three, SeenNode("never")], 2.0)
 
     def found(**asked: str) -> list[str]:
-        return [str(each.get("id")) for each in rows_of(tree_of(seen, NodeChoice(**asked)))]
+        return [str(each.get("id")) for each in rows_of(tree_of(seen, NodeFilter(**asked)))]
 
     assert found(q="EAST-1") == ["node-node-0002"]
     assert found(state="cordoned") == ["node-node-0001"]
@@ -165,7 +165,7 @@ def test_nodes_are_found_by_what_is_said_of_them() -> None:
     assert "not ready; cordoned; its agent does not answer: last seen" in text_of(row)
     (never,) = (each for each in rows_of(tree_of(seen)) if each.get("id") == "node-never")
     assert "its agent has not been heard" in text_of(never)
-    assert "1 of 4 nodes are such." in text_of(tree_of(seen, NodeChoice(state="cordoned")))
+    assert "1 of 4 nodes are such." in text_of(tree_of(seen, NodeFilter(state="cordoned")))
 
 
 @given(VIEWS)
@@ -189,7 +189,7 @@ def test_what_a_node_that_is_not_heard_had_is_unknown_and_neither_held_nor_free(
     assert (cells["Held"], cells["Idle"], cells["Free"]) == ("unknown", "unknown", "unknown")
     assert all(str(each.get("aria-label")).startswith("as last seen: ") for each in row.iter("svg"))
     for state in ("free", "idle"):
-        assert row.get("id") not in {each.get("id") for each in rows_of(tree_of(seen, NodeChoice(state=state)))}
+        assert row.get("id") not in {each.get("id") for each in rows_of(tree_of(seen, NodeFilter(state=state)))}
 
 
 def test_gpus_that_change_or_are_not_given_away_are_marked_and_nobody_is_named() -> None:
@@ -202,10 +202,10 @@ def test_gpus_that_change_or_are_not_given_away_are_marked_and_nobody_is_named()
     assert "8 × A100-SXM4-40GB" in text_of(row)
     assert [each.get("class") for each in row.iter("path")].count("tr-changing") == 1
     assert "ada" not in text_of(tree_of(seen))
-    assert rows_of(tree_of(seen, NodeChoice(q="smells"))) == []
+    assert rows_of(tree_of(seen, NodeFilter(q="smells"))) == []
     for state in ("not given away", "being changed"):
-        assert len(rows_of(tree_of(seen, NodeChoice(state=state)))) == 1
-    assert len(rows_of(tree_of(seen, NodeChoice(model="A100-SXM4-40GB")))) == 1
+        assert len(rows_of(tree_of(seen, NodeFilter(state=state)))) == 1
+    assert len(rows_of(tree_of(seen, NodeFilter(model="A100-SXM4-40GB")))) == 1
 
 
 def test_rows_are_made_again_only_where_something_has_changed() -> None:
@@ -218,7 +218,7 @@ def test_rows_are_made_again_only_where_something_has_changed() -> None:
 
 
 def test_no_rows_are_no_numbers() -> None:
-    assert NodeTally.total([]) == NodeTally()
+    assert NodeSummary.total([]) == NodeSummary()
     assert figures(tree_of(ClusterSnapshot()))["nodes"] == "0"
 
 
@@ -238,12 +238,12 @@ def test_what_others_wrote_is_text(text: str) -> None:
             1.0,
             said,
         )
-        return tree_of(ClusterSnapshot().after([node], 1.0, notes=(said,)), NodeChoice(q=said))
+        return tree_of(ClusterSnapshot().after([node], 1.0, notes=(said,)), NodeFilter(q=said))
 
     assert shape(page(text)) == shape(page("plain"))
     row = node_row(SeenNode(text))
     news = ClusterUpdate("r.1", ClusterSnapshot(), "", ClusterSnapshot().after([SeenNode(text)], 1.0).since(0))
-    message = rows_message(news, RowCache(), NodeChoice(), ALL)
+    message = rows_message(news, RowCache(), NodeFilter(), ALL)
     assert message.count("\n") == 3, "a line of the stream ends where the message ends"
     assert str(row.shown).startswith("<tr ")
 
@@ -272,6 +272,6 @@ def test_the_first_view_leads_to_the_nodes_that_are_in_trouble() -> None:
     assert list(ways) == ["2 nodes: a GPU is lost", "1 node: not seen", "1 node: not ready"]
     found = []
     for way in ways.values():
-        choice = NodeChoice.asked(dict(parse_qsl(way.removeprefix("/?"))))
+        choice = NodeFilter.asked(dict(parse_qsl(way.removeprefix("/?"))))
         found.append([str(each.get("id")) for each in rows_of(tree_of(seen, choice))])
     assert found == [["node-n1", "node-n2"], ["node-n3"], ["node-n4"]]

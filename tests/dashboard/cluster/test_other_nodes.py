@@ -25,47 +25,51 @@ from tests.kubernetes.telling.garbling import garbled, lease_of
 from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
 from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.cluster_routes import ClusterPageContext, cluster_routes
 from tranche.dashboard.cluster.heard_node import heard, seen_node
 from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
-from tranche.dashboard.cluster.user_view import UserView, ViewerRights
+from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_node
-from tranche.kubernetes.telling.told_view import ToldView, told
+from tranche.kubernetes.telling.told_view import ViewReport, told
 
 GOOD = held_by(a100s(2), ("blue", 0), ("zebra", 1))
 NODES = {
     name: replace(decode_fleet_node(node_object(name, labels={"tranche.dev/mode": "mixed"})), hands_out=True)
     for name in ("bad", "good")
 }
-RIGHTS = [ViewerRights(NameVisibility(everywhere=True), True), ViewerRights(OUR_SIGHT, True), ViewerRights(OUR_SIGHT)]
+RIGHTS = [
+    ViewerPermission(NameVisibility(everywhere=True), True),
+    ViewerPermission(OUR_SIGHT, True),
+    ViewerPermission(OUR_SIGHT),
+]
 
 
-def cluster_with(*others: tuple[SeenNode, ToldView | None]) -> ClusterObservation:
+def cluster_with(*others: tuple[SeenNode, ViewReport | None]) -> ClusterObservation:
     good = SeenNode("good", overview=overview_data(told(GOOD), (), ()), seen=1.0)
-    nodes = [(good, ToldView("good", told(GOOD))), *others]
+    nodes = [(good, ViewReport("good", told(GOOD))), *others]
     snapshot = ClusterSnapshot().after([node for node, _ in nodes], 2.0)
     return ClusterObservation(snapshot, {node.name: said for node, said in nodes if said is not None}, NODES)
 
 
-def answers(seen: ClusterObservation, rights: ViewerRights, *paths: str) -> dict[str, tuple[int, str]]:
+def answers(seen: ClusterObservation, rights: ViewerPermission, *paths: str) -> dict[str, tuple[int, str]]:
     """What somebody is answered at those addresses, without a server between."""
     user_view, waste, past, memory = UserView(rights), WasteHistory(), ClusterHistory(), MemoryHistory()
     for book in (waste, past, memory):
         book.take(seen.snapshot)
     user_view.take(seen)
-    pages: Any = ClusterPages("here", user_view, None, waste, past, memory)  # type: ignore[arg-type]
+    pages: Any = ClusterPageContext("here", user_view, None, waste, past, memory)  # type: ignore[arg-type]
     app = Starlette(routes=cluster_routes(pages))
 
     async def ask(path: str) -> tuple[int, str]:
@@ -103,7 +107,7 @@ ALONE = "/nodes/good", "/nodes/good/layouts", "/shares/a0b0c0d0", GPU, f"{GPU}?n
 TOGETHER = "/", "/nodes/bad", "/waste", "/api/nodes", "/api/waste", "/events"
 
 
-def check_the_other_node(seen: ClusterObservation, rights: ViewerRights) -> dict[str, tuple[int, str]]:
+def check_the_other_node(seen: ClusterObservation, rights: ViewerPermission) -> dict[str, tuple[int, str]]:
     plain, found = (answers(each, rights, *ALONE, *TOGETHER) for each in (cluster_with(), seen))
     for path in ALONE:
         if "Several nodes" not in found[path][1]:
@@ -117,16 +121,18 @@ def check_the_other_node(seen: ClusterObservation, rights: ViewerRights) -> dict
 
 @given(garbled(shared_machines()), st.sampled_from(RIGHTS))
 @example("[" * 100_000, RIGHTS[0])
-def test_a_garbled_view_is_of_its_node_alone(text: str, rights: ViewerRights) -> None:
+def test_a_garbled_view_is_of_its_node_alone(text: str, rights: ViewerPermission) -> None:
     said = heard(lease_of(text, "bad"), None, 2.0)
     seen = cluster_with((seen_node("bad", said, NODES["bad"], 2.0), said.told))
     check_the_other_node(seen, rights)
     user_view = UserView(rights)
     user_view.take(seen)
-    explain_request(parse_request(gpu_memory="30Gi"), user_view.gates(Fleet(), Tier.GATES), Tier.GATES)
+    explain_request(
+        parse_request(gpu_memory="30Gi"), user_view.gates(Fleet(), AllocationBackend.GATES), AllocationBackend.GATES
+    )
 
 
-def broken(kind: str) -> tuple[SeenNode, ToldView | None]:
+def broken(kind: str) -> tuple[SeenNode, ViewReport | None]:
     """A node that came through the reading and fails where it is shown."""
     overview = overview_data(told(GOOD), (), ())
     match kind:
@@ -140,13 +146,13 @@ def broken(kind: str) -> tuple[SeenNode, ToldView | None]:
             overview["gpus"][0]["memoryBytes"] = 10**400
         case _:
             overview["gpus"][0]["slices"] = 7
-    return SeenNode("bad", overview=overview, seen=1.0), ToldView("bad", NodeView(None))  # type: ignore[arg-type]
+    return SeenNode("bad", overview=overview, seen=1.0), ViewReport("bad", NodeView(None))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rights", RIGHTS)
 @pytest.mark.parametrize("kind", ["no id", "no grants", "no uuid", "no number", "no slices"])
 def test_a_node_that_cannot_be_shown_is_marked_alone(
-    kind: str, rights: ViewerRights, caplog: pytest.LogCaptureFixture
+    kind: str, rights: ViewerPermission, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
         found = check_the_other_node(cluster_with(broken(kind)), rights)
@@ -188,13 +194,13 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
     # What is written on a pod as the choice for it, somebody else may have written.
     grants = [{"mechanism": "whole", "gpuUUID": ["x"], "placement": None}]
     texts = ["[" * 100_000, json.dumps({"node": "good", "grants": grants}), json.dumps({"node": {}, "grants": [7]})]
-    gates = UserView(RIGHTS[0]).gates(Fleet(), Tier.GATES)
+    gates = UserView(RIGHTS[0]).gates(Fleet(), AllocationBackend.GATES)
     for text in texts:
         pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
-        found = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
+        found = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert found is not None
         with patch("tranche.dashboard.cluster.pending.explain_waiting", side_effect=KeyError("x")):
-            failed = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
+            failed = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert failed is not None
         assert "cannot be said" in failed.answer.message
 

@@ -26,7 +26,7 @@ from tranche.dashboard.cluster.pending import (
 )
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_queue_page
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -44,8 +44,8 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
     gates = gate_fleet({"n1": view}, nodes, OUR_SIGHT)
     request = replace(request, gpu_model="")
     pod = FleetPod(OURS, f"{OURS}-waits", gated=True, by_gate=request)
-    waiting = explain_pending(PendingPod(pod), Fleet(), gates, Tier.GATES)
-    asked = explain_request(request, gates, Tier.GATES)
+    waiting = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
+    asked = explain_request(request, gates, AllocationBackend.GATES)
     pages = [cluster_ask_page({}, asked, "")]
     if waiting is not None:
         pages.append(cluster_queue_page([waiting], 0, 0, (), 2e9))
@@ -56,7 +56,7 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
 def test_a_request_is_answered_as_the_controller_would_decide(view: NodeView, request: Request) -> None:
     nodes = {name: FleetNode(name, labels=MIXED) for name in ("n1", "n2")}
     gates = gate_fleet({"n1": view, "n2": a100s(1)}, nodes, EVERYBODY)
-    found, decided = explain_request(request, gates, Tier.GATES), decide_across(gates.views, request)
+    found, decided = explain_request(request, gates, AllocationBackend.GATES), decide_across(gates.views, request)
     if isinstance(decided, ChosenMachine):
         assert found.status is WaitStatus.STARTABLE
         assert found.message == f"node {decided.name} has what it wants: {decided.granted.note}"
@@ -69,12 +69,15 @@ def test_only_nodes_that_give_shares_by_demand_and_take_pods_are_asked() -> None
     request = parse_request(gpu_memory="4Gi")
     views = {"static": a100s(1), "cordoned": a100s(1), "gone": a100s(1)}
     nodes = {"static": FleetNode("static"), "cordoned": FleetNode("cordoned", unschedulable=True, labels=MIXED)}
-    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), Tier.GATES)
+    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), AllocationBackend.GATES)
     assert [(each.reason, each.nodes) for each in found.groups] == [("NodeCordoned", ("cordoned",))]
-    assert explain_request(request, gate_fleet({}, nodes, EVERYBODY), Tier.GATES).status is WaitStatus.IMPOSSIBLE
+    assert (
+        explain_request(request, gate_fleet({}, nodes, EVERYBODY), AllocationBackend.GATES).status
+        is WaitStatus.IMPOSSIBLE
+    )
     nodes["ready"] = FleetNode("ready", labels=MIXED)
     views["ready"] = a100s(1)
-    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), Tier.GATES)
+    found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), AllocationBackend.GATES)
     assert (found.status, "node ready has what it wants" in found.message) == (WaitStatus.STARTABLE, True)
 
 
@@ -91,8 +94,8 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
     )
     fleet = Fleet((node,), pools, held)
     pod = FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1})
-    before = explain_pending(PendingPod(pod), fleet, GateFleet(), Tier.CLAIMS)
-    redacted = explain_pending(PendingPod(pod), redacted_fleet(fleet, OUR_SIGHT), GateFleet(), Tier.CLAIMS)
+    before = explain_pending(PendingPod(pod), fleet, GateFleet(), AllocationBackend.CLAIMS)
+    redacted = explain_pending(PendingPod(pod), redacted_fleet(fleet, OUR_SIGHT), GateFleet(), AllocationBackend.CLAIMS)
     assert before is not None
     assert redacted is not None
     assert THEIRS in str(before.answer)
@@ -108,36 +111,38 @@ def test_who_came_first_comes_first_and_who_asks_for_no_gpu_is_not_there() -> No
     )
     assert in_order([second, first]) == [first, second]
     assert not first.asks
-    assert explain_pending(first, Fleet(), GateFleet(), Tier.CLAIMS) is None
+    assert explain_pending(first, Fleet(), GateFleet(), AllocationBackend.CLAIMS) is None
 
 
-@pytest.mark.parametrize("tier", Tier)
-def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(tier: Tier) -> None:
+@pytest.mark.parametrize("backend", AllocationBackend)
+def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(backend: AllocationBackend) -> None:
     gates = gate_fleet({"n1": a100s(1)}, {"n1": FleetNode("n1", labels=MIXED)}, OUR_SIGHT)
     at_gate = PendingPod(FleetPod(OURS, "b", gated=True, by_gate=parse_request(gpu_memory="4Gi")))
     with_claim = PendingPod(FleetPod(OURS, "c", claims={"gpu": "a-claim"}))
-    found = [explain_pending(each, Fleet(), gates, tier) for each in (at_gate, with_claim)]
+    found = [explain_pending(each, Fleet(), gates, backend) for each in (at_gate, with_claim)]
     words = ["" if each is None else each.answer.message for each in found]
     by_gate, by_claim = ("gives shares by claims now" in words[0], "gives shares by scheduling gates now" in words[1])
-    assert (by_gate, by_claim) == (tier in BY_CLAIMS, tier is Tier.GATES)
+    assert (by_gate, by_claim) == (backend in BY_CLAIMS, backend is AllocationBackend.GATES)
     assert ("has what it wants" in words[0]) is not by_gate
 
 
 def test_a_cluster_that_gives_no_shares_by_demand_would_give_none_to_a_request() -> None:
     gates = gate_fleet({"n1": a100s(1)}, {"n1": FleetNode("n1", labels=MIXED)}, EVERYBODY)
     request = parse_request(gpu_memory="4Gi")
-    statuses = {tier: explain_request(request, gates, tier).status for tier in Tier}
-    assert statuses.pop(Tier.NONE) is WaitStatus.IMPOSSIBLE
+    statuses = {backend: explain_request(request, gates, backend).status for backend in AllocationBackend}
+    assert statuses.pop(AllocationBackend.NONE) is WaitStatus.IMPOSSIBLE
     assert set(statuses.values()) == {WaitStatus.STARTABLE}
 
 
-@pytest.mark.parametrize("tier", [Tier.CLAIMS, Tier.GATES])
-def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_a_request(tier: Tier) -> None:
+@pytest.mark.parametrize("backend", [AllocationBackend.CLAIMS, AllocationBackend.GATES])
+def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_a_request(
+    backend: AllocationBackend,
+) -> None:
     node = decode_fleet_node(node_object("n1", mode="mixed"))
     gates, request = gate_fleet({"n1": a100s(1)}, {"n1": node}, EVERYBODY), parse_request(gpu_memory="4Gi")
     pod = PendingPod(FleetPod(OURS, "waits", limits={"nvidia.com/gpu": 1}))
-    asked = explain_request(request, giving(gates, Fleet((node,)), tier), tier)
-    waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), tier), tier)
+    asked = explain_request(request, giving(gates, Fleet((node,)), backend), backend)
+    waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), backend), backend)
     assert (asked.status, asked.message.startswith("no node that you see")) == (WaitStatus.IMPOSSIBLE, True)
     assert waiting is not None
     assert (waiting.answer.status, waiting.answer.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
@@ -145,8 +150,10 @@ def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_
     raw = node_object("n1", mode="mixed")
     handing = decode_fleet_node({**raw, "status": {**raw["status"], "capacity": {"tranche.dev/share": "250"}}})
     gates = gate_fleet({"n1": a100s(1)}, {"n1": handing}, EVERYBODY)
-    fleet = Fleet((handing,), decode_pools(published("n1", fleet_gpus(1))) if tier is Tier.CLAIMS else {})
-    assert explain_request(request, giving(gates, fleet, tier), tier).status is WaitStatus.STARTABLE
+    fleet = Fleet(
+        (handing,), decode_pools(published("n1", fleet_gpus(1))) if backend is AllocationBackend.CLAIMS else {}
+    )
+    assert explain_request(request, giving(gates, fleet, backend), backend).status is WaitStatus.STARTABLE
 
 
 def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_nothing_that_it_is_impossible() -> None:
@@ -157,12 +164,16 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
         gates = replace(gate_fleet({"n1": a100s(1)}, {"n1": node}, OUR_SIGHT), whole=whole)
         none = replace(gate_fleet({}, {"n1": node}, OUR_SIGHT), whole=whole)
         said = [
-            explain_request(request, gates, Tier.GATES),
-            explain_request(request, none, Tier.GATES),
+            explain_request(request, gates, AllocationBackend.GATES),
+            explain_request(request, none, AllocationBackend.GATES),
             *(
                 found.answer
                 for each, fleet in ((pod, Fleet((node,))), (pod, Fleet()), (gated, Fleet()))
-                if (found := explain_pending(PendingPod(each), replace(fleet, whole=whole), gates, Tier.GATES))
+                if (
+                    found := explain_pending(
+                        PendingPod(each), replace(fleet, whole=whole), gates, AllocationBackend.GATES
+                    )
+                )
             ),
         ]
         assert len(said) == 5
@@ -170,4 +181,6 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
             assert each.status is (WaitStatus.IMPOSSIBLE if whole else WaitStatus.WAITING), each
             assert each.message.endswith("; nodes that you may not see were not asked") is not whole
     # What one node says is true whatever the others would say.
-    assert explain_request(parse_request(gpu_memory="4Gi"), gates, Tier.GATES).status is WaitStatus.STARTABLE
+    assert (
+        explain_request(parse_request(gpu_memory="4Gi"), gates, AllocationBackend.GATES).status is WaitStatus.STARTABLE
+    )

@@ -30,19 +30,19 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Json, Seen, api_serv
 from tests.kubernetes.waiting import patiently
 from tests.machines import TRANCHE
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, UsageError
-from tranche.dashboard.acting.form_keys import FormKeys
+from tranche.dashboard.acting.form_keys import FormKeyStore
 from tranche.dashboard.cluster import kube_reviews
-from tranche.dashboard.cluster.acting_accounts import ActingAccounts
-from tranche.dashboard.cluster.cluster_action import ClusterAction, PodToDelete, release_plan
-from tranche.dashboard.cluster.cluster_actions import ClusterActions
+from tranche.dashboard.cluster.acting_accounts import ActingClientSource
+from tranche.dashboard.cluster.cluster_action import ClusterAction, PodIdentity, release_plan
+from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.fleet_reader import FleetReader
-from tranche.dashboard.cluster.kube_reviews import KubeReviews
-from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, plainly_allowed
+from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
+from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 
 SECRET = "0123456789-0123456789"
-ANA = KubeViewer("ana", ("blue", "system:authenticated"))
+ANA = KubeUser("ana", ("blue", "system:authenticated"))
 CORDON_IT = {"verb": "patch", "resource": "nodes", "name": "n1"}
 THEIRS = "/act?kind=release&node=n1&share=a1b1c1d1"
 
@@ -319,11 +319,11 @@ class Beside:
         self.server = server
         self.people = People()
         self.people.serve(server)
-        self.reviews = KubeReviews(connection, clock=lambda: 0.0)
-        self.accounts = ActingAccounts(ApiServer(server.url, token=lambda: "own"), self.reviews, for_proxied=True)
-        keys = FormKeys(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
+        self.reviews = AccessReviewClient(connection, clock=lambda: 0.0)
+        self.accounts = ActingClientSource(ApiServer(server.url, token=lambda: "own"), self.reviews, for_proxied=True)
+        keys = FormKeyStore(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
         fleets = FleetReader(connection, "tranche-system", clock=lambda: 0.0)
-        self.acts = ClusterActions(
+        self.acts = ClusterActionHandler(
             self.accounts, connection, fleets, keys, now=lambda: datetime(2026, 11, 22, tzinfo=UTC), random=lambda: 0.5
         )
 
@@ -342,7 +342,7 @@ def beside(act: Callable[[Beside], Coroutine[Any, Any, None]]) -> None:
 
 def test_what_is_asked_for_a_deed_is_asked_each_time() -> None:
     async def act(it: Beside) -> None:
-        right = KubeRight("patch", "nodes", name="n1")
+        right = KubePermission("patch", "nodes", name="n1")
         it.people.let("ana", "patch nodes")
         assert await it.reviews.may(ANA, right)
         assert [await it.reviews.may_now(ANA, right) for _ in range(3)] == [True] * 3
@@ -360,7 +360,7 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(it: Beside) -> None:
         it.people.let("ana", "patch nodes")
         it.server.silent = lambda seen: True
-        right = KubeRight("patch", "nodes", name="n1")
+        right = KubePermission("patch", "nodes", name="n1")
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.may_now(ANA, right)
         account = it.accounts.of(ANA)
@@ -370,7 +370,7 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_done_before_a_refusal_is_told_of_and_nothing_is_done_without_every_right() -> None:
-    pods = [PodToDelete("blue", each, f"uid-{each}") for each in ("one", "two", "three")]
+    pods = [PodIdentity("blue", each, f"uid-{each}") for each in ("one", "two", "three")]
     plan = release_plan(ClusterAction("release", "n1", share="a0"), pods)
 
     async def act(it: Beside) -> None:
@@ -395,7 +395,7 @@ def test_what_was_done_before_a_refusal_is_told_of_and_nothing_is_done_without_e
 def test_every_name_is_one_word_of_the_audit_log(user: str) -> None:
     async def act(it: Beside) -> None:
         it.server.put("/api/v1/nodes/n1", {})
-        connection = it.accounts.of(KubeViewer(user)).connect()
+        connection = it.accounts.of(KubeUser(user)).connect()
         try:
             await connection.ask("look", "GET", "/api/v1/nodes/n1")
         finally:
@@ -406,26 +406,28 @@ def test_every_name_is_one_word_of_the_audit_log(user: str) -> None:
         assert not set(said.removeprefix("tranche-dashboard (for ").removesuffix(")")) & set(" ()\r\n")
         assert "x-evil" not in it.server.requests[-1].headers
         with pytest.raises(UsageError, match="too long for an audit log"):
-            it.accounts.of(KubeViewer(user * 300))
+            it.accounts.of(KubeUser(user * 300))
 
     beside(act)
 
 
 def test_only_a_yes_to_the_question_is_a_yes() -> None:
-    question = ANA.question(KubeRight("delete", "pods", "blue", "one"))
+    question = ANA.question(KubePermission("delete", "pods", "blue", "one"))
     yes = {**question, "status": {"allowed": True}}
     assert plainly_allowed(question, yes)
     assert plainly_allowed(question, {**yes, "metadata": {}, "spec": {**question["spec"], "more": 1}})
     assert plainly_allowed(question, {**yes, "status": {"allowed": True, "denied": False, "evaluationError": ""}})
     for right in (
-        KubeRight("get", "pods", "blue", "one"),
-        KubeRight("delete", "pods", "zebra", "one"),
-        KubeRight("delete", "pods", "blue", "two"),
-        KubeRight("delete", "nodes", "blue", "one"),
+        KubePermission("get", "pods", "blue", "one"),
+        KubePermission("delete", "pods", "zebra", "one"),
+        KubePermission("delete", "pods", "blue", "two"),
+        KubePermission("delete", "nodes", "blue", "one"),
     ):
         assert not plainly_allowed(ANA.question(right), yes)
-    assert not plainly_allowed(KubeViewer("eve", ANA.groups).question(KubeRight("delete", "pods", "blue", "one")), yes)
-    assert not plainly_allowed(KubeViewer("ana", ("ops",)).question(KubeRight("delete", "pods", "blue", "one")), yes)
+    assert not plainly_allowed(
+        KubeUser("eve", ANA.groups).question(KubePermission("delete", "pods", "blue", "one")), yes
+    )
+    assert not plainly_allowed(KubeUser("ana", ("ops",)).question(KubePermission("delete", "pods", "blue", "one")), yes)
     strange: list[Any] = [None, {}, [], {"allowed": 1}, {"allowed": True, "denied": "no"}]
     for status in strange:
         assert not plainly_allowed(question, {**yes, "status": status})

@@ -12,14 +12,14 @@ from tests.dashboard.cluster.reviewing import People
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, KubeReviews
-from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer
-from tranche.dashboard.cluster.sessions import LONGEST_SECONDS, Sessions
+from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, AccessReviewClient
+from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
+from tranche.dashboard.cluster.sessions import LONGEST_SECONDS, SessionStore
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 
-ANA = KubeViewer("ana", ("system:authenticated",), "u-ana", token="t-ana")
+ANA = KubeUser("ana", ("system:authenticated",), "u-ana", token="t-ana")
 
 
 class Asking:
@@ -31,7 +31,7 @@ class Asking:
         self.people = People({"t-ana": "ana", "t-eve": "eve"})
         self.people.let("ana", "list pods", namespaces=["blue"])
         self.people.serve(server)
-        self.reviews = KubeReviews(connection, clock=lambda: self.now)
+        self.reviews = AccessReviewClient(connection, clock=lambda: self.now)
 
 
 def asking(act: Callable[[Asking], Coroutine[Any, Any, None]]) -> None:
@@ -66,7 +66,7 @@ def test_a_token_is_its_owners_and_its_rights_are_his() -> None:
 
 def test_an_answer_is_remembered_for_half_a_minute_and_no_longer() -> None:
     async def act(it: Asking) -> None:
-        right = KubeRight("list", "pods", "blue")
+        right = KubePermission("list", "pods", "blue")
         assert await asyncio.gather(*(it.reviews.may(ANA, right) for _ in range(10))) == [True] * 10
         assert len(it.people.asked) == 1
         it.people.rights.clear()
@@ -83,7 +83,7 @@ def test_an_answer_is_remembered_for_half_a_minute_and_no_longer() -> None:
 
 def test_while_the_api_server_is_silent_nobody_sees_more_than_before_and_after_a_while_nothing() -> None:
     async def act(it: Asking) -> None:
-        right, other = KubeRight("list", "pods", "blue"), KubeRight("list", "pods", "zebra")
+        right, other = KubePermission("list", "pods", "blue"), KubePermission("list", "pods", "zebra")
         assert await it.reviews.may(ANA, right)
         assert not await it.reviews.may(ANA, other)
         it.people.let("ana", "list pods")
@@ -92,7 +92,7 @@ def test_while_the_api_server_is_silent_nobody_sees_more_than_before_and_after_a
         assert await it.reviews.may(ANA, right)
         assert not await it.reviews.may(ANA, other)
         with pytest.raises(KubernetesUnavailable):
-            await it.reviews.may(ANA, KubeRight("list", "nodes"))
+            await it.reviews.may(ANA, KubePermission("list", "nodes"))
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.who("t-ana")
         it.now = STANDING_SECONDS
@@ -104,7 +104,7 @@ def test_while_the_api_server_is_silent_nobody_sees_more_than_before_and_after_a
 
 def test_a_refused_or_strange_answer_is_no_yes() -> None:
     async def act(it: Asking) -> None:
-        right = KubeRight("list", "pods", "blue")
+        right = KubePermission("list", "pods", "blue")
         it.server.failures = [(403, {"message": "the dashboard may not ask"})]
         with pytest.raises(KubernetesForbidden):
             await it.reviews.may(ANA, right)
@@ -119,7 +119,7 @@ def test_a_refused_or_strange_answer_is_no_yes() -> None:
 def test_a_session_ends() -> None:
     now = 0.0
     names = iter(f"s{number}" for number in range(5_000))
-    sessions = Sessions(lambda: now, lambda: next(names))
+    sessions = SessionStore(lambda: now, lambda: next(names))
     first = sessions.begin("t")
     assert sessions.token(first) == "t"
     assert sessions.token("") == sessions.token("S0") == ""

@@ -16,7 +16,7 @@ from tests.documents.test_picture import documents_of, every_kind
 from tests.strategies import sharing_views
 from tranche.core.allocation import NodeView
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.dashboard.cluster.user_view import ViewerRights
+from tranche.dashboard.cluster.user_view import ViewerPermission
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waste_history import SLOT_SECONDS, SLOTS, WasteHistory, WasteReport
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
@@ -118,7 +118,7 @@ def test_names_and_amounts_are_told_to_whom_they_may_be_told() -> None:
     narrow = waste_data(report, OURS, others=False)
     assert [each["namespace"] for each in narrow["namespaces"]] == ["vision"]
     assert narrow["unheardNodes"] is None
-    rights = ViewerRights(OURS, all_nodes=True)
+    rights = ViewerPermission(OURS, all_nodes=True)
     shown = [each for node in seen.nodes.values() if (each := rights.shown(node)) is not None]
     page = parsed(str(cluster_waste_page(mine, ClusterSnapshot().after(shown, 3600.0), OURS).live))
     for other in set(NAMESPACES) - {"vision"}:

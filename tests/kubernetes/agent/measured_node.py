@@ -16,7 +16,7 @@ from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettin
 from tranche.kubernetes.agent.process import metrics_server
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.component import Component, Readiness
-from tranche.metrics.names import MetricNames
+from tranche.metrics.names import MetricNameSet
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")
@@ -29,7 +29,7 @@ Series = dict[str, list[tuple[Labels, float]]]
 async def measured(
     node: ManagedNode,
     *parts: Component,
-    names: MetricNames = MetricNames.TRANCHE,
+    names: MetricNameSet = MetricNameSet.TRANCHE,
     readiness: Mapping[str, Readiness] | None = None,
     clock: Callable[[], float] = time.monotonic,
     patience: float = 1.0,

@@ -8,12 +8,12 @@ from typing import Any
 
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
 from tranche.kubernetes.api.leases import LeaseApi
-from tranche.kubernetes.api.objects import KubeNode, Severity
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import FaultyDevices
-from tranche.kubernetes.services import NodeServices
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.telling.told_layouts import LayoutReport
 
 
 def reporter(
@@ -28,19 +28,19 @@ def reporter(
     return NodeReporter(leases, news, clock=clock, say=say, **how)
 
 
-def gates_reporter(services: NodeServices, clock: Callable[[], float]) -> NodeReporter:
+def gates_reporter(services: NodeContext, clock: Callable[[], float]) -> NodeReporter:
     """That of a node of whose GPUs a controller chooses, and of which people are not told."""
 
     async def say(node: KubeNode, reason: str, message: str) -> None:
-        await services.api.create_node_event(node, Severity.WARNING, reason, message)
+        await services.api.create_node_event(node, KubeEventType.WARNING, reason, message)
 
-    services.tier.publish(Tier.GATES)
+    services.backend.publish(AllocationBackend.GATES)
     refused: LatestValue[Mapping[str, str]] = LatestValue()
-    layouts: LatestValue[ToldLayouts] = LatestValue()
+    layouts: LatestValue[LayoutReport] = LatestValue()
     news = ReportSource(
         services.inventory.latest,
         services.node,
-        services.tier,
+        services.backend,
         lambda: services.inventory.ready().ready,
         services.device_health.faults,
         refused,

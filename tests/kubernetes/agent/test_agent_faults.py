@@ -33,8 +33,8 @@ from tests.node.processes import isolated
 from tests.node.test_mps_daemons import short
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesResponse
-from tranche.node.mps_records import DaemonRecords
-from tranche.node.session import Places
+from tranche.node.mps_records import DaemonRecordStore
+from tranche.node.session import StateFolder
 
 __all__ = ["short"]  # a fixture
 VGPU = "k8s.amazonaws.com/vgpu"
@@ -179,7 +179,7 @@ class NodeLife:
         await self.agent_dies()
 
     async def daemon_dies(self) -> None:
-        for record in DaemonRecords(Places(self.machine.state_dir).mps).all():
+        for record in DaemonRecordStore(StateFolder(self.machine.state_dir).mps).all():
             if record.pid:
                 with suppress(ProcessLookupError):
                     os.kill(record.pid, signal.SIGKILL)
@@ -244,7 +244,7 @@ class NodeLife:
         await asyncio.to_thread(self.machine.tranche, "gpus")
         modes = self.machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").split()
         assert modes == ["Default"] * 2, self.said
-        assert DaemonRecords(Places(self.machine.state_dir).mps).all() == ()
+        assert DaemonRecordStore(StateFolder(self.machine.state_dir).mps).all() == ()
 
 
 def _unlimited(holder: dict[str, Any]) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kubernetes.waiting import until
 from tranche.core.errors import HardwareError
-from tranche.kubernetes.agent.background_observer import BackgroundObserver, TimedObservation
+from tranche.kubernetes.agent.background_observer import BackgroundReader, TimedObservation
 
 
 class Clock:
@@ -34,7 +34,7 @@ def threads() -> int:
 def test_while_one_look_hangs_no_other_begins_and_the_last_sight_stays() -> None:
     async def run() -> None:
         clock, released = Clock(), threading.Event()
-        look: BackgroundObserver[str] = BackgroundObserver("test-look", clock=clock)
+        look: BackgroundReader[str] = BackgroundReader("test-look", clock=clock)
 
         def hang() -> str:
             released.wait()
@@ -56,7 +56,7 @@ def test_while_one_look_hangs_no_other_begins_and_the_last_sight_stays() -> None
 def test_the_end_of_a_look_can_be_waited_for() -> None:
     async def run() -> None:
         released = threading.Event()
-        look: BackgroundObserver[bool] = BackgroundObserver("test-look", clock=Clock())
+        look: BackgroundReader[bool] = BackgroundReader("test-look", clock=Clock())
         look.join()
         await look.latest(released.wait, 0.0)
         waiting = threading.Thread(target=look.join)
@@ -71,7 +71,7 @@ def test_the_end_of_a_look_can_be_waited_for() -> None:
 def test_nothing_was_seen_before_the_first_look_has_ended() -> None:
     async def run() -> None:
         released = threading.Event()
-        look: BackgroundObserver[bool] = BackgroundObserver("test-look", clock=Clock())
+        look: BackgroundReader[bool] = BackgroundReader("test-look", clock=Clock())
         assert await look.latest(released.wait, 0.0) is None
         released.set()
         assert await look.latest(released.wait, 60) == TimedObservation(True, 10.0)
@@ -84,7 +84,7 @@ def test_a_look_that_fails_leaves_what_was_seen_and_is_logged_once(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
-        look: BackgroundObserver[str] = BackgroundObserver("test-look", clock=Clock())
+        look: BackgroundReader[str] = BackgroundReader("test-look", clock=Clock())
         seen = await look.latest(lambda: "first", 60)
         for _ in range(3):
             assert await look.latest(failing(error), 60) == seen

@@ -31,14 +31,14 @@ from tranche.hardware.host_facts import HostFacts
 from tranche.hardware.nodes import ContainerEdits
 from tranche.kubernetes.agent.claims_left import say_claims_left
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, leave, take_files_along
-from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleaning, cleaning, is_marked
+from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, CleanupPlan, cleaning, is_marked
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
-from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
@@ -49,7 +49,7 @@ from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL
 from tranche.kubernetes.telling.told_view import TOLD_LABEL
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 __all__ = ["short", "t4"]  # fixtures
 BOTH = {MIG_MANAGER, FEATURE_LABELS}
@@ -87,7 +87,7 @@ def test_all_that_an_agent_writes_is_taken_back_and_nothing_else(
     assert found.uncordon is cordoned
     only_features = cleaning(node, {FEATURE_LABELS})
     assert set(only_features.labels) == {*(key for key in features if key not in PEOPLES), *FREE_LABELS}
-    assert only_features == Cleaning(labels=only_features.labels)
+    assert only_features == CleanupPlan(labels=only_features.labels)
 
 
 POLICY = (CHART / "templates" / "policy-own-node.yaml").read_text()
@@ -274,7 +274,7 @@ def test_the_cdi_specification_goes_with_the_agent_and_no_other_file(tmp_path: P
 
 def test_the_folder_of_the_drivers_sockets_goes_with_the_last_agent(tmp_path: Path) -> None:
     with short_folder() as folder:
-        own, other = PluginSockets(folder, "a"), PluginSockets(folder, "b")
+        own, other = PluginSocketFiles(folder, "a"), PluginSocketFiles(folder, "b")
         own.make_room()
         other.plugin.touch()
         take_files_along(tmp_path, folder)
@@ -347,4 +347,4 @@ def test_an_agent_that_ends_for_good_leaves_no_idle_daemon(short: Path, deleting
         asyncio.run(run())
         mode = machine.smi("--query-gpu=compute_mode", "--format=csv,noheader").strip()
         assert mode == ("Default" if deleting else "Exclusive_Process")
-        assert bool(list(Places(machine.state_dir).mps.glob("*.json"))) is not deleting
+        assert bool(list(StateFolder(machine.state_dir).mps.glob("*.json"))) is not deleting

@@ -20,7 +20,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.names import MetricNames
+from tranche.metrics.names import MetricNameSet
 
 
 async def cut(node: ManagedNode, layout: str) -> None:
@@ -195,7 +195,7 @@ def test_dcgms_names_for_dashboards_that_exist(tmp_path: Path) -> None:
     async def check(node: ManagedNode) -> None:
         await cut(node, "all-3g.20gb")
         await give_to_pods(node)
-        async with measured(node, names=MetricNames.DCGM) as server:
+        async with measured(node, names=MetricNameSet.DCGM) as server:
             found = series((await scrape(server.port))[1])
             assert all(name.startswith("DCGM_FI_") for name in found)
             assert {each["hostname"] for each, _ in found["DCGM_FI_DEV_FB_USED"]} == {"n1"}

@@ -24,12 +24,12 @@ from tranche.kubernetes.agent.node_reporter import ReportSource
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.inventory import Snapshot
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ToldView, told_from_lease
+from tranche.kubernetes.telling.told_layouts import LayoutReport
+from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 
@@ -53,13 +53,13 @@ class Telling:
         self.fresh = True
         self.slept = 0
         leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
-        self.layouts: LatestValue[ToldLayouts] = LatestValue()
-        self.tier: LatestValue[Tier] = LatestValue()
+        self.layouts: LatestValue[LayoutReport] = LatestValue()
+        self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()
         self.faults = no_faults()
         self.events: list[str] = []
         news = ReportSource(
-            self.snapshots, self.node, self.tier, lambda: self.fresh, self.faults, self.refused, self.layouts
+            self.snapshots, self.node, self.backend, lambda: self.fresh, self.faults, self.refused, self.layouts
         )
         self.news = reporter(leases, news, self.events, lambda: self.now, sleep=self._sleep, to_people=to_people)
 
@@ -82,30 +82,33 @@ class Telling:
         return gpus_from_lease(decode_lease(self.server.objects[LEASE])) if LEASE in self.server.objects else None
 
     @property
-    def heard(self) -> ToldView:
+    def heard(self) -> ViewReport:
         return told_from_lease(decode_lease(self.server.objects[LEASE]))
 
     @property
     def told(self) -> NodeView:
         return self.heard.view
 
-    async def show(self, view: NodeView, *condemned: str) -> None:
+    async def show(self, view: NodeView, *draining: str) -> None:
         """Have it seen, and wait until it was looked at."""
         before = self.slept
-        self.snapshots.publish(Snapshot(view, frozenset(condemned)))
+        self.snapshots.publish(Snapshot(view, frozenset(draining)))
         await until(lambda: self.slept > before)
 
 
 def telling(
-    act: Callable[[Telling], Coroutine[Any, Any, None]], *, to_people: bool = True, tier: Tier = Tier.CLAIMS
+    act: Callable[[Telling], Coroutine[Any, Any, None]],
+    *,
+    to_people: bool = True,
+    backend: AllocationBackend = AllocationBackend.CLAIMS,
 ) -> None:
-    """With an agent that tells people, or a controller alone, in a cluster of that tier."""
+    """With an agent that tells people, or a controller alone, in a cluster of that backend."""
 
     async def run(server: FakeApiServer, connection: ApiConnection) -> None:
         made = Telling(server, connection, to_people=to_people)
         task = asyncio.create_task(made.news.run())
         made.node.publish(NODE)
-        made.tier.publish(tier)
+        made.backend.publish(backend)
         try:
             await act(made)
         finally:
@@ -140,7 +143,7 @@ def test_what_becomes_of_a_layout_is_told_as_soon_as_it_is_known_and_when_it_cha
     async def act(it: Telling) -> None:
         await it.show(a100s(1))
         assert it.heard.layouts is None
-        for said in (ToldLayouts(True, "wait"), ToldLayouts(True, "drain")):
+        for said in (LayoutReport(True, "wait"), LayoutReport(True, "drain")):
             it.layouts.publish(said)
             await until(lambda said=said: it.heard.layouts == said)  # type: ignore[misc]
 
@@ -218,7 +221,7 @@ def test_a_controller_is_told_each_change_once_and_a_lease_that_is_gone_comes_ba
         it.node.publish(replace(NODE, labels={"tranche.dev/mode": "off"}))
         await until(lambda: it.annotations["tranche.dev/generation"] == "41")
 
-    telling(act, to_people=False, tier=Tier.GATES)
+    telling(act, to_people=False, backend=AllocationBackend.GATES)
 
 
 def test_an_agent_that_starts_again_writes_nothing_to_a_controller_that_knows_it() -> None:
@@ -232,7 +235,7 @@ def test_an_agent_that_starts_again_writes_nothing_to_a_controller_that_knows_it
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
 
-    telling(act, to_people=False, tier=Tier.GATES)
+    telling(act, to_people=False, backend=AllocationBackend.GATES)
 
 
 def test_one_lease_tells_people_and_a_controller_and_renewing_it_is_no_new_generation() -> None:
@@ -256,12 +259,12 @@ def test_one_lease_tells_people_and_a_controller_and_renewing_it_is_no_new_gener
         it.refused.publish({"u1": "the driver does not answer"})
         await until(lambda: (found := it.chosen_by) is not None and bool(found.refused))
         assert it.server.objects[LEASE]["spec"]["renewTime"] == before
-        it.tier.publish(Tier.CLAIMS)
+        it.backend.publish(AllocationBackend.CLAIMS)
         it.fresh = True
         await it.show(a100s(2))
         await until(lambda: "tranche.dev/placing" not in it.server.objects[LEASE]["metadata"]["labels"])
 
-    telling(act, tier=Tier.GATES)
+    telling(act, backend=AllocationBackend.GATES)
 
 
 def test_without_people_to_tell_no_more_is_told_than_a_controller_needs() -> None:
@@ -285,7 +288,7 @@ def test_without_people_to_tell_no_more_is_told_than_a_controller_needs() -> Non
         assert it.told.changing == {gpu.uuid}
         assert it.server.objects[LEASE]["metadata"]["labels"] == {"tranche.dev/placing": "gpus"}
 
-    telling(act, to_people=False, tier=Tier.GATES)
+    telling(act, to_people=False, backend=AllocationBackend.GATES)
 
 
 def test_where_nobody_is_to_be_told_there_is_no_lease() -> None:
@@ -294,7 +297,7 @@ def test_where_nobody_is_to_be_told_there_is_no_lease() -> None:
         await it.show(a100s(2))
         assert not it.version
         assert it.news.ready().ready
-        it.tier.publish(Tier.GATES)
+        it.backend.publish(AllocationBackend.GATES)
         await until(lambda: bool(it.version) and it.news.ready().ready)
 
     telling(act, to_people=False)

@@ -12,7 +12,7 @@ from tests.kubernetes.dra.claim_node import ClaimNodeStandIn, on_claim_node
 from tests.kubernetes.dra.test_publisher import publishing
 from tests.kubernetes.waiting import until
 from tests.node.processes import isolated
-from tranche.core.allocation import Withheld
+from tranche.core.allocation import WithheldDevice
 from tranche.kubernetes.agent.parts import device_plugin
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.vocabulary import TaintKey
@@ -54,7 +54,9 @@ def test_device_plugin_claims_slices_and_gates_say_the_same_of_a_faulty_gpu() ->
 
         def withheld() -> frozenset[str]:
             lease = node.node.server.objects.get(LEASE)
-            found: tuple[Withheld, ...] = () if lease is None else gpus_from_lease(decode_lease(lease)).view.withheld
+            found: tuple[WithheldDevice, ...] = (
+                () if lease is None else gpus_from_lease(decode_lease(lease)).view.withheld
+            )
             return frozenset(each.place.gpu_uuid for each in found if each.faulty)
 
         sick: set[str] = set()

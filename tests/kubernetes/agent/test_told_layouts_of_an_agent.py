@@ -14,14 +14,14 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.rollout.budget import parse_budget
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.telling.told_layouts import LayoutReport
 
 HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
 
 
 def test_what_layouts_there_are_is_told_at_once_and_when_the_config_map_changes(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        told: LatestValue[ToldLayouts] = LatestValue()
+        told: LatestValue[LayoutReport] = LatestValue()
         settings = MigSettings(config_map="layouts", policy=InUsePolicy.DRAIN, heeds_mode=True)
         budget = parse_budget("1")
         config = cast(Any, None)

@@ -27,13 +27,13 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
     ConfigMap,
-    EvictionOutcome,
+    EvictionStatus,
+    KubeEventType,
     KubeNode,
     NodeCondition,
     PodRef,
-    Severity,
 )
-from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.api.selection import ObjectSource
 
 NODE = "/api/v1/nodes/n1"
 PATIENCE = 30.0
@@ -135,8 +135,8 @@ def test_the_same_event_again_counts_up() -> None:
     async def test(server: FakeApiServer, client: KubeClient) -> None:
         node = await client.get_node("n1")
         for _ in range(3):
-            await client.create_node_event(node, Severity.WARNING, "MigFailed", "no room")
-        await client.create_node_event(node, Severity.WARNING, "MigFailed", "x" * 5000)
+            await client.create_node_event(node, KubeEventType.WARNING, "MigFailed", "no room")
+        await client.create_node_event(node, KubeEventType.WARNING, "MigFailed", "x" * 5000)
         events = [content for path, content in server.objects.items() if "/events/" in path]
         assert sorted((event["count"], len(event["message"])) for event in events) == [(1, 1024), (3, len("no room"))]
         assert all(event["involvedObject"]["uid"] == "u1" and event["type"] == "Warning" for event in events)
@@ -174,12 +174,12 @@ def test_an_eviction_is_accepted_blocked_by_a_budget_or_too_late() -> None:
         budget = {"message": "budget 'b' allows none", "details": {"causes": [{"reason": "DisruptionBudget"}]}}
         server.failures.append((429, budget))
         blocked = await client.evict_pod(PodRef("a", "p"), "u1")
-        assert (blocked.outcome, blocked.message) == (EvictionOutcome.BLOCKED, "budget 'b' allows none")
+        assert (blocked.outcome, blocked.message) == (EvictionStatus.BLOCKED, "budget 'b' allows none")
         with pytest.raises(KubernetesRejected, match="precondition"):
             await client.evict_pod(PodRef("a", "p"), "its predecessor")
         assert "/api/v1/namespaces/a/pods/p" in server.objects
-        assert (await client.evict_pod(PodRef("a", "p"), "u1")).outcome is EvictionOutcome.ACCEPTED
-        assert (await client.evict_pod(PodRef("a", "p"), "u1")).outcome is EvictionOutcome.GONE
+        assert (await client.evict_pod(PodRef("a", "p"), "u1")).outcome is EvictionStatus.ACCEPTED
+        assert (await client.evict_pod(PodRef("a", "p"), "u1")).outcome is EvictionStatus.GONE
         server.failures.append((429, {"message": "too many requests"}))
         with pytest.raises(KubernetesUnavailable):
             await client.evict_pod(PodRef("a", "p"), "u1")
@@ -319,7 +319,7 @@ def test_a_watch_without_bookmarks_is_to_end_before_its_silence_counts_as_a_loss
     async def test(server: FakeApiServer, client: KubeClient) -> None:
         asked = ApiConnection(ApiServer(server.url))
         for bookmarked in (True, False):
-            events = Selection(asked, "events", "/api/v1/events", {}, lambda raw: raw, bookmarked=bookmarked)
+            events = ObjectSource(asked, "events", "/api/v1/events", {}, lambda raw: raw, bookmarked=bookmarked)
             async with aclosing(events.watch("100")) as news:
                 await anext(news)
         await asked.close()

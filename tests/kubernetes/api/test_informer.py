@@ -11,24 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.kubernetes.api.informer import Backoff, Informer, Objects, WatchEvent, WatchEventType, after
+from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent, WatchEventType, after
 
 
 def test_events_add_change_and_remove() -> None:
-    known: Objects[str] = Objects("1")
+    known: ObjectList[str] = ObjectList("1")
     known = after(known, WatchEvent(WatchEventType.ADDED, "2", "a", "x")) or known
     known = after(known, WatchEvent(WatchEventType.MODIFIED, "3", "a", "y")) or known
-    assert known == Objects("3", {"a": "y"})
-    assert after(known, WatchEvent(WatchEventType.DELETED, "4", "a")) == Objects("4", {})
+    assert known == ObjectList("3", {"a": "y"})
+    assert after(known, WatchEvent(WatchEventType.DELETED, "4", "a")) == ObjectList("4", {})
 
 
 def test_a_bookmark_moves_the_version_only() -> None:
-    known = Objects("3", {"a": "y"})
-    assert after(known, WatchEvent(WatchEventType.BOOKMARK, "9")) == Objects("9", {"a": "y"})
+    known = ObjectList("3", {"a": "y"})
+    assert after(known, WatchEvent(WatchEventType.BOOKMARK, "9")) == ObjectList("9", {"a": "y"})
 
 
 def test_an_accepted_watch_changes_nothing_and_an_expiry_forgets_everything() -> None:
-    known = Objects("3", {"a": "y"})
+    known = ObjectList("3", {"a": "y"})
     assert after(known, WatchEvent(WatchEventType.OPENED)) is known
     assert after(known, WatchEvent(WatchEventType.EXPIRED)) is None
 
@@ -76,9 +76,9 @@ class ScriptedSource:
     oldest: int = 0
     label: str = "things"
 
-    async def list(self) -> Objects[str]:
+    async def list(self) -> ObjectList[str]:
         self._suffer(self._advance())
-        return Objects(str(len(self.history)), dict(self.world))
+        return ObjectList(str(len(self.history)), dict(self.world))
 
     async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[str], None]:
         seen = int(resource_version)

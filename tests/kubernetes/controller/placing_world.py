@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, nearest_request, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, nearest_request, overlap
 from tranche.core.errors import KubernetesUnavailable
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.core.request import Request
@@ -17,7 +17,7 @@ from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.controller.node_fit import NodeCapacity
 from tranche.kubernetes.controller.placer import GatedPod
 from tranche.kubernetes.controller.placing import ChoiceState
-from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice, choices_from_lease, choices_to_lease
+from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare, NodeGpus, choices_from_lease, choices_to_lease
 
 
 @dataclass
@@ -67,13 +67,19 @@ class PlacingWorld:
             grants = [(uid, grant) for uid, mine in held.items() for grant in mine]
             for place, (uid, one) in enumerate(grants):
                 for other_uid, other in grants[place + 1 :]:
-                    parts = isinstance(one, Part) and isinstance(other, Part) and one.device == other.device
+                    parts = (
+                        isinstance(one, FractionalShare)
+                        and isinstance(other, FractionalShare)
+                        and one.device == other.device
+                    )
                     assert uid == other_uid or parts or not overlap(one, other), (node, uid, other_uid)
             for gpu in self.views[node].node:
-                parts_here = [each for _, each in grants if isinstance(each, Part) and each.gpu_uuid == gpu.uuid]
+                parts_here = [
+                    each for _, each in grants if isinstance(each, FractionalShare) and each.gpu_uuid == gpu.uuid
+                ]
                 assert sum(each.memory for each in parts_here) <= gpu.memory
 
-    async def write(self, chosen: NodeChoices) -> NodeChoices | None:
+    async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         self._may_fail()
         known = self.leases.get(chosen.node)
         if (known is None) != (chosen.lease is None) or (
@@ -85,7 +91,7 @@ class PlacingWorld:
         self._may_fail()
         return choices_from_lease(self.leases[chosen.node])
 
-    async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ShareChoice) -> bool:
+    async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ChosenShare) -> bool:
         self._may_fail()
         there = self.pods.get(choice.uid)
         if there is None or not there.waits:
@@ -94,7 +100,7 @@ class PlacingWorld:
         self._may_fail()
         return True
 
-    async def standing(self, choice: ShareChoice, host: str) -> ChoiceState:
+    async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
         self._may_fail()
         pod = self.pods.get(choice.uid)
         return ChoiceState.NEEDED if pod is not None and (pod.waits or pod.pinned == host) else ChoiceState.OVER

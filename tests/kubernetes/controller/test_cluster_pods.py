@@ -19,7 +19,7 @@ from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.node_fit import why_not
 from tranche.kubernetes.controller.retry_history import AVOIDED_SECONDS, REFUSED_SECONDS, UNBOUND_SECONDS, RetryHistory
-from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
+from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare, NodeGpus
 
 SHARE = "tranche.dev/share"
 
@@ -162,9 +162,9 @@ def test_a_request_is_the_same_after_its_annotations(request_: Any) -> None:
 
 
 def test_a_pod_that_does_not_start_is_made_anew_once_and_elsewhere() -> None:
-    choice = ShareChoice("team", "p", "u1", (WholeGpu("GPU-1"),))
+    choice = ChosenShare("team", "p", "u1", (WholeGpu("GPU-1"),))
     pod = ClusterPod("team", "p", "u1", pinned="n1", job="j1")
-    now = ClusterState({"u1": pod}, {}, {}, {"n1": NodeChoices("n1", {"u1": choice})})
+    now = ClusterState({"u1": pod}, {}, {}, {"n1": ChoiceLease("n1", {"u1": choice})})
     tries = RetryHistory().look(now, 0.0)
     assert not tries.look(now, UNBOUND_SECONDS - 1).due(UNBOUND_SECONDS - 1)
     tries = tries.look(now, UNBOUND_SECONDS)

@@ -20,7 +20,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
-from tranche.kubernetes.controller.left_at_gate import LeftAtGate
+from tranche.kubernetes.controller.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.controller.placing_api import PlacingClient
 from tranche.kubernetes.controller.template_store import KEPT, TemplateStore
 from tranche.kubernetes.controller.webhook import PATH
@@ -143,7 +143,7 @@ async def _used() -> set[tuple[str, str]]:
         server.put("/api/v1/namespaces/team/pods/left", {**left, "status": {"phase": "Pending"}})
         leases = LeaseClient(connection, NAMESPACE, now=lambda: moment, random=lambda: 0.0)
         client = PlacingClient(connection, leases, now=lambda: moment)
-        replicas = [LeftAtGate(connection, client.say, random=lambda: 0.0) for _ in range(2)]
+        replicas = [StrandedPodWatch(connection, client.say, random=lambda: 0.0) for _ in range(2)]
         telling = [asyncio.create_task(each.run()) for each in replicas]
         await until(lambda: any(seen.method == "PATCH" and "/events/" in seen.path for seen in server.requests))
         for task in telling:

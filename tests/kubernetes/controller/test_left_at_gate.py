@@ -10,7 +10,7 @@ from tests.kubernetes.waiting import patiently, until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
-from tranche.kubernetes.controller.left_at_gate import LeftAtGate
+from tranche.kubernetes.controller.left_at_gate import StrandedPodWatch
 
 PODS = "/api/v1/namespaces/team/pods"
 
@@ -37,7 +37,7 @@ def test_pods_at_the_gate_are_told_once_that_nobody_chooses_for_them() -> None:
             server.put(f"{PODS}/other", pod("u2", "kueue"))
             server.refusals["GET", "/pods"] = (503, {"message": "not now"})
             connection = ApiConnection(ApiServer(server.url))
-            running = asyncio.create_task(LeftAtGate(connection, say, random=lambda: 0.5, sleep=sleep).run())
+            running = asyncio.create_task(StrandedPodWatch(connection, say, random=lambda: 0.5, sleep=sleep).run())
             await until(lambda: looks >= 2)
             server.refusals.clear()
             before = looks

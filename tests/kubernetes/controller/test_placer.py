@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import node_views, requests_for
-from tranche.core.allocation import NodeView, Part, overlap
+from tranche.core.allocation import FractionalShare, NodeView, overlap
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_from_dict
 from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
-from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules, why_not
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRequirement, why_not
 from tranche.kubernetes.controller.placer import (
     GatedPod,
     GpuNode,
     PodPlacement,
-    Unplaced,
+    UnplacedPod,
     choice_text,
     place,
     ungating,
 )
-from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.kubernetes.gates.leases import ChosenShare
 from tranche.planning.across import ChosenMachine, decide_across
 from tranche.planning.foresee import with_granted
 
@@ -44,13 +44,13 @@ def rooms(draw: st.DrawFn, name: str) -> NodeCapacity:
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> PlacingRules:
+def rules(draw: st.DrawFn) -> PlacingRequirement:
     needs = {"cpu": draw(st.integers(0, 1500)), "pods": 1}
     tolerations = draw(st.lists(st.sampled_from([Toleration("gpu", exists=True), Toleration(exists=True)]), max_size=1))
     term = st.just((Requirement("zone", "In", ("x",)),)) | st.just((Requirement("metadata.name", "NotIn", ("a",)),))
     terms = draw(st.none() | st.lists(term, min_size=1, max_size=2).map(tuple))
     selector = draw(st.sampled_from([{}, {}, {"pool": "x"}]))
-    return PlacingRules(needs, selector, terms, tuple(tolerations))
+    return PlacingRequirement(needs, selector, terms, tuple(tolerations))
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode],
     views = {node.room.name: node.view for node in nodes}
     free = {node.room.name: dict(node.room.free) for node in nodes}
     for each in found:
-        if isinstance(each, Unplaced):
+        if isinstance(each, UnplacedPod):
             continue
         room = next(node.room for node in nodes if node.room.name == each.node)
         # Each fits beside all that were placed before it.
@@ -92,7 +92,9 @@ def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode],
         for grant in each.granted.grants:
             clashes = [other for other in before if overlap(grant, other)]
             assert all(
-                isinstance(grant, Part) and isinstance(other, Part) and other.device == grant.device
+                isinstance(grant, FractionalShare)
+                and isinstance(other, FractionalShare)
+                and other.device == grant.device
                 for other in clashes
             )
         views[each.node] = with_granted(views[each.node], each.pod.request, each.granted)
@@ -102,7 +104,9 @@ def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode],
 
 def _no_device_gives_more_memory_than_it_has(view: NodeView) -> None:
     for gpu in view.node:
-        parts = [grant for grant in view.grants_on(gpu.uuid) if isinstance(grant, Part) and grant.slot is None]
+        parts = [
+            grant for grant in view.grants_on(gpu.uuid) if isinstance(grant, FractionalShare) and grant.slot is None
+        ]
         assert sum(each.memory for each in parts) <= gpu.memory
 
 
@@ -116,7 +120,7 @@ def test_a_pod_waits_only_when_no_node_can_have_it_and_says_why_of_each(
     near = {name: node.view for name, node in by_name.items() if not why_not(first.pod.rules, node.room)}
     assert isinstance(first, PodPlacement) == isinstance(decide_across(near, first.pod.request), ChosenMachine)
     for each in found:
-        if isinstance(each, Unplaced):
+        if isinstance(each, UnplacedPod):
             assert each.reasons.keys() == by_name.keys()
             assert all(each.reasons.values())
     # Whoever stands in front is not changed by those behind.
@@ -129,42 +133,42 @@ def test_the_highest_priority_comes_first_and_then_the_oldest() -> None:
 
     pods = [pod("late", 0, "2"), pod("early", 0, "1"), pod("urgent", 5, "3")]
     assert [each.pod.name for each in place(pods, [])] == ["urgent", "early", "late"]
-    assert not any(each.possible for each in place(pods, []) if isinstance(each, Unplaced))
+    assert not any(each.possible for each in place(pods, []) if isinstance(each, UnplacedPod))
 
 
 @pytest.mark.parametrize(
     ("rule", "node", "why"),
     [
-        (PlacingRules(), NodeCapacity("n"), ""),
-        (PlacingRules(), NodeCapacity("n", ready=False), "is not ready"),
-        (PlacingRules(), NodeCapacity("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
-        (PlacingRules(tolerations=(Toleration(exists=True),)), NodeCapacity("n", unschedulable=True), ""),
-        (PlacingRules(), NodeCapacity("n", taints=(NodeTaint("a", "NoExecute"),)), "the taint a"),
-        (PlacingRules(), NodeCapacity("n", taints=(NodeTaint("a", "PreferNoSchedule"),)), ""),
+        (PlacingRequirement(), NodeCapacity("n"), ""),
+        (PlacingRequirement(), NodeCapacity("n", ready=False), "is not ready"),
+        (PlacingRequirement(), NodeCapacity("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
+        (PlacingRequirement(tolerations=(Toleration(exists=True),)), NodeCapacity("n", unschedulable=True), ""),
+        (PlacingRequirement(), NodeCapacity("n", taints=(NodeTaint("a", "NoExecute"),)), "the taint a"),
+        (PlacingRequirement(), NodeCapacity("n", taints=(NodeTaint("a", "PreferNoSchedule"),)), ""),
         (
-            PlacingRules(tolerations=(Toleration("a", "x"),)),
+            PlacingRequirement(tolerations=(Toleration("a", "x"),)),
             NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
             "the taint a",
         ),
         (
-            PlacingRules(tolerations=(Toleration("a", "y"),)),
+            PlacingRequirement(tolerations=(Toleration("a", "y"),)),
             NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
             "",
         ),
         (
-            PlacingRules(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
+            PlacingRequirement(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
             NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule"),)),
             "the taint a",
         ),
-        (PlacingRules(node_selector={"pool": "x"}), NodeCapacity("n", {"pool": "y"}), "pool=x"),
-        (PlacingRules(terms=()), NodeCapacity("n"), "node affinity"),
-        (PlacingRules(terms=((),)), NodeCapacity("n"), "node affinity"),
-        (PlacingRules(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 1}), "too little cpu"),
-        (PlacingRules(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 2}), ""),
-        (PlacingRules(needs={"x/y": 1}), NodeCapacity("n"), "too little x/y"),
+        (PlacingRequirement(node_selector={"pool": "x"}), NodeCapacity("n", {"pool": "y"}), "pool=x"),
+        (PlacingRequirement(terms=()), NodeCapacity("n"), "node affinity"),
+        (PlacingRequirement(terms=((),)), NodeCapacity("n"), "node affinity"),
+        (PlacingRequirement(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 1}), "too little cpu"),
+        (PlacingRequirement(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 2}), ""),
+        (PlacingRequirement(needs={"x/y": 1}), NodeCapacity("n"), "too little x/y"),
     ],
 )
-def test_what_keeps_a_pod_from_a_node(rule: PlacingRules, node: NodeCapacity, why: str) -> None:
+def test_what_keeps_a_pod_from_a_node(rule: PlacingRequirement, node: NodeCapacity, why: str) -> None:
     assert why in why_not(rule, node)
     assert bool(why) == bool(why_not(rule, node))
 
@@ -193,15 +197,15 @@ def test_a_requirement(requirement: Requirement, holds: bool) -> None:
 def test_what_is_written_on_the_pod_is_exactly_what_was_chosen(data: st.DataObject, view: NodeView) -> None:
     pod = GatedPod("team", "p", "u1", data.draw(requests_for(view)))
     (found,) = place([pod], [GpuNode(NodeCapacity("n1"), view)])
-    if isinstance(found, Unplaced):
+    if isinstance(found, UnplacedPod):
         return
-    text = json.loads(choice_text("n1", ShareChoice("team", "p", "u1", found.granted.grants)))
+    text = json.loads(choice_text("n1", ChosenShare("team", "p", "u1", found.granted.grants)))
     assert text["node"] == "n1"
     assert tuple(map(grant_from_dict, text["grants"])) == found.granted.grants
 
 
 def test_the_patch_binds_the_pod_writes_the_choice_and_takes_the_gate_away() -> None:
-    choice = ShareChoice("team", "p", "u1", ())
+    choice = ChosenShare("team", "p", "u1", ())
     raw: dict[str, Any] = {
         "metadata": {"uid": "u1"},
         "spec": {"schedulingGates": [{"name": "other"}, {"name": SHARE_GATE}], "nodeSelector": {"pool": "x"}},
@@ -222,9 +226,9 @@ def test_the_patch_binds_the_pod_writes_the_choice_and_takes_the_gate_away() -> 
 def test_nothing_is_free_on_a_node_that_is_not_known_nor_on_one_that_has_refused_the_pod() -> None:
     pod = GatedPod("team", "p", "u1", Request(WholeGpus(1)))
     (found,) = place([pod], [], unknown={"dark": "its agent says nothing"})
-    assert isinstance(found, Unplaced)
+    assert isinstance(found, UnplacedPod)
     assert (found.reasons, found.possible) == ({"dark": "its agent says nothing"}, True)
     here = GpuNode(NodeCapacity("n1"), NodeView(NodeState(())))
     (kept,) = place([pod], [here], avoided={"u1": frozenset({"n1"})})
-    assert isinstance(kept, Unplaced)
+    assert isinstance(kept, UnplacedPod)
     assert "has refused the pod" in kept.reasons["n1"]

@@ -9,9 +9,9 @@ from tests.kubernetes.dra.test_order import a100s
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.node_rules import Requirement
 from tranche.kubernetes.controller.cluster_pods import decode_cluster_pod
-from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules
-from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
-from tranche.kubernetes.controller.spread import Spread, SpreadPod, SpreadRule
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRequirement
+from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place
+from tranche.kubernetes.controller.spread import SpreadPod, SpreadRequirement, SpreadState
 
 KIND = {"app": "train"}
 SELECTOR = (Requirement("app", "In", ("train",)),)
@@ -28,13 +28,13 @@ def test_no_zone_gets_more_than_its_share(zones: list[str], skew: int, count: in
     rooms = tuple(each.room for each in nodes)
     before = tuple(SpreadPod("team", KIND, rooms[number % len(rooms)].name) for number in there)
     other = (SpreadPod("other", KIND, rooms[0].name), SpreadPod("team", {"app": "web"}, rooms[0].name))
-    rule = SpreadRule("zone", skew, SELECTOR)
+    rule = SpreadRequirement("zone", skew, SELECTOR)
     request = parse_request(mig_profile="1g.5gb")
     pods = [
         GatedPod("team", f"p{number}", f"u{number}", request, created=str(number), labels=KIND, spread=(rule,))
         for number in range(count)
     ]
-    found = place(pods, nodes, spread=Spread(rooms, (*before, *other)))
+    found = place(pods, nodes, spread=SpreadState(rooms, (*before, *other)))
     zone_of = {room.name: room.labels["zone"] for room in rooms}
     totals = {zone: sum(zone_of[each.node] == zone for each in before) for zone in set(zones)}
     for each in found:
@@ -46,16 +46,16 @@ def test_no_zone_gets_more_than_its_share(zones: list[str], skew: int, count: in
 
 
 def test_a_node_without_the_label_is_out_and_nodes_that_the_pod_may_not_use_do_not_count() -> None:
-    rule = SpreadRule("zone", 1, SELECTOR)
-    rules = PlacingRules(node_selector={"pool": "gpu"})
+    rule = SpreadRequirement("zone", 1, SELECTOR)
+    rules = PlacingRequirement(node_selector={"pool": "gpu"})
     pod = GatedPod("team", "p", "u", parse_request(gpus="1"), rules, labels=KIND, spread=(rule,))
     bare = GpuNode(NodeCapacity("bare", {"pool": "gpu"}), a100s(1))
     (found,) = place([pod], [bare])
-    assert isinstance(found, Unplaced)
+    assert isinstance(found, UnplacedPod)
     assert "has no label zone" in found.reasons["bare"]
     here = NodeCapacity("here", {"pool": "gpu", "zone": "a"})
     empty = NodeCapacity("empty", {"zone": "b"})  # not of the pool: its emptiness does not matter
-    full = Spread((here, empty), (SpreadPod("team", KIND, "here"),) * 3)
+    full = SpreadState((here, empty), (SpreadPod("team", KIND, "here"),) * 3)
     assert isinstance(place([pod], [GpuNode(here, a100s(1))], spread=full)[0], PodPlacement)
 
 

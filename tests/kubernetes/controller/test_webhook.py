@@ -22,7 +22,7 @@ from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.claims.gpu_models import shared_cards
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch, only_cards
 from tranche.kubernetes.controller.injection import template_name
@@ -80,7 +80,11 @@ def answered(
     path: str = PATH,
 ) -> tuple[HTTPStatus, dict[str, Any]]:
     webhook = PodWebhook(
-        templates or KeptTemplates(), KnownCards(cards), lambda: Tier.CLAIMS, gating, take_over=["kai-scheduler"]
+        templates or KeptTemplates(),
+        KnownCards(cards),
+        lambda: AllocationBackend.CLAIMS,
+        gating,
+        take_over=["kai-scheduler"],
     )
     body = question if isinstance(question, bytes) else json.dumps(question).encode()
     answer = asyncio.run(webhook.answer(path, body))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS, Abandoned, counted_elsewhere
+from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS, AbandonedResourceTracker, counted_elsewhere
 from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.observation.resources import is_device_resource
 
@@ -59,7 +59,7 @@ def test_what_is_counted_and_not_served(
 
 
 def test_a_resource_is_due_when_it_has_been_counted_without_a_break() -> None:
-    seen = Abandoned().look({WHOLE}, 100)
+    seen = AbandonedResourceTracker().look({WHOLE}, 100)
     assert not seen.due(100 + SETTLE_SECONDS - 1)
     later = seen.look({WHOLE, SEVENTH}, 110)
     assert later.due(100 + SETTLE_SECONDS) == {WHOLE}
@@ -69,10 +69,10 @@ def test_a_resource_is_due_when_it_has_been_counted_without_a_break() -> None:
 
 
 def test_what_somebody_serves_is_looked_at_again_only_later() -> None:
-    seen = Abandoned().look({WHOLE, SEVENTH}, 100)
-    spared = seen.spare({WHOLE}, 100 + SETTLE_SECONDS)
-    assert spared.due(100 + SETTLE_SECONDS) == {SEVENTH}
-    assert spared.due(100 + 2 * SETTLE_SECONDS) == {WHOLE, SEVENTH}
+    seen = AbandonedResourceTracker().look({WHOLE, SEVENTH}, 100)
+    protected = seen.spare({WHOLE}, 100 + SETTLE_SECONDS)
+    assert protected.due(100 + SETTLE_SECONDS) == {SEVENTH}
+    assert protected.due(100 + 2 * SETTLE_SECONDS) == {WHOLE, SEVENTH}
 
 
 def test_a_plugin_lives_where_somebody_accepts(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig, read_config
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.kubernetes.device_plugin.selection import Fallback, selected_key
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Unsupported
+from tranche.kubernetes.device_plugin.selection import FallbackStrategy, selected_key
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, UnsupportedOption
 from tranche.kubernetes.observation.resources import MigStrategy
 
 PUBLISHED = """
@@ -119,7 +119,9 @@ def test_an_unsupported_flag_or_variable_is_refused_by_its_name(refused: Any) ->
 
 
 @pytest.mark.parametrize("refused", [item for item in UNSUPPORTED if item.environment], ids=lambda item: item.name)
-def test_every_variable_of_an_unsupported_setting_is_refused_unless_it_changes_nothing(refused: Unsupported) -> None:
+def test_every_variable_of_an_unsupported_setting_is_refused_unless_it_changes_nothing(
+    refused: UnsupportedOption,
+) -> None:
     for variable in refused.environment:
         with pytest.raises(PluginConfigInvalid, match=f"{variable} is not supported"):
             read_config(None, environment={variable: "9"})
@@ -182,7 +184,7 @@ def test_the_label_names_the_key() -> None:
     assert selected_key(None, ["a", "default"]) == "default"
     assert selected_key(None, ["a"]) == "a"
     assert selected_key("", ["a"]) == "a", "an empty label names nothing"
-    assert selected_key(None, ["a", "b"], fallbacks=[Fallback.EMPTY]) is None
+    assert selected_key(None, ["a", "b"], fallbacks=[FallbackStrategy.EMPTY]) is None
 
 
 @pytest.mark.parametrize(

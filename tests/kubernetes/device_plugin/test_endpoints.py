@@ -21,9 +21,9 @@ from tranche.core.errors import GpuBusy, KubeletUnavailable
 from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS, ListedDevice
-from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS, Endpoints
+from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS, ResourceServerManager
 from tranche.kubernetes.device_plugin.registration import identify, register
-from tranche.kubernetes.device_plugin.server import Endpoint
+from tranche.kubernetes.device_plugin.server import ResourceServer
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -54,7 +54,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.kubelet = KubeletStandIn(folder / "plugins")
         self.now = 100.0
-        self.endpoints = Endpoints(self.kubelet.folder, self.kubelet.socket, Answers(), lambda: self.now)
+        self.endpoints = ResourceServerManager(self.kubelet.folder, self.kubelet.socket, Answers(), lambda: self.now)
         self.wanted: Mapping[str, Sequence[ListedDevice]] = {}
 
     async def settle_until(self, condition: Callable[[], bool], what: str) -> None:
@@ -240,7 +240,7 @@ class OtherPlugin:
 
     def __init__(self, rig: Rig) -> None:
         self.kubelet = rig.kubelet
-        self.endpoint = Endpoint(SLICE, rig.kubelet.folder, Answers(), lambda: rig.now)
+        self.endpoint = ResourceServer(SLICE, rig.kubelet.folder, Answers(), lambda: rig.now)
         self.endpoint.socket = rig.kubelet.folder / "nvidia-mig-1g.5gb.sock"
 
     async def start(self, *names: str) -> None:
@@ -347,7 +347,7 @@ def test_a_folder_that_takes_no_socket_is_said(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         (tmp_path / "file").touch()
         for folder in (tmp_path / "file", tmp_path / ("x" * 120)):
-            endpoints = Endpoints(folder, None, Answers(), lambda: rig.now)
+            endpoints = ResourceServerManager(folder, None, Answers(), lambda: rig.now)
             with pytest.raises(KubeletUnavailable, match=f"cannot serve {SLICE} on {folder}"):
                 await endpoints.settle({SLICE: devices("a")})
             await endpoints.close()
@@ -357,7 +357,7 @@ def test_a_folder_that_takes_no_socket_is_said(tmp_path: Path) -> None:
 
 def test_without_a_kubelet_socket_nothing_is_announced(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
-        endpoints = Endpoints(rig.kubelet.folder, None, Answers(), lambda: rig.now)
+        endpoints = ResourceServerManager(rig.kubelet.folder, None, Answers(), lambda: rig.now)
         await endpoints.settle({SLICE: devices("a")})
         assert endpoints.ready().ready
         assert not rig.kubelet.registrations

@@ -19,7 +19,7 @@ from tests.kubernetes.device_plugin.test_plugin import GPU, Rig, run, whole_gpus
 from tests.node.test_mps_daemons import short
 from tests.simulator.control_groups import group, hierarchy
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.events import EventKind
 from tranche.core.evidence import ADMISSION_SECONDS
 from tranche.core.isolation_properties import MemoryIsolation
@@ -167,7 +167,7 @@ def test_a_daemon_that_dies_marks_its_pods_and_lets_nobody_in(short: Path) -> No
         await rig.counts({GPU: (4, 0)})
         (allocation,) = rig.inventory.latest.value.view.allocations
         (grant,) = allocation.grants
-        assert isinstance(grant, Part)
+        assert isinstance(grant, FractionalShare)
         assert grant.unlimited
         with pytest.raises(grpc.aio.AioRpcError, match="nobody is let in until all who share it have ended"):
             await rig.kubelet.allocate(GPU, second)
@@ -235,7 +235,9 @@ def test_virtual_gpus_and_whole_ones_are_never_given_of_one_gpu(short: Path) -> 
         with pytest.raises(grpc.aio.AioRpcError):
             await rig.kubelet.allocate(VGPU, f"{first}::0")
         await rig.counts({GPU: (1, 1), VGPU: (10, 10)})
-        (part,) = (grant for each in rig.host.view().allocations for grant in each.grants if isinstance(grant, Part))
+        (part,) = (
+            grant for each in rig.host.view().allocations for grant in each.grants if isinstance(grant, FractionalShare)
+        )
         assert part.sharing is Sharing.MPS
         taken = await asyncio.to_thread(taken_by, rig, answer)
         assert taken * MIB <= part.memory == 3 * (gpu_of(rig, 1).usable_memory // 10)
@@ -257,7 +259,7 @@ def test_virtual_gpus_without_limits_take_all_and_ceilings_add_up(short: Path) -
         assert 0.9 * memory < taken * MIB <= memory
         first, _ = rig.host.view().allocations
         (part,) = first.grants
-        assert isinstance(part, Part)
+        assert isinstance(part, FractionalShare)
         assert part.walls.memory is MemoryIsolation.NONE
         assert part.memory == 2 * (memory // 10), "what is booked"
 

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import node, whole
-from tranche.core.allocation import Allocation, Grant, Part, Phase, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, WholeGpu
 from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import NO_SHARING, Sharing
 from tranche.kubernetes.device_plugin.offers import given_as, offered
-from tranche.kubernetes.observation.replicas import ReplicaRules, SharedResource, replicated
+from tranche.kubernetes.observation.replicas import ReplicaPolicy, SharedResource, replicated
 from tranche.kubernetes.observation.resources import MigStrategy, PluginDevice, advertise
 
 GPU = "nvidia.com/gpu"
@@ -19,7 +19,7 @@ GPU_0 = whole(0)
 
 
 def replicas(count: int) -> tuple[PluginDevice, ...]:
-    rules = ReplicaRules((SharedResource(GPU, count, GPU),))
+    rules = ReplicaPolicy((SharedResource(GPU, count, GPU),))
     return replicated(advertise(node(GPU_0), MigStrategy.NONE), rules, NO_SHARING).devices
 
 
@@ -27,8 +27,8 @@ def numbers(devices: tuple[PluginDevice, ...]) -> list[int | None]:
     return [device.replica for device in devices]
 
 
-def part(share: int, of: int, sharing: Sharing = Sharing.TIME_SLICING) -> Part:
-    return Part(WholeGpu(GPU_0.uuid), share * (GPU_0.memory // of), sharing)
+def part(share: int, of: int, sharing: Sharing = Sharing.TIME_SLICING) -> FractionalShare:
+    return FractionalShare(WholeGpu(GPU_0.uuid), share * (GPU_0.memory // of), sharing)
 
 
 def held(keeper: Keeper, *grants: Grant) -> Allocation:

@@ -26,10 +26,10 @@ from tranche.hardware.gpu_events import GpuEventStream
 from tranche.hardware.nvml_links import read_links
 from tranche.hardware.nvml_recovery import needs_recovery
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef, Severity
+from tranche.kubernetes.api.objects import ConfigMap, KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
-from tranche.kubernetes.device_plugin.announcements import Announcer
+from tranche.kubernetes.device_plugin.announcements import ConditionReporter
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
@@ -38,9 +38,9 @@ from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
 from tranche.kubernetes.device_plugin.refused_devices import INSISTED_SECONDS
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.health import QUIET_SECONDS, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
@@ -59,20 +59,20 @@ class Api:
     """The two things that the plugin asks of an API server."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[Severity, str, str]] = []
+        self.events: list[tuple[KubeEventType, str, str]] = []
         self.config_map: LatestValue[ConfigMap | None] = LatestValue()
         self.failures = 0
         self.forbidden = False
         self.of_pods: list[tuple[str, str]] = []
 
-    async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
+    async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         if self.failures:
             self.failures -= 1
             raise KubernetesUnavailable("no API server")
         self.events.append((severity, reason, message))
 
     async def create_pod_event(
-        self, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str
+        self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str
     ) -> None:
         if self.forbidden:
             raise KubernetesForbidden("may not create events")
@@ -94,7 +94,7 @@ class Rig:
         self,
         node: Node,
         host: Host,
-        ways: AdvertisementArbiter | None,
+        ways: AdvertisementState | None,
         to_claims: Callable[[], Collection[str] | None],
         **settings: object,
     ) -> None:
@@ -127,7 +127,7 @@ class Rig:
             self.kube_node,
             driver_obstacle=lambda config: self.cdi_obstacle,
         )
-        self.events = GpuEvents(GpuEventStream, self.inventory)
+        self.events = GpuEventWatch(GpuEventStream, self.inventory)
         self.device_health = DeviceHealthWatch(
             self.events,
             self.inventory,
@@ -146,7 +146,7 @@ class Rig:
             self.device_health.faults,
             self.kube_node,
             Machine(lambda config: files, read_links, host.daemons.records.pipes, lambda: self.mps_tied),
-            Announcer(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
+            ConditionReporter(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
             clock=self.clock,
             cdi_folder=self.cdi_folder,
             ways=ways,
@@ -203,7 +203,7 @@ def run(
     *boards: str,
     marks_to_come: bool = False,
     driver: str = "",
-    ways: AdvertisementArbiter | None = None,
+    ways: AdvertisementState | None = None,
     to_claims: Callable[[], Collection[str] | None] = tuple,
     **settings: object,
 ) -> None:
@@ -283,11 +283,11 @@ def test_in_another_mode_only_what_pods_have_is_offered_on_and_nothing_is_given(
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
         await rig.kubelet.allocate(SLICE, other)
 
-    run(tmp_path, scenario, ways=AdvertisementArbiter())
+    run(tmp_path, scenario, ways=AdvertisementState())
 
 
 def test_a_gpu_that_claims_are_shown_is_not_listed_before_that_is_over(tmp_path: Path) -> None:
-    ways = AdvertisementArbiter()
+    ways = AdvertisementState()
 
     async def scenario(rig: Rig) -> None:
         first, second = (gpu.uuid for gpu in rig.host.view().node)
@@ -308,11 +308,11 @@ def test_a_node_whose_resource_slices_cannot_be_read_offers_its_gpus_after_a_whi
         rig.skip(UNKNOWN_SECONDS)
         await rig.counts({GPU: (2, 2)})
 
-    run(tmp_path, scenario, ways=AdvertisementArbiter(), to_claims=lambda: None)
+    run(tmp_path, scenario, ways=AdvertisementState(), to_claims=lambda: None)
 
 
 def test_what_was_listed_counts_as_listed_until_kubelet_and_node_show_that_it_is_not(tmp_path: Path) -> None:
-    ways = AdvertisementArbiter()
+    ways = AdvertisementState()
 
     async def scenario(rig: Rig) -> None:
         await rig.counts({GPU: (2, 2)})
@@ -343,7 +343,7 @@ def test_a_gpu_that_is_still_cut_on_demand_is_no_whole_one(tmp_path: Path) -> No
         rig.kube_node.publish(KubeNode("n", labels={MODE_LABEL: "static", "nvidia.com/mig.config": "all-1g.5gb"}))
         await rig.counts({GPU: (2, 2)})
 
-    run(tmp_path, scenario, ways=AdvertisementArbiter(), strategy="none")
+    run(tmp_path, scenario, ways=AdvertisementState(), strategy="none")
 
 
 def test_without_a_driver_for_claims_the_mode_means_nothing(tmp_path: Path) -> None:
@@ -354,28 +354,28 @@ def test_without_a_driver_for_claims_the_mode_means_nothing(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
-def test_condemned_devices_are_withdrawn_refused_and_come_back(tmp_path: Path) -> None:
+def test_draining_devices_are_withdrawn_refused_and_come_back(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
-        condemned, _ = rig.kubelet.devices[SLICE]
-        rig.inventory.condemn(frozenset({condemned}))
+        draining, _ = rig.kubelet.devices[SLICE]
+        rig.inventory.mark_draining(frozenset({draining}))
         with pytest.raises(grpc.aio.AioRpcError, match="about to be taken away"):
-            await rig.kubelet.allocate(SLICE, condemned)
+            await rig.kubelet.allocate(SLICE, draining)
         await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
-        rig.inventory.condemn(frozenset())
+        rig.inventory.mark_draining(frozenset())
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
 
     run(tmp_path, scenario)
 
 
-def test_a_device_that_is_condemned_right_after_it_was_given_stays_in_the_list(tmp_path: Path) -> None:
+def test_a_device_that_drains_right_after_it_was_given_stays_in_the_list(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
         await rig.counts({GPU: (1, 1), SLICE: (2, 2)})
         given, other = rig.kubelet.devices[SLICE]
         await rig.kubelet.allocate(SLICE, given)
-        rig.inventory.condemn(frozenset({given, other}))
+        rig.inventory.mark_draining(frozenset({given, other}))
         await rig.counts({GPU: (1, 1), SLICE: (2, 0)})
         await rig.inventory.refresh()
         rig.skip(GRACE_SECONDS)
@@ -388,8 +388,8 @@ def test_nothing_is_offered_before_it_is_known_what_is_to_go(tmp_path: Path) -> 
     async def scenario(rig: Rig) -> None:
         await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1))
         assert rig.kubelet.counts() == {}
-        condemned = rig.host.view().node.gpus[0].instances[0].compute_instances[0].uuid
-        rig.inventory.condemn(frozenset({condemned}))
+        draining = rig.host.view().node.gpus[0].instances[0].compute_instances[0].uuid
+        rig.inventory.mark_draining(frozenset({draining}))
         await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
 
     run(tmp_path, scenario, marks_to_come=True)
@@ -525,7 +525,7 @@ def test_an_invalid_single_layout_is_zero_with_an_event_and_heals(tmp_path: Path
         rig.skip(10)
         await until(lambda: "MigStrategySingleInvalid" in rig.api.reasons, "said once the API server answers")
         (said,) = [event for event in rig.api.events if event[1] == "MigStrategySingleInvalid"]
-        assert said[0] is Severity.WARNING
+        assert said[0] is KubeEventType.WARNING
         assert "same migEnabled value: GPU 1 is not in MIG mode" in said[2]
         await rig.cut(1, ("1g.5gb", 0), ("1g.5gb", 1))
         await rig.counts({GPU: (3, 3)})

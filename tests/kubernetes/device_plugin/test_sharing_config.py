@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import ALL_1G, BALANCED, cut, node, t4, whole
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.errors import PluginConfigInvalid
 from tranche.core.request import Isolation
-from tranche.core.sharing import NO_SHARING, Sharing, SharingMeans
+from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.sharing_config import MOST_REPLICAS, read_sharing
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, replicated
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, replicated
 from tranche.kubernetes.observation.resources import PluginDevice, advertise
 
 TEN = "{name: nvidia.com/gpu, replicas: 10}"
@@ -38,7 +38,7 @@ def counts(text: str, state: NodeState) -> dict[str, int]:
     return {resource.name: len(resource.devices) for resource in advertised.resources}
 
 
-WITH_MPS = SharingMeans(frozenset(Sharing), mps_clients=48)
+WITH_MPS = MachineSharing(frozenset(Sharing), mps_clients=48)
 TESLAS = node(t4(0), t4(1))
 BALANCED_PAIR = node(*(cut(index, *BALANCED) for index in range(2)))
 
@@ -116,14 +116,14 @@ def test_resources_by_configuration(text: str, state: NodeState, expected: dict[
 
 def test_what_is_read() -> None:
     text = f"sharing: {{timeSlicing: {{failRequestsGreaterThanOne: true, resources: [{TEN}]}}}}"
-    assert config_of(text).sharing == ReplicaRules(
+    assert config_of(text).sharing == ReplicaPolicy(
         (SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu"),), one_per_request=True
     )
     assert config_of("version: v1").sharing == NOT_SHARED
     for said, one in (("", True), ("failRequestsGreaterThanOne: false, ", False)):
         rules = config_of(f"sharing: {{mps: {{{said}resources: [{TEN}]}}}}").sharing
         shared_by_mps = SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu", sharing=Sharing.MPS)
-        assert rules == ReplicaRules((shared_by_mps,), one_per_request=one), "one alone, as with NVIDIA"
+        assert rules == ReplicaPolicy((shared_by_mps,), one_per_request=one), "one alone, as with NVIDIA"
     assert config_of("sharing: {timeSlicing: null}").sharing == NOT_SHARED
 
 
@@ -201,7 +201,7 @@ def test_whatever_the_block_says_the_answer_is_rules_or_a_reason(block: Any) -> 
 
 
 def test_virtual_gpus_are_offered_beside_what_they_are_of() -> None:
-    def offered(state: NodeState, *, means: SharingMeans = WITH_MPS, count: str = "10") -> dict[str, int]:
+    def offered(state: NodeState, *, means: MachineSharing = WITH_MPS, count: str = "10") -> dict[str, int]:
         config = read_config(flags={"--mig-strategy": "mixed", "--vgpu": count})
         advertised = replicated(advertise(state, config.mig_strategy), config.sharing, means)
         assert bool(advertised.unshared) is (means is not WITH_MPS or count == "60")
@@ -230,9 +230,9 @@ def test_virtual_gpus_have_a_ceiling_and_memory_without_limit_only_when_somebody
         (virtual,) = (each for each in advertised.resources if each.name == "k8s.amazonaws.com/vgpu")
         return virtual.devices[0]
 
-    def part(device: PluginDevice) -> Part:
+    def part(device: PluginDevice) -> FractionalShare:
         grant = device.grant
-        assert isinstance(grant, Part)
+        assert isinstance(grant, FractionalShare)
         return grant
 
     usual, free = first(), first(memory_limit="false")

@@ -18,8 +18,8 @@ from tranche.core.allocation import Allocation, Phase, WholeGpu
 from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.request import Request, WholeGpus
-from tranche.kubernetes.dra.backlog import ClaimBacklog
-from tranche.node.claims import ClaimRequest, ClaimReservation
+from tranche.kubernetes.dra.backlog import ClaimQueue
+from tranche.node.claims import ClaimRequest, ReservedClaim
 
 
 def order(name: str, *gpus: str) -> ClaimRequest:
@@ -40,17 +40,17 @@ class Machine:
         self._answers = answers or {}
         self._lock = threading.Lock()
 
-    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
+    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
         self.batches.append([each.keeper.name for each in orders])
         return tuple(map(self._answer, orders))
 
-    def _answer(self, each: ClaimRequest) -> ClaimReservation | TrancheError | None:
+    def _answer(self, each: ClaimRequest) -> ReservedClaim | TrancheError | None:
         if planned := self._answers.get(each.keeper.name):
             return planned.pop(0)
         made = Allocation(each.keeper.name, each.request, each.grants, Phase.PREPARING, 0.0, keeper=each.keeper)
-        return ClaimReservation(made, "plan")
+        return ReservedClaim(made, "plan")
 
-    def fulfil(self, promise: ClaimReservation) -> Allocation:
+    def fulfil(self, promise: ReservedClaim) -> Allocation:
         gpus = {grant.gpu_uuid for grant in promise.allocation.grants}
         with self._lock:
             self.clashes += sorted(gpus & self.working)
@@ -66,11 +66,11 @@ class Machine:
 
 def served(
     machine: Machine,
-    test: Callable[[ClaimBacklog], Coroutine[Any, Any, None]],
+    test: Callable[[ClaimQueue], Coroutine[Any, Any, None]],
     finish: Callable[[ClaimRequest], None] = lambda order: None,
 ) -> None:
     async def run() -> None:
-        backlog = ClaimBacklog(lambda: machine, finish)
+        backlog = ClaimQueue(lambda: machine, finish)
         serving = asyncio.create_task(backlog.run())
         try:
             await patiently(test(backlog))
@@ -91,7 +91,7 @@ def test_every_claim_is_served_and_no_gpu_is_changed_by_two_at_once(wanted: list
     machine = Machine({f"{n}": [None] for n in range(len(wanted)) if n % 5 == 4})
     rng = random.Random(seed)
 
-    async def test(backlog: ClaimBacklog) -> None:
+    async def test(backlog: ClaimQueue) -> None:
         async def one(number: int, gpus: list[str]) -> Allocation:
             for _ in range(rng.randrange(4)):
                 await asyncio.sleep(0)
@@ -109,7 +109,7 @@ def test_those_who_wait_for_a_gpu_are_decided_together_in_their_order() -> None:
     machine = Machine()
     machine.gate.clear()
 
-    async def test(backlog: ClaimBacklog) -> None:
+    async def test(backlog: ClaimQueue) -> None:
         first = asyncio.create_task(backlog.realise(order("first", "a")))
         while not machine.working:
             await asyncio.sleep(0.001)
@@ -129,7 +129,7 @@ def test_a_refusal_and_a_failure_are_their_own() -> None:
     machine = Machine({"refused": [GpuBusy("held")]})
     machine.failing = {"failing"}
 
-    async def test(backlog: ClaimBacklog) -> None:
+    async def test(backlog: ClaimQueue) -> None:
         names = ("refused", "failing", "served")
         found = await asyncio.gather(*(backlog.realise(order(name, "a")) for name in names), return_exceptions=True)
         assert [type(each) for each in found] == [GpuBusy, HardwareError, Allocation]
@@ -149,7 +149,7 @@ def test_a_claim_has_what_it_is_given_only_when_that_is_finished() -> None:
             raise HardwareError("no")
         finished.append(each.keeper.name)
 
-    async def test(backlog: ClaimBacklog) -> None:
+    async def test(backlog: ClaimQueue) -> None:
         names = ("unfinished", "served")
         found = await asyncio.gather(*(backlog.realise(order(name, "a")) for name in names), return_exceptions=True)
         assert [type(each) for each in found] == [HardwareError, Allocation]
@@ -158,5 +158,5 @@ def test_a_claim_has_what_it_is_given_only_when_that_is_finished() -> None:
     served(machine, test, finish)
 
 
-def _broken(orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
+def _broken(orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
     raise ZeroDivisionError

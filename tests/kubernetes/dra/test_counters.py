@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import PLACEABLE_BOARDS, boards, gpu_on, placed, uncuttable_gpu
 from tranche.core.board import Board, GpuInstanceProfile
-from tranche.core.grid import Occupant, Placement, fits, placements
+from tranche.core.grid import PlacedInstance, Placement, fits, placements
 from tranche.core.state import GpuState
 from tranche.kubernetes.dra.counters import consumed_by, counters_of
 
@@ -24,11 +24,11 @@ def slots(board: Board) -> list[Spot]:
 
 
 def fit_the_grid(chosen: Sequence[Spot]) -> bool:
-    taken: list[Occupant] = []
+    taken: list[PlacedInstance] = []
     for profile, spot in chosen:
         if not fits(profile, spot, taken):
             return False
-        taken.append(Occupant(profile.name, spot))
+        taken.append(PlacedInstance(profile.name, spot))
     return True
 
 

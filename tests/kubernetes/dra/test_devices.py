@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 
 from tests.strategies import PLACEABLE_BOARDS, gpu_on, means, node_views, uncuttable_gpu
-from tranche.core.allocation import NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, NodeView, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.quantity import MIB
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import MigMode, NodeState
 from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, DeviceType
 from tranche.kubernetes.dra.attributes import VersionValue, version_of
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, counter_sets, devices_of
 
-ALL_MEANS = SharingMeans(frozenset(Sharing), mps_clients=48)
-NO_LIMITS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+ALL_MEANS = MachineSharing(frozenset(Sharing), mps_clients=48)
+NO_LIMITS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -58,10 +58,12 @@ def test_what_a_claim_consumed_is_what_its_part_has() -> None:
     (shared, whole) = devices_of(NodeState((uncuttable_gpu(),), sharing=NO_LIMITS))
     device = WholeGpu(uncuttable_gpu().uuid)
     assert whole.grant({}) == device
-    assert shared.grant({"memory": 4 << 30, "compute": 25, "clients": 1}) == Part(device, 4 << 30, Sharing.MPS, 25)
-    assert shared.grant({"memory": 4 << 30, "compute": 0}) == Part(device, 4 << 30, Sharing.MPS)
+    assert shared.grant({"memory": 4 << 30, "compute": 25, "clients": 1}) == FractionalShare(
+        device, 4 << 30, Sharing.MPS, 25
+    )
+    assert shared.grant({"memory": 4 << 30, "compute": 0}) == FractionalShare(device, 4 << 30, Sharing.MPS)
     everything = shared.capacity[CapacityName.MEMORY].value
-    assert shared.grant({}) == Part(device, everything, Sharing.MPS)
+    assert shared.grant({}) == FractionalShare(device, everything, Sharing.MPS)
 
 
 def test_a_slice_is_shared_by_what_works_inside_slices() -> None:
@@ -76,7 +78,7 @@ def test_without_means_nothing_is_shared() -> None:
 
 
 def test_a_compute_ceiling_is_offered_by_mps_alone() -> None:
-    slicing = SharingMeans(frozenset({Sharing.TIME_SLICING}))
+    slicing = MachineSharing(frozenset({Sharing.TIME_SLICING}))
     (shared, _) = devices_of(NodeState((uncuttable_gpu(),), sharing=slicing))
     assert CapacityName.COMPUTE not in shared.capacity
     assert shared.attributes[AttributeName.ISOLATION] == "none"
@@ -157,7 +159,7 @@ def test_the_limits_of_the_api_hold_for_every_board(board: Board) -> None:
 
 
 @given(node_views(max_gpus=3), means())
-def test_the_devices_depend_on_the_gpus_and_not_on_what_is_cut_or_held(view: NodeView, have: SharingMeans) -> None:
+def test_the_devices_depend_on_the_gpus_and_not_on_what_is_cut_or_held(view: NodeView, have: MachineSharing) -> None:
     node = replace(view.node, sharing=have)
     bare = replace(
         node,
@@ -173,4 +175,4 @@ def test_the_devices_depend_on_the_gpus_and_not_on_what_is_cut_or_held(view: Nod
     for each in devices:
         assert each.counters.items() <= dict(sets[each.counter_set]).items() or each.kind is not OfferKind.WHOLE
         assert set(each.counters) <= set(sets[each.counter_set])
-        assert isinstance(each.grant({}), Part if each.sharing is not None else (WholeGpu, Slice))
+        assert isinstance(each.grant({}), FractionalShare if each.sharing is not None else (WholeGpu, Slice))

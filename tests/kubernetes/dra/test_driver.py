@@ -19,16 +19,16 @@ from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently, until
 from tests.node.machines import change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.agent.parts import claim_driver
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import calm
-from tranche.kubernetes.dra.registration import PluginSockets
+from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
@@ -621,7 +621,7 @@ def test_a_claim_that_tolerates_every_taint_is_given_nothing_that_the_administra
                 assert await node.prepare(held) == [""], "what was prepared before runs on"
             await node.set_mode("mixed")
             gpu = host.observe().gpus[0]
-            change_policy(host.ledger, lambda policy: policy.with_word((), GpuUse.OFF), host.observe(), clock=float)
+            change_policy(host.ledger, lambda policy: policy.with_word((), GpuPolicy.OFF), host.observe(), clock=float)
             for claim in (slice_, part):
                 assert "the administrator's word on the GPU is sharing=off" in (await node.prepare(claim))[0]
             change_policy(host.ledger, lambda policy: policy.with_word((), None), host.observe(), clock=float)
@@ -733,7 +733,7 @@ def test_a_claim_on_a_gpu_that_was_lost_before_the_agent_began_is_kept() -> None
 @isolated
 def test_the_kubelet_finds_the_driver_again_and_no_dead_one() -> None:
     async def test(node: ClaimNodeStandIn) -> None:
-        sockets = PluginSockets(node.kubelet.folder, "pod-0")
+        sockets = PluginSocketFiles(node.kubelet.folder, "pod-0")
         for path in (sockets.plugin, sockets.registration):
             path.parent.mkdir(parents=True)
             with socket.socket(socket.AF_UNIX) as dead:
@@ -786,7 +786,7 @@ def test_a_kubelet_that_begins_anew_has_its_answer_while_the_agent_is_busy() -> 
 
 def test_a_path_that_is_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
     with pytest.raises(KubeletUnavailable, match="longer than 107"):
-        PluginSockets(tmp_path / ("x" * 60), "00000000-0000-0000-0000-000000000000").make_room()
+        PluginSocketFiles(tmp_path / ("x" * 60), "00000000-0000-0000-0000-000000000000").make_room()
 
 
 @isolated
@@ -859,14 +859,14 @@ def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() 
         async with node.driver():
             assert await node.prepare(claim) == [""]
         # The chart's new word starts the agent anew.
-        tier: LatestValue[Tier] = LatestValue()
-        tier.publish(Tier.GATES)
+        backend: LatestValue[AllocationBackend] = LatestValue()
+        backend.publish(AllocationBackend.GATES)
         source = ConfigSource(
             StartSettings(), node.node.services.api, "tranche", LatestValue(), driver_obstacle=lambda config: ""
         )
         source.latest.publish(PluginConfig())
         driver = claim_driver(
-            replace(node.node.services, tier=tier),
+            replace(node.node.services, backend=backend),
             source,
             kubelet_folder=node.kubelet.folder,
             instance="pod-2",

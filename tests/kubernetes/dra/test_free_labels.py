@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.kubernetes.dra.test_pool import claimed, with_means
 from tests.strategies import gpu_on, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
@@ -17,14 +17,14 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import FREE_GPUS_LABEL, LARGEST_MEMORY_LABEL, LARGEST_SLICE_LABEL
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.free_labels import free_labels
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
 A100 = board_by_key("A100-40GB")
 
 
 def labels(view: NodeView, mode: NodeMode = NodeMode.MIXED) -> tuple[str | None, str | None, str | None]:
     devices = devices_of(view.node)
-    found = free_labels(devices, view, reasons_against(devices, view, TaintCauses(mode)))
+    found = free_labels(devices, view, reasons_against(devices, view, TaintFacts(mode)))
     return found[LARGEST_SLICE_LABEL], found[LARGEST_MEMORY_LABEL], found[FREE_GPUS_LABEL]
 
 
@@ -47,7 +47,7 @@ def test_what_claims_have_is_not_free() -> None:
 
 def test_what_is_left_of_a_shared_gpu_counts() -> None:
     gpu = uncuttable_gpu()
-    part = Part(WholeGpu(gpu.uuid), 10 << 30, Sharing.MPS)
+    part = FractionalShare(WholeGpu(gpu.uuid), 10 << 30, Sharing.MPS)
     held = Allocation("a", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=ClaimKeeper("n", "c", "u"))
     view = replace(with_means(view_of(gpu)), allocations=(held,))
     assert labels(view) == (None, str(15360 - 446 - 64 - 10 * 1024), "0")

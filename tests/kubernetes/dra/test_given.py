@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import gpu_on
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.board import board_by_key
 from tranche.core.errors import SharingUnavailable, TrancheError, UsageError
 from tranche.core.quantity import MIB
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.claim import ClaimRef, decode_claim
 from tranche.kubernetes.claims.vocabulary import DRIVER
@@ -22,7 +22,7 @@ from tranche.kubernetes.dra.encoding import encode_device
 from tranche.kubernetes.dra.given import GivenDevice, given_devices
 
 REF = ClaimRef("team", "a", "uid-a")
-MEANS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+MEANS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
 
 
 def devices() -> dict[str, NodeDevice]:
@@ -85,7 +85,7 @@ def test_an_amount_is_accepted_exactly_when_the_policy_that_is_shown_allows_it(a
         assert not fits
     else:
         assert fits
-        assert isinstance(found.grant, Part)
+        assert isinstance(found.grant, FractionalShare)
         assert found.grant.memory == amount
 
 

@@ -20,11 +20,11 @@ from tranche.core.state import GpuState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
-from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, parse_kept, set_apart
+from tranche.kubernetes.dra.kept_room import KeptRoom, kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import is_taken
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
-MIXED = TaintCauses(NodeMode.MIXED)
+MIXED = TaintFacts(NodeMode.MIXED)
 SIZES = (
     "whole",
     "7g.40gb",
@@ -80,12 +80,12 @@ class Offered:
     ("text", "sizes"),
     [
         ("", ()),
-        ("whole", (KeptSize(None),)),
-        (" 3g.20gb=2 ,whole = 1", (KeptSize(parse_profile("3g.20gb"), 2), KeptSize(None))),
-        ("1g.10gb=0", (KeptSize(parse_profile("1g.10gb"), 0),)),
+        ("whole", (KeptRoom(None),)),
+        (" 3g.20gb=2 ,whole = 1", (KeptRoom(parse_profile("3g.20gb"), 2), KeptRoom(None))),
+        ("1g.10gb=0", (KeptRoom(parse_profile("1g.10gb"), 0),)),
     ],
 )
-def test_sizes_are_read(text: str, sizes: tuple[KeptSize, ...]) -> None:
+def test_sizes_are_read(text: str, sizes: tuple[KeptRoom, ...]) -> None:
     assert parse_kept(text) == sizes
 
 

@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import gpu_on, instance_of, node_views, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, parse_request
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import InstanceKey, MigMode, NodeState
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, devices_of
 from tranche.kubernetes.dra.groups import grouped
 from tranche.kubernetes.dra.order import in_order
 from tranche.planning.allocate import Granted, decide
 
-MEANS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+MEANS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
 A100 = board_by_key("A100-40GB")
 
 
@@ -37,7 +37,7 @@ def a100s(count: int, mode: MigMode = MigMode.ENABLED) -> NodeView:
     return view_of(*(gpu_on(A100, index, mode=mode) for index in range(count)))
 
 
-def claimed(view: NodeView, *grants: Slice | WholeGpu | Part) -> NodeView:
+def claimed(view: NodeView, *grants: Slice | WholeGpu | FractionalShare) -> NodeView:
     request = Request(MigSlice(parse_profile("1g.5gb")))
     made = [
         Allocation(f"c-{number}", request, (grant,), Phase.ACTIVE, 0.0, keeper=ClaimKeeper("ns", "c", str(number)))
@@ -117,8 +117,8 @@ def test_a_gpu_that_is_shared_already_is_filled_before_another_is_opened() -> No
     shared = [each for each in devices_of(node) if each.kind is OfferKind.SHARED_GPU]
     view = claimed(
         NodeView(node),
-        Part(WholeGpu(node.gpus[0].uuid), 1 << 30, Sharing.MPS),
-        Part(WholeGpu(node.gpus[1].uuid), 4 << 30, Sharing.MPS),
+        FractionalShare(WholeGpu(node.gpus[0].uuid), 1 << 30, Sharing.MPS),
+        FractionalShare(WholeGpu(node.gpus[1].uuid), 4 << 30, Sharing.MPS),
     )
     assert [each.name for each in in_order(shared, view)] == ["gpu-1-shared", "gpu-0-shared", "gpu-2-shared"]
 
@@ -131,7 +131,7 @@ def test_an_instance_that_is_shared_already_is_filled_first() -> None:
         if each.kind is OfferKind.SHARED_SLICE and each.profile == parse_profile("3g.20gb")
     ]
     slot = Slice(view.node.gpus[0].uuid, parse_profile("3g.20gb"), Placement(0, 4))
-    view = claimed(view, Part(slot, 1 << 30, Sharing.MPS))
+    view = claimed(view, FractionalShare(slot, 1 << 30, Sharing.MPS))
     assert [each.name for each in in_order(inside, view)] == ["gpu-0-3g-20gb-0-shared", "gpu-0-3g-20gb-4-shared"]
 
 

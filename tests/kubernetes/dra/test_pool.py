@@ -12,22 +12,22 @@ from hypothesis import strategies as st
 
 from tests.strategies import PLACEABLE_BOARDS, gpu_on, node_views, uncuttable_gpu, view_of
 from tests.support.length import cases
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.encoding import taint_keys
-from tranche.kubernetes.dra.pool import SliceContent, pool_contents
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.pool import PoolSlice, pool_contents
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
-MEANS = SharingMeans(frozenset(Sharing), mps_clients=48)
+MEANS = MachineSharing(frozenset(Sharing), mps_clients=48)
 
 
 def a100() -> Board:
@@ -36,16 +36,16 @@ def a100() -> Board:
     return board
 
 
-def shown(view: NodeView, before: Sequence[SliceContent] = ()) -> tuple[SliceContent, ...]:
+def shown(view: NodeView, before: Sequence[PoolSlice] = ()) -> tuple[PoolSlice, ...]:
     devices = devices_of(view.node)
-    return pool_contents("n", devices, view, reasons_against(devices, view, TaintCauses(NodeMode.MIXED)), before)
+    return pool_contents("n", devices, view, reasons_against(devices, view, TaintFacts(NodeMode.MIXED)), before)
 
 
 def with_means(view: NodeView) -> NodeView:
     return replace(view, node=replace(view.node, sharing=MEANS))
 
 
-def by_name(contents: Sequence[SliceContent]) -> dict[str, dict[str, object]]:
+def by_name(contents: Sequence[PoolSlice]) -> dict[str, dict[str, object]]:
     return {each["name"]: dict(each) for content in contents for each in content.devices}
 
 
@@ -156,7 +156,7 @@ def test_a_part_that_a_claim_has_stays_shown_when_the_machine_offers_its_mechani
     view = with_means(view_of(uncuttable_gpu(0), uncuttable_gpu(1)))
     first = shown(view)
     (gpu, _) = view.node.gpus
-    part = Part(WholeGpu(gpu.uuid), 1 << 30, Sharing.MPS)
+    part = FractionalShare(WholeGpu(gpu.uuid), 1 << 30, Sharing.MPS)
     held = Allocation("a", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=ClaimKeeper("n", "c", "u"))
     without = replace(view, node=NodeState(view.node.gpus), allocations=(held,))
     second = by_name(shown(without, first))

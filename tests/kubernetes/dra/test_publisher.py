@@ -31,9 +31,9 @@ from tranche.kubernetes.claims.vocabulary import (
 )
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter, PluginAdvertisement
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.observation.health import QUIET_SECONDS
-from tranche.node.claims import ClaimRequest, ClaimReservation
+from tranche.node.claims import ClaimRequest, ReservedClaim
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
 
@@ -85,7 +85,7 @@ class PublishingNode:
 async def publishing(
     node: ManagedNode,
     registered: LatestValue[bool] | None = None,
-    ways: AdvertisementArbiter | None = None,
+    ways: AdvertisementState | None = None,
     reserved: LatestValue[frozenset[str]] | None = None,
     fallen: LatestValue[frozenset[str]] | None = None,
     *,
@@ -261,7 +261,7 @@ def promise_to_claim(node: ManagedNode, device: WholeGpu | Slice) -> None:
     """The claim with uid `uid-a` has the device now."""
     order = ClaimRequest(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (device,))
     (promise,) = node.host.claims.promise([order])
-    assert isinstance(promise, ClaimReservation)
+    assert isinstance(promise, ReservedClaim)
     node.host.claims.fulfil(promise)
 
 
@@ -404,7 +404,7 @@ def test_the_node_is_labelled_with_what_fits_while_claims_are_offered_anything(t
 
 
 def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_whole(tmp_path: Path) -> None:
-    ways = AdvertisementArbiter()
+    ways = AdvertisementState()
 
     async def test(node: ManagedNode) -> None:
         first, second = (gpu.uuid for gpu in node.host.driver.observe())
@@ -435,7 +435,7 @@ def test_what_is_shown_is_kept_true_by_an_agent_whose_device_plugin_says_nothing
             published.set_mode("dynamic")
             await published.settled()
             shown = published.devices.keys()
-        async with publishing(node, ways=AdvertisementArbiter()) as published:
+        async with publishing(node, ways=AdvertisementState()) as published:
 
             def struck() -> bool:
                 node.machine.machine.inject_xid(0, 79)  # what nobody listened to yet is reported again
@@ -449,7 +449,7 @@ def test_what_is_shown_is_kept_true_by_an_agent_whose_device_plugin_says_nothing
 
 def test_nothing_new_is_shown_while_the_node_counts_what_nobody_knows(tmp_path: Path) -> None:
     """An agent that has just started does not know what the one before had listed."""
-    ways = AdvertisementArbiter()
+    ways = AdvertisementState()
     ways.plugin.publish(PluginAdvertisement())
 
     async def test(node: ManagedNode) -> None:

@@ -8,28 +8,28 @@ import pytest
 from hypothesis import given, settings
 
 from tests.strategies import gpu_on, instance_of, sharing_views, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import devices_of
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.planning.gpu_occupancy import tenancy
 from tranche.planning.obstacle import Obstacle, Reason
 from tranche.planning.options import gpu_blocked
 from tranche.planning.realise import realise
 
-MEANS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+MEANS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
 CLAIM = ClaimKeeper("ns", "claim", "uid")
 POD = PodKeeper("nvidia.com/gpu", "ns", "pod", "main", "uid", "run")
-MIXED = TaintCauses(NodeMode.MIXED)
+MIXED = TaintFacts(NodeMode.MIXED)
 
 
 def a100(**more: object) -> GpuState:
@@ -38,7 +38,7 @@ def a100(**more: object) -> GpuState:
     return replace(gpu_on(board), **more)  # type: ignore[arg-type]
 
 
-def seen(gpu: GpuState, *held: tuple[Keeper, Slice | WholeGpu | Part]) -> NodeView:
+def seen(gpu: GpuState, *held: tuple[Keeper, Slice | WholeGpu | FractionalShare]) -> NodeView:
     made = [
         Allocation(f"a-{number}", Request(WholeGpus(1)), (grant,), Phase.ACTIVE, 0.0, keeper=keeper)
         for number, (keeper, grant) in enumerate(held)
@@ -46,7 +46,7 @@ def seen(gpu: GpuState, *held: tuple[Keeper, Slice | WholeGpu | Part]) -> NodeVi
     return replace(view_of(gpu, allocations=made), node=NodeState((gpu,), sharing=MEANS))
 
 
-def tainted(view: NodeView, known: TaintCauses = MIXED) -> dict[str, tuple[TaintKey, ...]]:
+def tainted(view: NodeView, known: TaintFacts = MIXED) -> dict[str, tuple[TaintKey, ...]]:
     return {name: why for name, why in reasons_against(devices_of(view.node), view, known).items() if why}
 
 
@@ -74,7 +74,7 @@ def test_what_a_claim_has_that_is_over_is_not_offered_to_others() -> None:
 def test_nothing_of_a_cordoned_gpu_is_given_to_claims_more() -> None:
     gpu = a100()
     view = seen(gpu, (CLAIM, slice_at("1g.5gb", 3, 1, gpu)))
-    cordoned = replace(view, withheld=(Withheld(WholeGpu(gpu.uuid), "cordoned by ada"),))
+    cordoned = replace(view, withheld=(WithheldDevice(WholeGpu(gpu.uuid), "cordoned by ada"),))
     assert set(tainted(cordoned).values()) == {(TaintKey.MODE,)}
     assert tainted(cordoned).keys() == {each.name for each in devices_of(view.node)}
     faulty = replace(MIXED, faulty=frozenset({WholeGpu(gpu.uuid)}))
@@ -100,7 +100,7 @@ def test_media_extensions_that_others_have_are_heeded() -> None:
 def test_a_part_that_others_have_keeps_claims_off_the_device() -> None:
     """How much is left of it is not what the scheduler counts."""
     gpu = uncuttable_gpu()
-    found = tainted(seen(gpu, (POD, Part(WholeGpu(gpu.uuid), 1 << 30, Sharing.MPS))))
+    found = tainted(seen(gpu, (POD, FractionalShare(WholeGpu(gpu.uuid), 1 << 30, Sharing.MPS))))
     assert found == {"gpu-0-shared": (TaintKey.HELD,), "gpu-0": (TaintKey.HELD,)}
 
 
@@ -180,7 +180,7 @@ def test_what_is_said_of_instances_that_tranche_did_not_make_is_what_is_decided_
     ],
 )
 def test_the_nodes_mode_says_which_kinds_are_offered(mode: NodeMode, free: set[str]) -> None:
-    found = tainted(seen(a100()), TaintCauses(mode))
+    found = tainted(seen(a100()), TaintFacts(mode))
     some = {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared", "gpu-0-1g-5gb-0"}
     assert some - found.keys() == free
     assert set(found.values()) <= {(TaintKey.MODE,)}
@@ -189,12 +189,12 @@ def test_the_nodes_mode_says_which_kinds_are_offered(mode: NodeMode, free: set[s
 @pytest.mark.parametrize(
     ("use", "free"),
     [
-        (GpuUse.OFF, {"gpu-0"}),
-        (GpuUse.MIG, {"gpu-0", "gpu-0-1g-5gb-0"}),
-        (GpuUse.SHARED, {"gpu-0", "gpu-0-shared"}),
+        (GpuPolicy.OFF, {"gpu-0"}),
+        (GpuPolicy.MIG, {"gpu-0", "gpu-0-1g-5gb-0"}),
+        (GpuPolicy.SHARED, {"gpu-0", "gpu-0-shared"}),
     ],
 )
-def test_the_administrators_word_on_the_gpu_says_so_as_well(use: GpuUse, free: set[str]) -> None:
+def test_the_administrators_word_on_the_gpu_says_so_as_well(use: GpuPolicy, free: set[str]) -> None:
     view = seen(a100())
     found = tainted(replace(view, uses={view.node.gpus[0].uuid: use}))
     some = {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-0-shared", "gpu-0-1g-5gb-0"}
@@ -203,14 +203,14 @@ def test_the_administrators_word_on_the_gpu_says_so_as_well(use: GpuUse, free: s
 
 def test_a_faulty_gpu_is_not_offered() -> None:
     gpu = uncuttable_gpu()
-    known = TaintCauses(NodeMode.MIXED, faulty={WholeGpu(gpu.uuid)})
+    known = TaintFacts(NodeMode.MIXED, faulty={WholeGpu(gpu.uuid)})
     assert set(tainted(seen(gpu), known).values()) == {(TaintKey.FAULTY,)}
-    assert tainted(seen(gpu), TaintCauses(NodeMode.MIXED, faulty={WholeGpu("GPU-other")})) == {}
+    assert tainted(seen(gpu), TaintFacts(NodeMode.MIXED, faulty={WholeGpu("GPU-other")})) == {}
 
 
 def test_a_faulty_instance_takes_what_overlaps_it() -> None:
     gpu = a100()
-    known = TaintCauses(NodeMode.MIXED, faulty={slice_at("2g.10gb", 0, 2, gpu)})
+    known = TaintFacts(NodeMode.MIXED, faulty={slice_at("2g.10gb", 0, 2, gpu)})
     found = tainted(seen(gpu), known)
     assert {"gpu-0", "gpu-0-shared", "gpu-0-1g-5gb-1", "gpu-0-3g-20gb-0"} <= found.keys()
     assert "gpu-0-1g-5gb-2" not in found

@@ -8,19 +8,19 @@ import pytest
 
 from tests.kubernetes.waiting import patiently, until
 from tranche.core.errors import GpuBusy, GpuNotFound, HardwareError, NotOffered, TrancheError
-from tranche.kubernetes.dra.waiting_requests import PASSING, WaitingRequests
+from tranche.kubernetes.dra.waiting_requests import PASSING, ClaimRetryQueue
 
 LONG = 3600.0
 
 
-async def _until_it_waits(room: WaitingRequests) -> None:
+async def _until_it_waits(room: ClaimRetryQueue) -> None:
     await until(lambda: bool(room.waiting))
 
 
 @pytest.mark.parametrize("kind", PASSING)
 def test_what_time_mends_is_waited_for(kind: type[TrancheError]) -> None:
     async def test() -> None:
-        room, told, errors = WaitingRequests(), list[str](), [kind("one"), kind("two")]
+        room, told, errors = ClaimRetryQueue(), list[str](), [kind("one"), kind("two")]
 
         async def attempt() -> str:
             if errors:
@@ -45,7 +45,7 @@ def test_what_somebody_has_to_mend_is_refused_at_once(kind: type[TrancheError]) 
 
         deadline = asyncio.get_running_loop().time() + LONG
         with pytest.raises(kind):
-            await patiently(WaitingRequests().persist("a", attempt, deadline, lambda error: None))
+            await patiently(ClaimRetryQueue().persist("a", attempt, deadline, lambda error: None))
 
     asyncio.run(test())
 
@@ -61,17 +61,17 @@ def test_the_last_reason_is_told_when_the_time_is_over() -> None:
 
         loop = asyncio.get_running_loop()
         with pytest.raises(GpuBusy, match=r"try 1$"):
-            await WaitingRequests().persist("a", attempt, loop.time(), lambda error: None)
+            await ClaimRetryQueue().persist("a", attempt, loop.time(), lambda error: None)
         tries = 0
         with pytest.raises(GpuBusy, match=r"try 2$"):
-            await patiently(WaitingRequests().persist("a", attempt, loop.time() + 0.01, lambda error: None))
+            await patiently(ClaimRetryQueue().persist("a", attempt, loop.time() + 0.01, lambda error: None))
 
     asyncio.run(test())
 
 
 def test_who_is_given_up_waits_no_longer_and_the_others_do() -> None:
     async def test() -> None:
-        room, free = WaitingRequests(), False
+        room, free = ClaimRetryQueue(), False
 
         async def attempt() -> None:
             if not free:
@@ -95,7 +95,7 @@ def test_who_is_given_up_waits_no_longer_and_the_others_do() -> None:
 
 def test_who_is_given_up_amid_a_try_does_not_wait_after_it() -> None:
     async def test() -> None:
-        room, begun, end = WaitingRequests(), asyncio.Event(), asyncio.Event()
+        room, begun, end = ClaimRetryQueue(), asyncio.Event(), asyncio.Event()
 
         async def attempt() -> None:
             begun.set()

@@ -15,12 +15,12 @@ from tests.kubernetes.mig_manager.mig_world import gpu
 from tests.strategies import node_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.quantity import MIB
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels, is_feature_label
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.kubernetes.observation.replicas import ReplicaRules, SharedResource
+from tranche.kubernetes.observation.replicas import ReplicaPolicy, SharedResource
 from tranche.kubernetes.observation.resources import MigStrategy
 from tranche.planning.reconfigure import plan_layout
 
@@ -131,8 +131,8 @@ def test_a_gpu_that_is_not_cut_is_for_sale_whole_under_mixed() -> None:
     assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.replicas"]) == ("2", "1")
 
 
-def rules(name: str, replicas: int, offered_as: str = "") -> ReplicaRules:
-    return ReplicaRules((SharedResource(name, replicas, offered_as or name),))
+def rules(name: str, replicas: int, offered_as: str = "") -> ReplicaPolicy:
+    return ReplicaPolicy((SharedResource(name, replicas, offered_as or name),))
 
 
 def test_shared_gpus_say_so_unless_their_replicas_have_a_name_of_their_own() -> None:
@@ -161,11 +161,11 @@ def test_gpus_that_are_all_cut_are_not_shared() -> None:
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-A100-SXM4-40GB"
 
 
-WITH_MPS = SharingMeans(frozenset(Sharing), mps_clients=48)
+WITH_MPS = MachineSharing(frozenset(Sharing), mps_clients=48)
 
 
 def test_gpus_that_are_shared_by_mps_say_so_where_the_machine_has_it() -> None:
-    sharing = ReplicaRules((SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu", sharing=Sharing.MPS),))
+    sharing = ReplicaPolicy((SharedResource("nvidia.com/gpu", 10, "nvidia.com/gpu", sharing=Sharing.MPS),))
     state = a100s("all-disabled")
     labels = feature_labels(replace(state, sharing=WITH_MPS), MigStrategy.NONE, FACTS, sharing)
     assert labels["nvidia.com/mps.capable"] == "true"
@@ -175,7 +175,7 @@ def test_gpus_that_are_shared_by_mps_say_so_where_the_machine_has_it() -> None:
 
 
 def test_a_node_of_virtual_gpus_has_the_label_of_awss_plugin_beside_what_is_true_of_its_gpus() -> None:
-    state, virtual = a100s("all-disabled"), ReplicaRules(virtual=10)
+    state, virtual = a100s("all-disabled"), ReplicaPolicy(virtual=10)
     labels = feature_labels(replace(state, sharing=WITH_MPS), MigStrategy.NONE, FACTS, virtual)
     said = {"nvidia.com/mps.capable": "true", "k8s.amazonaws.com/accelerator": "vgpu"}
     assert labels == {**COMMON, **WHOLE, **said}

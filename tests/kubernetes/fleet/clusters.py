@@ -12,7 +12,7 @@ from tranche.core.board import Board, board_by_key
 from tranche.core.grid import placements
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
 from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.node_mode import NodeMode
@@ -21,7 +21,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.kubernetes.fleet.device_request import demanded_by
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_pools
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -29,8 +29,8 @@ from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decod
 from tranche.kubernetes.fleet.pool_usage import served
 
 Json = dict[str, Any]
-MPS = SharingMeans(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
-TIME_SLICING = SharingMeans(frozenset({Sharing.TIME_SLICING}))
+MPS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)
+TIME_SLICING = MachineSharing(frozenset({Sharing.TIME_SLICING}))
 
 
 def board(key: str) -> Board:
@@ -55,12 +55,12 @@ def t4s(count: int = 1) -> tuple[GpuState, ...]:
 
 
 def published(
-    node: str, gpus: Sequence[GpuState], mode: NodeMode = NodeMode.MIXED, sharing: SharingMeans = MPS, keep: str = ""
+    node: str, gpus: Sequence[GpuState], mode: NodeMode = NodeMode.MIXED, sharing: MachineSharing = MPS, keep: str = ""
 ) -> list[Json]:
     """The resource slices of a node that keeps those sizes."""
     view = NodeView(NodeState(tuple(gpus), sharing=sharing))
     devices = devices_of(view.node)
-    reasons = reasons_against(devices, view, TaintCauses(mode))
+    reasons = reasons_against(devices, view, TaintFacts(mode))
     devices, against = set_apart(devices, kept_places(devices, view, parse_kept(keep), reasons), reasons)
     contents = pool_contents(node, devices, view, against, ())
     found = []

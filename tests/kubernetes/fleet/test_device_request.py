@@ -13,13 +13,13 @@ from tranche.core.request import Isolation, Request
 from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.claims.vocabulary import DeviceType
-from tranche.kubernetes.fleet.device_request import DeviceAlternative, demanded_by
+from tranche.kubernetes.fleet.device_request import DeviceRequestOption, demanded_by
 from tranche.kubernetes.fleet.objects import decode_fleet_claim
 
 ATTRIBUTE = 'device.attributes["gpu.tranche.dev"].'
 
 
-def wanted(expression: str) -> DeviceAlternative:
+def wanted(expression: str) -> DeviceRequestOption:
     request = {"deviceClassName": "tranche", "selectors": [{"cel": {"expression": expression}}]}
     (demand,) = demanded_by(decode_fleet_claim(asked_by_hand(request)))
     (only,) = demand.alternatives

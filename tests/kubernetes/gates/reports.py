@@ -5,11 +5,11 @@ from __future__ import annotations
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.gates.leases import NodeGpus
-from tranche.kubernetes.telling.told_view import ShareOffer, ToldView, bare, told_to_lease
+from tranche.kubernetes.telling.told_view import ShareOffer, ViewReport, bare, told_to_lease
 
 
 def gpus_to_lease(gpus: NodeGpus, owner: tuple[str, str]) -> Lease:
     """The lease in which a controller reads that, on a node of mode `mixed`."""
     offer = ShareOffer(NodeMode.MIXED, gpus.view.withheld, gpus.refused)
-    said = ToldView(gpus.node, bare(gpus.view), offer=offer, to_people=False, generation=gpus.generation)
+    said = ViewReport(gpus.node, bare(gpus.view), offer=offer, to_people=False, generation=gpus.generation)
     return told_to_lease(said, owner)

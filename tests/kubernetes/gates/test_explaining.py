@@ -27,9 +27,9 @@ from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.explaining import chosen_text, explain_gated
 from tranche.kubernetes.gates.leases import (
     CHOICES,
-    NodeChoices,
+    ChoiceLease,
+    ChosenShare,
     NodeGpus,
-    ShareChoice,
     choices_to_lease,
 )
 from tranche.kubernetes.gates.reading import GateFleet, read_gate_fleet
@@ -104,7 +104,7 @@ def given_pod(view: NodeView) -> tuple[FleetPod, GateFleet]:
     """A pod that was let go with a slice, and the fleet with that choice."""
     granted = decide(view, parse_request(mig_profile="2g.10gb"))
     assert isinstance(granted, Granted)
-    choice = ShareChoice("team", "p", "u1", granted.grants)
+    choice = ChosenShare("team", "p", "u1", granted.grants)
     text = json.dumps({"node": "n1", "grants": [grant_to_dict(each) for each in granted.grants]})
     pod = replace(WAITS, gated=False, node="n1", chosen=text)
     return pod, replace(fleet_of(n1=view), chosen={"n1": {"u1": choice}})
@@ -164,7 +164,7 @@ def test_nobody_is_called_by_an_id_of_his_node() -> None:
     view = a100s(1)
     whole = decide(view, parse_request(gpus="1"))
     assert isinstance(whole, Granted)
-    taken = with_choices(view, [ShareChoice("team", "other", "u9", whole.grants)])
+    taken = with_choices(view, [ChosenShare("team", "other", "u9", whole.grants)])
     found = explain_gated(WAITS, parse_request(gpus="1"), fleet_of(n1=taken))
     assert [each.text for each in found.groups] == ["held whole by pod team/other"]
     assert all("chosen-" not in text for text in (*found.remedies, found.message))
@@ -217,7 +217,7 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
             try:
                 first = gpus_to_lease(NodeGpus("n1", view), ("n1", "uid"))
                 chosen = choices_to_lease(
-                    NodeChoices("n1").with_choices([ShareChoice("team", "other", "u9", granted.grants)])
+                    ChoiceLease("n1").with_choices([ChosenShare("team", "other", "u9", granted.grants)])
                 )
                 for lease in (first, chosen):
                     meta = {"labels": dict(lease.labels), "annotations": dict(lease.annotations)}

@@ -23,11 +23,11 @@ from tranche.core.request import parse_request
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
-from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
-from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.kubernetes.gates.handover import GatedSharePreparer, ShareNode
+from tranche.kubernetes.gates.leases import ChosenShare
 from tranche.kubernetes.gates.placed_files import PlacedFiles
 from tranche.kubernetes.gates.share_reconciler import FORGOTTEN_SECONDS, ShareReconciler
-from tranche.kubernetes.kubelet.pod_resources import Listed
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.node.claims import ClaimRequest
 from tranche.planning.allocate import Granted, decide
 
@@ -39,8 +39,8 @@ class PlacedNode:
     """One node: what its kubelet lists, what the controller has chosen, and its pods."""
 
     node: ClaimNodeStandIn
-    listed: list[Listed] = field(default_factory=list)
-    chosen: dict[str, ShareChoice] = field(default_factory=dict)
+    listed: list[ContainerDevices] = field(default_factory=list)
+    chosen: dict[str, ChosenShare] = field(default_factory=dict)
     pods: dict[PodRef, KubePod] = field(default_factory=dict)
     living: set[str] = field(default_factory=set)
     now: float = 0.0
@@ -50,10 +50,10 @@ class PlacedNode:
         host, state = self.node.node.host, Path(self.node.node.machine.machine.environment()["TRANCHE_SIM_STATE"])
         self.files = PlacedFiles(self.node.cdi)
 
-        async def listed() -> list[Listed]:
+        async def listed() -> list[ContainerDevices]:
             return self.listed
 
-        async def chosen() -> dict[str, ShareChoice]:
+        async def chosen() -> dict[str, ChosenShare]:
             return self.chosen
 
         async def uid_of(ref: PodRef) -> str:
@@ -85,7 +85,7 @@ class PlacedNode:
             driver_version=lambda: "580",
             mps_pipes=host.daemons.records.pipes,
         )
-        self.handover = ShareHandover(share_node, self.files, patience=self.patience)
+        self.handover = GatedSharePreparer(share_node, self.files, patience=self.patience)
         self.care = ShareReconciler(
             share_node,
             self.handover,
@@ -98,9 +98,9 @@ class PlacedNode:
     def pod(self, name: str, unit: str, grants: tuple[Grant, ...] = ()) -> None:
         """A pod that the kubelet has given a unit, and the controller these grants."""
         self.pods[PodRef("team", name)] = KubePod(PodRef("team", name), f"uid-{name}")
-        self.listed.append(Listed("team", name, "main", SHARE_RESOURCE, (unit,)))
+        self.listed.append(ContainerDevices("team", name, "main", SHARE_RESOURCE, (unit,)))
         if grants:
-            self.chosen[f"uid-{name}"] = ShareChoice("team", name, f"uid-{name}", grants)
+            self.chosen[f"uid-{name}"] = ChosenShare("team", name, f"uid-{name}", grants)
 
     def decided(self, **request: str) -> tuple[Grant, ...]:
         found = decide(self.node.node.host.view(), parse_request(**request))
@@ -152,7 +152,7 @@ def test_a_container_gets_what_was_chosen_and_again_when_it_starts_again() -> No
 def test_a_container_that_asks_for_two_is_refused_and_the_controller_hears_of_it() -> None:
     async def act(node: PlacedNode) -> None:
         node.pod("p", "share-1", node.decided(gpu_memory="4Gi"))
-        node.listed[0] = Listed("team", "p", "main", SHARE_RESOURCE, ("share-1", "share-2"))
+        node.listed[0] = ContainerDevices("team", "p", "main", SHARE_RESOURCE, ("share-1", "share-2"))
         with pytest.raises(AllocationUnknown, match="2 were given"):
             await node.handover.start(["share-1", "share-2"])
         assert node.handover.refused.value == {"uid-p": "a container has one share, and 2 were given"}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s
 from tests.strategies import node_views
-from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, ProcessKeeper
 from tranche.core.request import parse_request
@@ -19,7 +19,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.devices import devices_of
 from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.documents import gpu_document
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -27,7 +27,7 @@ from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.fleet.overview import FleetNodeSummary, summaries
 from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.lease_pools import fleet_of
-from tranche.kubernetes.gates.leases import NodeGpus, ShareChoice
+from tranche.kubernetes.gates.leases import ChosenShare, NodeGpus
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.planning.allocate import Granted, decide
@@ -47,7 +47,7 @@ def kept_by(view: NodeView, kind: int) -> NodeView:
     return replace(view, allocations=tuple(made))
 
 
-def by_leases(view: NodeView, *choices: ShareChoice, node: FleetNode = MIXED) -> FleetNodeSummary | None:
+def by_leases(view: NodeView, *choices: ChosenShare, node: FleetNode = MIXED) -> FleetNodeSummary | None:
     return summary(leased(view, *choices, node=node))
 
 
@@ -56,7 +56,7 @@ def summary(fleet: Fleet) -> FleetNodeSummary | None:
 
 
 def leased(
-    view: NodeView, *choices: ShareChoice, node: FleetNode = MIXED, faults: Faults = NO_FAULTS, keep: str = ""
+    view: NodeView, *choices: ChosenShare, node: FleetNode = MIXED, faults: Faults = NO_FAULTS, keep: str = ""
 ) -> Fleet:
     offered = offered_view(view, NodeMode.MIXED)
     kept = withheld_places(offered, NodeMode.MIXED, faults, parse_kept(keep))
@@ -68,7 +68,7 @@ def published(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> Fle
     """The fleet by the ResourceSlices of the same node; nobody holds anything by claims."""
     offered = offered_view(view, NodeMode.MIXED)
     devices = devices_of(offered.node)
-    reasons = reasons_against(devices, offered, TaintCauses(NodeMode.MIXED, frozenset(faults)))
+    reasons = reasons_against(devices, offered, TaintFacts(NodeMode.MIXED, frozenset(faults)))
     devices, reasons = set_apart(devices, kept_places(devices, offered, parse_kept(keep), reasons), reasons)
     contents = pool_contents("n", devices, offered, reasons, ())
     pool = {"name": "n", "generation": 1, "resourceSliceCount": len(contents)}
@@ -94,7 +94,7 @@ def test_gpus_look_as_nodes_would_publish_them_for_claims(view: NodeView, data: 
     faults: Faults = {WholeGpu(gpu.uuid): "XID 79" for gpu in sick}
     keep = data.draw(st.sampled_from(["", "whole=1", "2g.10gb, 3g.20gb=2"]))
     cordons = data.draw(st.lists(st.sampled_from(present.node.gpus), max_size=1)) if present.node.gpus else []
-    withheld = tuple(Withheld(WholeGpu(gpu.uuid), "cordoned by somebody") for gpu in cordons)
+    withheld = tuple(WithheldDevice(WholeGpu(gpu.uuid), "cordoned by somebody") for gpu in cordons)
     alone = replace(kept_by(present, 0), withheld=withheld)
     leases, slices = leased(alone, faults=faults, keep=keep), published(alone, faults, keep)
     assert summary(leases) == summary(slices)
@@ -129,7 +129,7 @@ def test_what_was_chosen_counts_as_held_before_the_agent_has_heard_of_it(view: N
         return  # no state of this machine serves it
     if not isinstance(found, Granted):
         return
-    choice = ShareChoice("team", "p", "u1", found.grants)
+    choice = ChosenShare("team", "p", "u1", found.grants)
     shown = by_leases(quiet, choice)
     assert shown is not None
     held = [each for gpu in shown.gpus for each in gpu.held]

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from tests.kubernetes.dra.test_order import a100s
 from tests.kubernetes.gates.reports import gpus_to_lease
 from tests.strategies import node_views
-from tranche.core.allocation import NodeView, WholeGpu, Withheld
+from tranche.core.allocation import NodeView, WholeGpu, WithheldDevice
 from tranche.core.errors import TrancheError, UsageError
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.keeper import PlacedPodKeeper, ProcessKeeper
 from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.gates.leases import (
-    NodeChoices,
+    ChoiceLease,
+    ChosenShare,
     NodeGpus,
-    ShareChoice,
     choices_from_lease,
     choices_to_lease,
     gpus_from_lease,
@@ -34,7 +34,7 @@ from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.telling.told_view import (
     MOST_BYTES,
     ShareOffer,
-    ToldView,
+    ViewReport,
     bare,
     generation_of,
     lease_name,
@@ -81,8 +81,10 @@ def test_sixteen_gpus_in_slices_with_all_there_is_to_say_of_them_fit_into_a_leas
     view = replace(view, node=replace(view.node, gpus=tuple(map(_numbered, view.node))))
     words = (hashlib.sha256(str(number).encode()).hexdigest() * 5 for number in itertools.count())
     refused = {f"{number * 32452843:08x}-0000-4000-8000": next(words) for number in range(250)}
-    faulty = tuple(Withheld(WholeGpu(gpu.uuid), "it has reported an error (XID 79)", faulty=True) for gpu in view.node)
-    said = ToldView("n1", view, offer=ShareOffer(NodeMode.DYNAMIC, faulty, refused))
+    faulty = tuple(
+        WithheldDevice(WholeGpu(gpu.uuid), "it has reported an error (XID 79)", faulty=True) for gpu in view.node
+    )
+    said = ViewReport("n1", view, offer=ShareOffer(NodeMode.DYNAMIC, faulty, refused))
     lease = told_to_lease(said, OWNER)
     assert sum(map(len, lease.annotations.values())) < MOST_BYTES
     read = gpus_from_lease(lease)
@@ -119,8 +121,8 @@ def test_what_cannot_be_read_is_not_known(change: dict[str, str]) -> None:
 
 
 def test_choices_arrive_in_the_place_of_what_was_read() -> None:
-    choice = ShareChoice("team", "p", "u1", (WholeGpu("GPU-1"),), 7)
-    first = choices_to_lease(NodeChoices("n1", owner=OWNER).with_choices([choice]))
+    choice = ChosenShare("team", "p", "u1", (WholeGpu("GPU-1"),), 7)
+    first = choices_to_lease(ChoiceLease("n1", owner=OWNER).with_choices([choice]))
     assert (first.version, first.owner_node) == ("", OWNER)
     read = choices_from_lease(replace(first, version="5"))
     assert read.choices == {"u1": choice}
@@ -139,21 +141,21 @@ def test_a_long_name_of_a_node_makes_a_lease_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("mode", "use"),
     [
-        (NodeMode.DYNAMIC, GpuUse.MIG),
-        (NodeMode.SHARED, GpuUse.SHARED),
-        (NodeMode.MIXED, GpuUse.AUTO),
-        (NodeMode.STATIC, GpuUse.OFF),
-        (NodeMode.OFF, GpuUse.OFF),
+        (NodeMode.DYNAMIC, GpuPolicy.MIG),
+        (NodeMode.SHARED, GpuPolicy.SHARED),
+        (NodeMode.MIXED, GpuPolicy.AUTO),
+        (NodeMode.STATIC, GpuPolicy.OFF),
+        (NodeMode.OFF, GpuPolicy.OFF),
     ],
 )
-def test_only_what_the_mode_offers_can_be_chosen(mode: NodeMode, use: GpuUse) -> None:
+def test_only_what_the_mode_offers_can_be_chosen(mode: NodeMode, use: GpuPolicy) -> None:
     view = a100s(1)
     (gpu,) = view.node
     offered = offered_view(view, mode)
     assert offered.use_of(gpu.uuid) is use
     assert Sharing.MEMORY_LIMITS not in offered.node.sharing.offered
-    off = offered_view(replace(view, uses={gpu.uuid: GpuUse.OFF}), mode)
-    assert off.use_of(gpu.uuid) is GpuUse.OFF
+    off = offered_view(replace(view, uses={gpu.uuid: GpuPolicy.OFF}), mode)
+    assert off.use_of(gpu.uuid) is GpuPolicy.OFF
 
 
 def _numbered(gpu: GpuState) -> GpuState:

@@ -12,13 +12,13 @@ from tests.kubernetes.agent.reporting import gates_reporter
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tests.strategies import uncuttable_gpu, view_of
-from tranche.core.allocation import NodeView, Slice, WholeGpu, Withheld
+from tranche.core.allocation import NodeView, Slice, WholeGpu, WithheldDevice
 from tranche.core.request import Request, parse_request
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.controller.node_fit import NodeCapacity
-from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, Unplaced, place
+from tranche.kubernetes.controller.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place
 from tranche.kubernetes.controller.waiting_words import waiting_text
 from tranche.kubernetes.gates.leases import gpus_from_lease
 from tranche.kubernetes.gates.withheld import withheld_places
@@ -33,12 +33,12 @@ def told(node: ManagedNode) -> NodeView | None:
     return None if raw is None else gpus_from_lease(decode_lease(raw)).view
 
 
-def withheld(node: ManagedNode) -> tuple[Withheld, ...]:
+def withheld(node: ManagedNode) -> tuple[WithheldDevice, ...]:
     view = told(node)
     return () if view is None else view.withheld
 
 
-def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | Unplaced, ...]:
+def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | UnplacedPod, ...]:
     """What becomes of pods that ask for that, in that order."""
     assert view is not None
     pods = [GatedPod("team", f"p{number}", f"u{number}", each) for number, each in enumerate(requests)]
@@ -72,7 +72,7 @@ def test_a_faulty_gpu_is_given_to_nobody_until_it_is_well_again(tmp_path: Path) 
             found = placed(told(node), *[LARGE] * 2)
             assert isinstance(found[0], PodPlacement)
             assert [each.gpu_uuid for each in found[0].granted.grants] != [sick.place.gpu_uuid]
-            assert isinstance(found[1], Unplaced)
+            assert isinstance(found[1], UnplacedPod)
             assert found[1].possible
             assert "it has reported an error (XID 79)" in waiting_text(found[1])
             node.now += QUIET_SECONDS + 1
@@ -99,7 +99,7 @@ def test_room_is_kept_for_those_that_name_its_size(tmp_path: Path) -> None:
             small = [each for each in found[:7] if isinstance(each, PodPlacement)]
             assert len(small) == 7
             assert {grant.gpu_uuid for each in small for grant in each.granted.grants}.isdisjoint({kept.place.gpu_uuid})
-            assert isinstance(found[7], Unplaced)
+            assert isinstance(found[7], UnplacedPod)
             assert "kept for larger requests" in waiting_text(found[7])
             assert isinstance(found[8], PodPlacement)
             assert found[8].granted.grants[0].gpu_uuid == kept.place.gpu_uuid
@@ -112,10 +112,10 @@ def test_room_is_kept_for_those_that_name_its_size(tmp_path: Path) -> None:
 
 def test_what_is_cordoned_is_withheld_from_everybody_there_as_well() -> None:
     gpu = uncuttable_gpu()
-    cordon = Withheld(WholeGpu(gpu.uuid), "cordoned by ada: its fan")
+    cordon = WithheldDevice(WholeGpu(gpu.uuid), "cordoned by ada: its fan")
     view = replace(view_of(gpu), withheld=(cordon,))
     found = withheld_places(view, NodeMode.MIXED, {})
     assert found == (cordon,)
     (pod,) = placed(replace(view, withheld=found), parse_request(gpus="1"))
-    assert isinstance(pod, Unplaced)
+    assert isinstance(pod, UnplacedPod)
     assert "cordoned by ada: its fan" in waiting_text(pod)

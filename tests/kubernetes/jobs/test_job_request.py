@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.jobs.job_request import (
-    Volume,
+    JobMount,
     checked_name,
     name_from,
     parse_environment,
@@ -64,8 +64,8 @@ def test_pairs_have_a_name_and_a_value() -> None:
 
 
 def test_volumes_are_claims_or_folders_of_the_node() -> None:
-    assert parse_volume("data:/data") == Volume("data", "/data")
-    assert parse_volume("/raid:/data:ro") == Volume("/raid", "/data", read_only=True)
+    assert parse_volume("data:/data") == JobMount("data", "/data")
+    assert parse_volume("/raid:/data:ro") == JobMount("/raid", "/data", read_only=True)
     assert parse_volume("/raid:/data:rw").of_node
     for wrong in ("", "data", "data:data", "Data:/data", "data:/data:x", "a:/b:ro:c", ":/data"):
         with pytest.raises(UsageError, match="is not a volume"):

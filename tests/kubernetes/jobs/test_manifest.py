@@ -12,7 +12,7 @@ from tests.conftest import Golden
 from tests.kubernetes.claims.examples import CARDS
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.spec import claim_spec
-from tranche.kubernetes.jobs.job_request import JobRequest, Volume
+from tranche.kubernetes.jobs.job_request import JobMount, JobRequest
 from tranche.kubernetes.jobs.manifest import gated_job, objects_of
 
 REQUEST = parse_request(gpu_memory="4Gi")
@@ -28,7 +28,7 @@ EVERYTHING = wish(
     command=("sh", "-c", "echo $HOME $(hostname) $$"),
     node_selector={"zone": "a"},
     environment={"A": "$(B)"},
-    volumes=(Volume("data", "/data", read_only=True), Volume("/raid", "/raid")),
+    volumes=(JobMount("data", "/data", read_only=True), JobMount("/raid", "/raid")),
     workdir="/work",
     interactive=True,
     parallelism=2,

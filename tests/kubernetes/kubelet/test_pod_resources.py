@@ -13,7 +13,7 @@ import pytest
 from tests.kubernetes.waiting import patiently
 from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
-from tranche.kubernetes.kubelet.pod_resources import Listed, PodResources
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, PodResourcesClient
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesRequest, ListPodResourcesResponse
 
 
@@ -58,11 +58,11 @@ def test_each_device_is_its_pods_whatever_the_container_and_others_devices_do_no
 
     async def run() -> None:
         async with kubelet(tmp_path / "kubelet.sock", answer):
-            held = await patiently(PodResources(tmp_path / "kubelet.sock").read())
+            held = await patiently(PodResourcesClient(tmp_path / "kubelet.sock").read())
         assert held.listed == (
-            Listed("ns", "one", "main", "nvidia.com/mig-1g.5gb", ("MIG-a",)),
-            Listed("ns", "one", "side", "nvidia.com/gpu", ("GPU-b",)),
-            Listed("ns", "two", "main", "nvidia.com/gpu.shared", ("GPU-c::3",)),
+            ContainerDevices("ns", "one", "main", "nvidia.com/mig-1g.5gb", ("MIG-a",)),
+            ContainerDevices("ns", "one", "side", "nvidia.com/gpu", ("GPU-b",)),
+            ContainerDevices("ns", "two", "main", "nvidia.com/gpu.shared", ("GPU-c::3",)),
         )
 
     asyncio.run(run())
@@ -73,7 +73,7 @@ def test_a_restarted_kubelet_is_reached_again(tmp_path: Path) -> None:
     socket = tmp_path / "kubelet.sock"
 
     async def run() -> None:
-        reader = PodResources(socket)
+        reader = PodResourcesClient(socket)
         with pytest.raises(KubeletUnavailable) as caught:
             await patiently(reader.read())
         assert str(socket) in caught.value.hint
@@ -102,7 +102,7 @@ def test_devices_of_claims_are_listed_by_their_names_for_the_runtime(tmp_path: P
 
     async def run() -> None:
         async with kubelet(tmp_path / "kubelet.sock", answer):
-            word = await patiently(PodResources(tmp_path / "kubelet.sock").read())
+            word = await patiently(PodResourcesClient(tmp_path / "kubelet.sock").read())
         assert word.by_claims == {"tranche.dev/share=u-1-0", "vendor.example/nic=eth0"}
 
     asyncio.run(run())

@@ -23,7 +23,7 @@ from tranche.kubernetes.api.objects import KubeApi, PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.health import XidPolicy
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
@@ -32,7 +32,7 @@ from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 from tranche.node.host import Host
 
 NODE = "/api/v1/nodes/n1"
@@ -52,7 +52,7 @@ class ManagedNode:
     inventory: Inventory
     host: Host
     kubelet: Kubelet
-    services: NodeServices
+    services: NodeContext
     now: float = 90_000.0
     restarts: int = 0
     wants_reset: bool = False
@@ -106,7 +106,7 @@ class ManagedNode:
                 f"pods {sorted(path for path in self.server.objects if '/pods/' in path)}",
                 f"of which the agent was told {[str(each.ref) for each in pods.value] if pods.synced else None}",
                 f"the kubelet lists { ({uuid: str(pod) for uuid, pod in self.kubelet.holders.items()}) }",
-                f"the register has {holders}, marked are {sorted(inventory.condemned)}",
+                f"the register has {holders}, marked are {sorted(inventory.draining)}",
                 f"last requests {[f'{each.method} {each.path} {each.body}'[:200] for each in self.server.requests[-4:]]}",
             )
         )
@@ -228,7 +228,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
             inventory = Inventory(pods.look, clock=loop.time, period=0.05)
             watch = NodeWatch(api, "n1")
             pod_watch = PodWatch(api, "n1")
-            gpu_events = GpuEvents(GpuEventStream, inventory)
+            gpu_events = GpuEventWatch(GpuEventStream, inventory)
             device_health = DeviceHealthWatch(
                 gpu_events,
                 inventory,
@@ -237,13 +237,13 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 clock=lambda: node.now,
                 recovery_seconds=0.01,
             )
-            services = NodeServices(
+            services = NodeContext(
                 node_name="n1",
                 namespace="tranche",
                 api=api,
                 connection=connection,
                 leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
-                tier=LatestValue(),
+                backend=LatestValue(),
                 node=watch.latest,
                 node_pods=pod_watch.latest,
                 inventory=inventory,

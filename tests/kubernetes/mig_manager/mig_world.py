@@ -15,11 +15,11 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import (
+    LayoutTask,
     NodeDecision,
     NodeObservation,
-    Work,
-    condemned_by,
     decide,
+    draining_by,
     failed_attempt,
     reboot_plan,
     work_plan,
@@ -77,7 +77,7 @@ class World:
     boots: int = 0
     boot_ids: bool = True
     now: float = 1_000_000.0
-    condemned: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
     cuts: int = 0
 
     @property
@@ -134,12 +134,12 @@ class World:
             self.labels[LAYOUT_LABEL] = layout
 
     def start_pod(self, name: str, gpu_index: int, start: int, *, owner: str = "ReplicaSet") -> PodRef | None:
-        """A pod on the free slice there, if there is one that is not condemned."""
+        """A pod on the free slice there, if there is one that is not draining."""
         gpu = self.view.node.by_index(gpu_index)
         instance = next((i for i in gpu.instances if i.placement.start == start), None)
         if instance is None or self.view_with_pods.holders_of(gpu.key(instance)):
             return None
-        if any(device.uuid in self.condemned for device in instance.compute_instances):
+        if any(device.uuid in self.draining for device in instance.compute_instances):
             return None
         ref = PodRef("default", name)
         self.pods[ref] = KubePod(ref, owner_kind=owner)
@@ -170,13 +170,13 @@ class World:
             nonlocal left
             if left is not None:
                 if left == 0:
-                    self.condemned = frozenset()
+                    self.draining = frozenset()
                     raise Killed
                 left -= 1
 
         situation = self.situation
         decision = decide(situation)
-        self.condemned = decision.condemned
+        self.draining = decision.draining
         boundary()
         for key, value in decision.labels.items():
             self._set(self.labels, key, value)
@@ -189,7 +189,7 @@ class World:
         for ref in decision.evict:
             self._evict(ref)
         boundary()
-        if decision.work is not Work.NONE:
+        if decision.work is not LayoutTask.NONE:
             self._work(situation, decision, boundary)
         return decision
 
@@ -224,13 +224,13 @@ class World:
         assert not self.operand_pods or not any(self.labels.get(key) == PAUSED for key in OPERANDS)
         try:
             view = self.view_with_pods
-            if decision.work is Work.CUT:
+            if decision.work is LayoutTask.CUT:
                 plan = work_plan(view, layout, self.policy)
-                assert condemned_by(plan, view) <= decision.condemned, "a device is taken that pods may be given"
+                assert draining_by(plan, view) <= decision.draining, "a device is taken that pods may be given"
             else:
                 plan = reboot_plan(view, layout)
             changed_mode = any(isinstance(step, SetMigMode | ResetGpu) for step in plan.steps)
-            if self.fails or (self.mode_fails and changed_mode and decision.work is Work.CUT):
+            if self.fails or (self.mode_fails and changed_mode and decision.work is LayoutTask.CUT):
                 raise HardwareError("the driver refuses")
             if self.busy:
                 raise GpuBusy("a process has come")
@@ -238,9 +238,9 @@ class World:
             self.cuts += 1
             self.view = replace(self.view, node=after.node)
             boundary()
-            if decision.work is Work.REBOOT and self.reboot_fails:
+            if decision.work is LayoutTask.REBOOT and self.reboot_fails:
                 raise HardwareError("cannot restart the machine")
-            if decision.work is Work.REBOOT:
+            if decision.work is LayoutTask.REBOOT:
                 self.boots += 1
                 self.now = 20.0
                 gpus = tuple(replace(gpu, mode=gpu.pending_mode, instances=()) for gpu in self.view.node)

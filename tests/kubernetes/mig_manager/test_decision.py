@@ -17,7 +17,7 @@ from tests.support.length import cases
 from tranche.core.errors import HardwareError, KubeletUnavailable
 from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.mig_manager.decision import NodeDecision, Work, decide, pods_that_matter
+from tranche.kubernetes.mig_manager.decision import LayoutTask, NodeDecision, decide, pods_that_matter
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION, InUsePolicy
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
@@ -53,7 +53,7 @@ def test_a_label_becomes_a_cut_and_the_state_pending_and_then_success() -> None:
     world = World(a100s(mode=MigMode.DISABLED))
     world.wish("all-balanced")
     first = world.round()
-    assert (shown(world), first.work) == (("pending", "Applying"), Work.CUT)
+    assert (shown(world), first.work) == (("pending", "Applying"), LayoutTask.CUT)
     world.settle()
     assert shown(world) == ("success", None)
     assert profiles(world, 0) == profiles(world, 1) == ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
@@ -184,7 +184,7 @@ def test_refuse_changes_nothing_at_all_and_heals_when_the_pod_ends() -> None:
     cuts = world.cuts
     world.wish("all-3g.20gb")
     world.settle()
-    assert (shown(world), world.cuts, world.condemned) == (("failed", "GpuBusy"), cuts, frozenset())
+    assert (shown(world), world.cuts, world.draining) == (("failed", "GpuBusy"), cuts, frozenset())
     world.end_pod(pod)
     world.settle()
     assert shown(world) == ("success", None)
@@ -321,7 +321,7 @@ def test_operands_are_stopped_before_the_cut_and_run_again_after_it() -> None:
     world.labels["nvidia.com/gpu.deploy.nvsm"] = "false"
     world.wish("all-1g.5gb")
     first = world.round()
-    assert (first.work, shown(world)) == (Work.NONE, ("pending", "WaitingForOperands"))
+    assert (first.work, shown(world)) == (LayoutTask.NONE, ("pending", "WaitingForOperands"))
     assert all(world.labels[key] == PAUSED for key in OPERANDS)
     world.settle()
     assert shown(world) == ("success", None)
@@ -404,7 +404,7 @@ def test_what_a_pending_layout_will_take_stays_marked_between_its_tries_and_a_fa
         setattr(world, failing, True)
         world.wish("all-7g.40gb")
         until_it_waits(world)
-        assert len(world.condemned) == marked, failing
+        assert len(world.draining) == marked, failing
 
 
 def test_a_changed_wish_is_tried_at_once_after_a_failure() -> None:
@@ -413,7 +413,7 @@ def test_a_changed_wish_is_tried_at_once_after_a_failure() -> None:
     until_it_waits(world)
     world.fails = False
     world.wish("all-2g.10gb")
-    assert world.round().work is Work.CUT
+    assert world.round().work is LayoutTask.CUT
 
 
 def test_a_mode_that_does_not_change_restarts_the_machine_once_and_then_says_so() -> None:
@@ -641,7 +641,7 @@ class Interference(RuleBasedStateMachine):
         world.settle()
         wanted = world.labels.get(LAYOUT_LABEL)
         assert shown(world) == (("success", None) if wanted else (None, None))
-        assert not world.condemned
+        assert not world.draining
         assert not world.unschedulable
         assert not world.annotations
         assert PAUSED not in world.labels.values()

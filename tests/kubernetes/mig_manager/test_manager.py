@@ -18,7 +18,7 @@ from tranche.core.errors import GpuBusy
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.offers import held_otherwise
-from tranche.kubernetes.kubelet.pod_resources import KubeletWord
+from tranche.kubernetes.kubelet.pod_resources import KubeletResponse
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.exclusion import ANSWER_SECONDS, CLAIM_PREFIX
@@ -26,7 +26,7 @@ from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.observation.inventory import Inventory
-from tranche.kubernetes.observation.listings import Holding
+from tranche.kubernetes.observation.listings import HeldGrants
 from tranche.node.host import Host
 
 ONE = "nvidia.com/mig-1g.5gb"
@@ -139,13 +139,13 @@ def test_a_slice_in_use_keeps_its_pod_and_its_uuid_while_the_rest_is_cut(tmp_pat
                 for instance in node.host.driver.observe().by_index(0).instances
                 for device in instance.compute_instances
             }
-            await until(lambda: node.inventory.is_condemned(held))
+            await until(lambda: node.inventory.is_draining(held))
             assert node.condition is not None
             assert "pod default/a" in node.condition[2]
             node.kubelet.holders.clear()
             await node.shows("success")
             assert node.slices(0) == ["3g.20gb", "3g.20gb"]
-            await until(lambda: not node.inventory.is_condemned(held))
+            await until(lambda: not node.inventory.is_draining(held))
 
     on_node(tmp_path, test, A100, A100)
 
@@ -624,7 +624,7 @@ def test_a_state_folder_that_cannot_be_written_is_told_on_the_node_and_what_must
             await node.shows("failed", "LedgerUnavailable")
             assert node.condition is not None
             assert "/s cannot be written" in node.condition[2]
-            assert node.inventory.is_condemned(held)
+            assert node.inventory.is_draining(held)
             node.services.state_problem.publish("")
             node.kubelet.holders.clear()
             await node.shows("success")
@@ -661,9 +661,9 @@ def test_a_pod_that_got_a_slice_during_the_decision_is_not_hit(tmp_path: Path) -
             wanted = node.slice_uuid(0, 3)
             real = node.kubelet.read
 
-            async def given_meanwhile() -> KubeletWord:
-                # The kubelet lists it only once it is condemned: it was handed over just before.
-                if node.inventory.is_condemned(wanted):
+            async def given_meanwhile() -> KubeletResponse:
+                # The kubelet lists it only once it is draining: it was handed over just before.
+                if node.inventory.is_draining(wanted):
                     node.kubelet.holders[wanted] = PodRef("default", "late")
                 return await real()
 
@@ -711,11 +711,11 @@ class Backlog:
                     grant = Slice(gpu.uuid, instance.profile, instance.placement)
                     held = held_otherwise(grant, ONE, snapshot.view.allocations)
                     free = held is None and device.uuid not in node.kubelet.holders
-                    if str(device.name) == "1g.5gb" and free and not node.inventory.is_condemned(device.uuid):
+                    if str(device.name) == "1g.5gb" and free and not node.inventory.is_draining(device.uuid):
                         ref = node.pod(f"replica-{len(self.given)}")
                         node.kubelet.resources[device.uuid] = ONE
                         try:
-                            await node.services.pods.hand_over(ONE, Holding((grant,)))
+                            await node.services.pods.hand_over(ONE, HeldGrants((grant,)))
                         except GpuBusy:
                             continue
                         self.given.append(device.uuid)
@@ -758,7 +758,7 @@ def test_a_node_whose_turn_it_is_not_waits_with_everything_as_it_was(tmp_path: P
             node.label(mig_config="all-3g.20gb")
             await node.shows("pending", "WaitingForTurn")
             await until(lambda: node.tickets == ["waiting"])
-            assert (node.slices(), node.inventory.condemned) == (before, frozenset())
+            assert (node.slices(), node.inventory.draining) == (before, frozenset())
             assert node.condition is not None
             assert "waits for its turn: the rollout is paused" in node.condition[2]
             node.label(mig_config="all-1g.5gb")

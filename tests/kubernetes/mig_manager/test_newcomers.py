@@ -12,7 +12,7 @@ from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.kubernetes.mig_manager.newcomers import Newcomers
+from tranche.kubernetes.mig_manager.newcomers import NewPodTracker
 
 BOARD = board_by_key("A100-40GB")
 assert BOARD is not None
@@ -41,13 +41,13 @@ def marks(*starts: int) -> frozenset[str]:
 
 
 def test_whoever_is_there_before_anything_is_marked_is_no_newcomer() -> None:
-    newcomers = Newcomers()
+    newcomers = NewPodTracker()
     assert newcomers.after("x", held(0), frozenset()) == frozenset()
     assert newcomers.after("x", held(0, 1), marks(0, 1, 4)) == frozenset()
 
 
 def test_whoever_was_given_what_nobody_had_marked_is_one_until_it_ends() -> None:
-    newcomers = Newcomers()
+    newcomers = NewPodTracker()
     newcomers.after("x", held(0, 1), marks(0, 1, 4, 5, 6))
     assert newcomers.after("x", held(0, 1, 3), marks(0, 1, 4, 5, 6)) == {"a-3"}
     assert newcomers.after("x", held(0, 3), marks(0, 1, 2, 3, 4)) == {"a-3"}, "marked later, given before"
@@ -55,21 +55,21 @@ def test_whoever_was_given_what_nobody_had_marked_is_one_until_it_ends() -> None
 
 
 def test_whoever_was_given_a_device_just_before_it_was_marked_is_none() -> None:
-    newcomers = Newcomers()
+    newcomers = NewPodTracker()
     newcomers.after("x", held(0), marks(4, 5))
     assert newcomers.after("x", held(0, 4), marks(4, 5)) == frozenset()
 
 
 @pytest.mark.parametrize(("layout", "marked"), [("y", marks(4)), ("x", frozenset[str]())])
 def test_another_layout_and_one_that_is_through_begin_anew(layout: str, marked: frozenset[str]) -> None:
-    newcomers = Newcomers()
+    newcomers = NewPodTracker()
     newcomers.after("x", held(), marks(4))
     assert newcomers.after("x", held(3), marks(4)) == {"a-3"}
     assert newcomers.after(layout, held(3), marked) == frozenset()
 
 
 def test_what_lies_on_a_gpu_that_is_not_seen_is_spared_as_well() -> None:
-    newcomers = Newcomers()
+    newcomers = NewPodTracker()
     newcomers.after("x", held(), marks(4))
     unseen = replace(held(3), node=replace(held().node, gpus=()))
     assert newcomers.after("x", unseen, marks(4)) == {"a-3"}

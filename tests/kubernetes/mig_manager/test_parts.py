@@ -14,11 +14,11 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, TrancheError
 from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
-from tranche.kubernetes.mig_manager.decision import condemned_by
+from tranche.kubernetes.mig_manager.decision import draining_by
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.moment import Moment, parse_moment
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
-from tranche.kubernetes.mig_manager.retry import Attempt, attempt_text, parse_attempt
+from tranche.kubernetes.mig_manager.retry import RetryState, attempt_text, parse_attempt
 from tranche.planning.generate import generate_layouts
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.reconfigure import plan_layout
@@ -85,8 +85,10 @@ mig-configs:
         source(text).select("ours", view_of(uncuttable_gpu()).node)
 
 
-@given(st.builds(Attempt, st.text(), st.integers(1, 10_000), MOMENTS, st.text(), st.text(), st.sampled_from(["", "b"])))
-def test_an_attempt_is_read_as_it_was_written(attempt: Attempt) -> None:
+@given(
+    st.builds(RetryState, st.text(), st.integers(1, 10_000), MOMENTS, st.text(), st.text(), st.sampled_from(["", "b"]))
+)
+def test_an_attempt_is_read_as_it_was_written(attempt: RetryState) -> None:
     assert parse_attempt(attempt_text(attempt)) == attempt
 
 
@@ -94,7 +96,7 @@ def test_an_attempt_is_read_as_it_was_written(attempt: Attempt) -> None:
 def test_no_clock_keeps_a_failed_attempt_waiting_longer_than_five_minutes(
     failures: int, at: Moment, now: Moment
 ) -> None:
-    attempt = Attempt("d", failures, at, "HardwareError", "no")
+    attempt = RetryState("d", failures, at, "HardwareError", "no")
     assert 0 <= attempt.wait(now) <= 300
     assert 5 <= attempt.wait(at) <= 300
     if at.boot != now.boot or now.seconds < at.seconds:
@@ -184,14 +186,14 @@ def test_pods_of_a_daemon_set_that_selects_a_paused_label_are_waited_for() -> No
     assert still_running({client: PAUSED, plugin: PAUSED}, pods, {"gpu-operator"}) == ()
 
 
-def test_a_change_of_mode_condemns_the_gpu_and_all_on_it_and_a_cut_only_what_goes() -> None:
+def test_a_change_of_mode_drains_the_gpu_and_all_on_it_and_a_cut_only_what_goes() -> None:
     off = view_of(gpu("A100-40GB", 0, mode=MigMode.DISABLED))
     layout = LayoutSource().select("all-1g.5gb", off.node)
-    assert condemned_by(plan_layout(off, layout).plan, off) == {off.node.by_index(0).uuid}
+    assert draining_by(plan_layout(off, layout).plan, off) == {off.node.by_index(0).uuid}
     on = carry_out(off, plan_layout(off, layout).plan)
     slices = {device.uuid for i in on.node.by_index(0).instances for device in i.compute_instances}
     disabled = plan_layout(on, LayoutSource().select("all-disabled", on.node)).plan
-    assert condemned_by(disabled, on) == {on.node.by_index(0).uuid, *slices}
+    assert draining_by(disabled, on) == {on.node.by_index(0).uuid, *slices}
     recut = plan_layout(on, LayoutSource().select("all-2g.10gb", on.node)).plan
-    assert condemned_by(recut, on) == slices
-    assert condemned_by(plan_layout(on, layout).plan, on) == frozenset()
+    assert draining_by(recut, on) == slices
+    assert draining_by(plan_layout(on, layout).plan, on) == frozenset()

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from tranche.kubernetes.observation import admissions
-from tranche.kubernetes.observation.admissions import Admissions
+from tranche.kubernetes.observation.admissions import AdmissionTracker
 
 
 def test_a_look_waits_until_the_kubelet_has_entered_what_it_gave() -> None:
@@ -14,7 +14,7 @@ def test_a_look_waits_until_the_kubelet_has_entered_what_it_gave() -> None:
 
     async def run() -> tuple[float, float]:
         loop = asyncio.get_running_loop()
-        under_way, begun = Admissions(), asyncio.Event()
+        under_way, begun = AdmissionTracker(), asyncio.Event()
         answered = 0.0
 
         async def admit() -> None:
@@ -38,7 +38,7 @@ def test_a_look_waits_until_the_kubelet_has_entered_what_it_gave() -> None:
 
 def test_a_look_is_not_put_off_for_ever() -> None:
     async def run() -> None:
-        under_way = Admissions()
+        under_way = AdmissionTracker()
         with under_way.one():
             await under_way.over()
 
@@ -47,7 +47,7 @@ def test_a_look_is_not_put_off_for_ever() -> None:
 
 def test_nothing_is_waited_for_when_nothing_was_given() -> None:
     async def run() -> None:
-        under_way = Admissions()
+        under_way = AdmissionTracker()
         with suppress(LookupError), under_way.one():
             raise LookupError
         look = asyncio.create_task(under_way.over())

@@ -13,7 +13,7 @@ from tests.kubernetes.waiting import patiently, until
 from tests.node.machines import Node, change, enable, node_of
 from tranche.core.errors import TrancheError
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind, GpuEventStream
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.pod_register import PodRegister
 
@@ -59,7 +59,7 @@ def test_listeners_get_reports_and_the_inventory_looks_again_also_after_a_change
                 opened.append(GpuEventStream(uuids))
                 return opened[-1]
 
-            events = GpuEvents(open_stream, inventory)
+            events = GpuEventWatch(open_stream, inventory)
             assert not events.ready().ready
             tasks = [asyncio.create_task(inventory.run()), asyncio.create_task(events.run())]
             with events.listen() as queue:
@@ -86,7 +86,7 @@ def test_a_stream_that_breaks_is_the_components_failure(node: Node) -> None:
         with node.host() as host:
             pods = PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0)
             inventory = Inventory(pods.look, clock=lambda: 0.0)
-            events = GpuEvents(GpuEventStream, inventory)
+            events = GpuEventWatch(GpuEventStream, inventory)
             await inventory.refresh()
             node.machine.inject_error("nvmlEventSetWait_v2", 999, calls=1)
             with pytest.raises(TrancheError, match="wait for the driver's events"):

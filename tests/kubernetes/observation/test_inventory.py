@@ -44,16 +44,16 @@ def test_devices_are_marked_before_the_register_is_read_and_free_again_after() -
         await inventory.refresh()
         marked_when_asked: list[bool] = []
         world.asked = lambda: marked_when_asked.append(
-            inventory.is_condemned("MIG-a") and "MIG-a" in inventory.latest.value.condemned
+            inventory.is_draining("MIG-a") and "MIG-a" in inventory.latest.value.draining
         )
-        assert inventory.condemn(frozenset({"MIG-a", "MIG-b"}))
+        assert inventory.mark_draining(frozenset({"MIG-a", "MIG-b"}))
         snapshot = await inventory.refresh()
         assert marked_when_asked == [True], "the plugin was told before the register was read"
-        assert snapshot.condemned == {"MIG-a", "MIG-b"}
-        assert inventory.condemn(frozenset())
+        assert snapshot.draining == {"MIG-a", "MIG-b"}
+        assert inventory.mark_draining(frozenset())
         await inventory.refresh()
-        assert not inventory.is_condemned("MIG-a")
-        assert inventory.latest.value.condemned == frozenset()
+        assert not inventory.is_draining("MIG-a")
+        assert inventory.latest.value.draining == frozenset()
 
     asyncio.run(run())
 
@@ -62,15 +62,15 @@ def test_what_stays_marked_is_marked_all_along() -> None:
     async def run() -> None:
         world = World()
         inventory = world.inventory()
-        inventory.condemn(frozenset({"MIG-a", "MIG-b"}))
+        inventory.mark_draining(frozenset({"MIG-a", "MIG-b"}))
         await inventory.refresh()
         marked: list[frozenset[str]] = []
-        world.asked = lambda: marked.append(inventory.condemned)
-        inventory.condemn(frozenset({"MIG-b", "MIG-c"}))
+        world.asked = lambda: marked.append(inventory.draining)
+        inventory.mark_draining(frozenset({"MIG-b", "MIG-c"}))
         await inventory.refresh()
         assert marked == [{"MIG-a", "MIG-b", "MIG-c"}], "a mark goes with the look, not before"
-        assert inventory.condemned == {"MIG-b", "MIG-c"}
-        assert not inventory.condemn(frozenset({"MIG-b", "MIG-c"}))
+        assert inventory.draining == {"MIG-b", "MIG-c"}
+        assert not inventory.mark_draining(frozenset({"MIG-b", "MIG-c"}))
 
     asyncio.run(run())
 
@@ -78,11 +78,11 @@ def test_what_stays_marked_is_marked_all_along() -> None:
 def test_an_agent_that_ends_takes_no_mark_back() -> None:
     async def run() -> None:
         inventory = World().inventory()
-        inventory.condemn(frozenset({"MIG-a"}))
+        inventory.mark_draining(frozenset({"MIG-a"}))
         inventory.keep_marks()
-        inventory.condemn(frozenset())
-        assert inventory.is_condemned("MIG-a")
-        assert "MIG-a" in (await inventory.refresh()).condemned
+        inventory.mark_draining(frozenset())
+        assert inventory.is_draining("MIG-a")
+        assert "MIG-a" in (await inventory.refresh()).draining
 
     asyncio.run(run())
 
@@ -91,17 +91,17 @@ def test_marks_go_with_the_first_look_after_the_change_and_not_before() -> None:
     async def run() -> None:
         world = World()
         inventory = world.inventory()
-        inventory.condemn(frozenset({"MIG-a"}))
+        inventory.mark_draining(frozenset({"MIG-a"}))
         await inventory.refresh()
         world.broken = True
-        inventory.condemn(frozenset())
+        inventory.mark_draining(frozenset())
         with pytest.raises(HardwareError):
             await inventory.refresh()
-        assert inventory.is_condemned("MIG-a"), "the GPUs could not be read: the slice may be gone"
-        assert inventory.latest.value.condemned == {"MIG-a"}
+        assert inventory.is_draining("MIG-a"), "the GPUs could not be read: the slice may be gone"
+        assert inventory.latest.value.draining == {"MIG-a"}
         world.broken = False
-        assert (await inventory.refresh()).condemned == frozenset()
-        assert not inventory.is_condemned("MIG-a")
+        assert (await inventory.refresh()).draining == frozenset()
+        assert not inventory.is_draining("MIG-a")
 
     asyncio.run(run())
 
@@ -110,17 +110,17 @@ def test_a_look_that_began_before_the_change_was_over_takes_no_mark_back() -> No
     async def run() -> None:
         world = World()
         inventory = world.inventory()
-        inventory.condemn(frozenset({"MIG-a"}))
+        inventory.mark_draining(frozenset({"MIG-a"}))
         for taken_back_twice in (False, True):
             if taken_back_twice:
-                inventory.condemn(frozenset())
+                inventory.mark_draining(frozenset())
             early = asyncio.create_task(inventory.refresh())
             await asyncio.sleep(0)
             if taken_back_twice:
-                inventory.condemn(frozenset({"MIG-a"}))
-            inventory.condemn(frozenset())
-            assert (await early).condemned == {"MIG-a"}
-        assert (await inventory.refresh()).condemned == frozenset()
+                inventory.mark_draining(frozenset({"MIG-a"}))
+            inventory.mark_draining(frozenset())
+            assert (await early).draining == {"MIG-a"}
+        assert (await inventory.refresh()).draining == frozenset()
 
     asyncio.run(run())
 
@@ -133,7 +133,7 @@ def test_whoever_waits_for_the_first_marks_waits_only_where_there_will_be_some()
         waiting = asyncio.create_task(inventory.marks_known(3600.0))
         await asyncio.sleep(0)
         assert not waiting.done()
-        inventory.condemn(frozenset())
+        inventory.mark_draining(frozenset())
         await waiting
         inventory.expect_marks()
         await inventory.marks_known(0.0)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.kubernetes.kubelet_stand_in import Kubelet
 from tests.node.machines import Node, change, create, destroy, enable, node_of
-from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, NoRoom
 from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
@@ -24,11 +24,11 @@ from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.device_plugin.announcements import announced_of_register
 from tranche.kubernetes.device_plugin.offers import held_otherwise
-from tranche.kubernetes.observation.listings import Holding
+from tranche.kubernetes.observation.listings import HeldGrants
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.local.queue import Queue
 from tranche.node.checkup import check_pods, forgotten_pods
-from tranche.node.held import Held
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.wait_limit import WaitLimit
 from tranche.planning.plan import Plan
@@ -88,7 +88,7 @@ def play(folder: Path, scenario: Callable[[Scene], Coroutine[None, None, None]],
         asyncio.run(scenario(Scene(host, node)))
 
 
-def take(host: Host) -> Held:
+def take(host: Host) -> HeldAllocation:
     """A slice for a command, without waiting."""
     request = parse_request(mig_profile="1g.5gb")
     return Queue(host).acquire(request, command="train.py", pid=1, patience=WaitLimit(False, None))
@@ -104,9 +104,9 @@ def test_a_command_is_not_given_what_a_pod_holds_nor_a_pod_what_a_command_holds(
         with pytest.raises(NoRoom):
             take(scene.host)
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(ONE, Holding((scene.slot(6),)))
+            await scene.register.hand_over(ONE, HeldGrants((scene.slot(6),)))
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(GPU, Holding((WholeGpu(scene.slot(6).gpu_uuid),)))
+            await scene.register.hand_over(GPU, HeldGrants((WholeGpu(scene.slot(6).gpu_uuid),)))
         assert len(await scene.held()) == 7
 
     play(tmp_path, scenario)
@@ -114,7 +114,7 @@ def test_a_command_is_not_given_what_a_pod_holds_nor_a_pod_what_a_command_holds(
 
 def test_what_is_handed_over_is_held_before_the_kubelet_lists_it(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
         assert await scene.held() == {scene.slot(0): "a pod that is being admitted"}
         gpu = scene.host.driver.observe().gpus[0]
         with pytest.raises(GpuBusy):
@@ -132,7 +132,7 @@ def test_the_kubelet_is_not_asked_for_its_list_while_it_gives_a_device_away(tmp_
     async def scenario(scene: Scene) -> None:
         order: list[str] = []
         scene.kubelet.asked = lambda: order.append("asked")
-        hand_over = asyncio.create_task(scene.register.hand_over(ONE, Holding((scene.slot(0),))))
+        hand_over = asyncio.create_task(scene.register.hand_over(ONE, HeldGrants((scene.slot(0),))))
         await asyncio.sleep(0)
         look = asyncio.create_task(scene.register.look())
         await hand_over
@@ -145,7 +145,7 @@ def test_the_kubelet_is_not_asked_for_its_list_while_it_gives_a_device_away(tmp_
 
 def test_an_admission_that_failed_is_forgotten_after_a_while(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
         await scene.register.look()
         scene.now = ADMISSION_SECONDS - 1
         assert await scene.held()
@@ -157,20 +157,20 @@ def test_an_admission_that_failed_is_forgotten_after_a_while(tmp_path: Path) -> 
 
 def test_the_kubelet_may_give_anew_what_it_took_back_and_nobody_else_may(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))  # the first admission failed
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))  # the first admission failed
         assert len((await scene.register.look()).allocations) == 1
         scene.run_pod("a", 1)
         await scene.register.look()
         scene.kubelet.holders.pop(scene.uuid(1))  # it ended, and its successor gets the slice before anybody looked
-        await scene.register.hand_over(ONE, Holding((scene.slot(1),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(1),)))
         scene.run_pod("b", 2)
         await scene.register.look()
         scene.kubelet.restart()  # it has lost its checkpoint, and gives away what a pod still has
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(ONE, Holding((scene.slot(2),)))
+            await scene.register.hand_over(ONE, HeldGrants((scene.slot(2),)))
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(GPU, Holding((scene.slot(2),)))
+            await scene.register.hand_over(GPU, HeldGrants((scene.slot(2),)))
 
     play(tmp_path, scenario)
 
@@ -183,7 +183,7 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
         scene.kubelet.holders.clear()  # it forgets the pod at once, and ends its containers a while later
         scene.pods = []
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+            await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
         assert await scene.held() == before
         (allocation,) = (await scene.register.look()).allocations
         assert held_otherwise(scene.slot(0), ONE, [allocation]) is allocation
@@ -191,7 +191,7 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
         with pytest.raises(GpuBusy, match="held by allocation"):
             change(scene.host, destroy(gpu, "1g.5gb", 0))
         scene.living.clear()
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
 
     play(tmp_path, scenario)
 
@@ -199,9 +199,9 @@ def test_nobody_is_given_what_processes_of_a_pod_use_that_was_deleted_by_force(t
 def test_a_container_of_the_pod_may_have_the_device_of_its_init_container(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.register.hand_over(
-            ONE, Holding((scene.slot(0),))
+            ONE, HeldGrants((scene.slot(0),))
         )  # an init container's, which the kubelet does not list
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
         scene.run_pod("a", 0)
         assert await scene.held() == {scene.slot(0): "pod ns/a"}
 
@@ -210,14 +210,14 @@ def test_a_container_of_the_pod_may_have_the_device_of_its_init_container(tmp_pa
 
 def test_a_kubelet_that_gives_away_what_it_lists_with_a_pod_is_refused(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
         scene.run_pod("a", 0)
         with pytest.raises(GpuBusy, match="the kubelet lists it with pod ns/a"):
-            await scene.register.hand_over(ONE, Holding((scene.slot(0),)))  # 40 ms later, before anybody has looked
+            await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))  # 40 ms later, before anybody has looked
         assert await scene.held() == {scene.slot(0): "pod ns/a"}
-        await scene.register.hand_over(ONE, Holding((scene.slot(1),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(1),)))
         scene.kubelet.holders.pop(scene.uuid(0))
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
 
     play(tmp_path, scenario)
 
@@ -250,14 +250,14 @@ def test_a_container_that_starts_after_a_lost_checkpoint_has_its_new_device_alon
         scene.run_pod("a", 0)
         await scene.held()
         scene.kubelet.restart()  # without its checkpoint; the container starts after that
-        await scene.register.hand_over(ONE, Holding((scene.slot(1),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(1),)))
         scene.kubelet.resources[scene.uuid(1)] = ONE
         scene.kubelet.holders[scene.uuid(1)] = POD
         both = {scene.slot(0): "pod ns/a", scene.slot(1): "pod ns/a"}
         assert await scene.held() == both, "it may run with the first"
         scene.living["uid-a"] = {scene.uuid(1)}
         assert await scene.held() == {scene.slot(1): "pod ns/a"}
-        await scene.register.hand_over(ONE, Holding((scene.slot(0),)))
+        await scene.register.hand_over(ONE, HeldGrants((scene.slot(0),)))
 
     play(tmp_path, scenario)
 
@@ -385,7 +385,7 @@ def test_a_device_that_a_plan_takes_away_is_handed_to_nobody(tmp_path: Path) -> 
 
         def hand_over_now() -> None:
             try:
-                asyncio.run(scene.register.hand_over(ONE, Holding((scene.slot(0),))))
+                asyncio.run(scene.register.hand_over(ONE, HeldGrants((scene.slot(0),))))
             except GpuBusy:
                 refused.append(True)
 
@@ -414,12 +414,12 @@ def test_two_who_say_that_they_have_one_device_are_told_and_the_first_keeps_it(t
     play(tmp_path, scenario)
 
 
-def quarter(scene: Scene, *numbers: int) -> Holding:
+def quarter(scene: Scene, *numbers: int) -> HeldGrants:
     """So many of four replicas of the machine's second GPU."""
     gpu = scene.host.driver.observe().gpus[1]
     device = WholeGpu(gpu.uuid)
-    part = Part(device, len(numbers) * (gpu.memory // 4), Sharing.TIME_SLICING)
-    return Holding((part,), tuple(f"{gpu.uuid}::{number}" for number in numbers), {device: gpu.memory})
+    part = FractionalShare(device, len(numbers) * (gpu.memory // 4), Sharing.TIME_SLICING)
+    return HeldGrants((part,), tuple(f"{gpu.uuid}::{number}" for number in numbers), {device: gpu.memory})
 
 
 def test_several_pods_hold_parts_of_one_gpu_that_nobody_else_gets(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_several_pods_hold_parts_of_one_gpu_that_nobody_else_gets(tmp_path: Path
         await scene.register.hand_over(GPU, quarter(scene, 1, 2))
         assert len((await scene.register.look()).allocations) == 2
         with pytest.raises(GpuBusy):
-            await scene.register.hand_over(GPU, Holding((WholeGpu(gpu.uuid),)))
+            await scene.register.hand_over(GPU, HeldGrants((WholeGpu(gpu.uuid),)))
         with pytest.raises(NoRoom):
             Queue(scene.host).acquire(
                 parse_request(gpus="2"), command="train.py", pid=1, patience=WaitLimit(False, None)

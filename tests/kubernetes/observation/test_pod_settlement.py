@@ -9,7 +9,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, overlap
 from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper, ProcessKeeper
@@ -18,8 +18,8 @@ from tranche.core.quantity import GIB
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
-from tranche.kubernetes.observation.pod_settlement import Living, PodSettlement, PodWords, forgotten, settle_pods
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.observation.pod_settlement import Living, PodObservation, RegisterUpdate, forgotten, settle_pods
 
 ONE, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/gpu"
 SLICES = {f"MIG-{start}": Slice("GPU-0", parse_profile("1g.5gb"), Placement(start, 1)) for start in range(7)}
@@ -36,8 +36,8 @@ def of_pod(name: str, *, run: str = "run-1", uid: str = "uid", resource: str = O
     return PodKeeper(resource, "ns", name, "main", f"{uid}-{name}" if uid else "", run)
 
 
-def listed(pod: str, *uuids: str, resource: str = ONE, container: str = "main") -> Listed:
-    return Listed("ns", pod, container, resource, uuids)
+def listed(pod: str, *uuids: str, resource: str = ONE, container: str = "main") -> ContainerDevices:
+    return ContainerDevices("ns", pod, container, resource, uuids)
 
 
 def pod(name: str, *, phase: str = "Running", uid: str = "uid", resource: str = ONE) -> KubePod:
@@ -46,23 +46,25 @@ def pod(name: str, *, phase: str = "Running", uid: str = "uid", resource: str = 
 
 def settle(
     rows: Iterable[Allocation],
-    *entries: Listed,
+    *entries: ContainerDevices,
     pods: Iterable[KubePod] | None = (),
     run: str = "run-1",
     age: float = LONG,
     waited: float = LONG,
     living: Collection[str] | Living = (),
     complete: bool = False,
-) -> PodSettlement:
+) -> RegisterUpdate:
     rows = tuple(rows)
     known = None if pods is None else {each.ref: each for each in pods}
     named = living if isinstance(living, Mapping) else dict.fromkeys(living)
-    words = PodWords(KubeletWord(run, entries), age, known, {each.id: waited for each in rows}, complete, named)
+    words = PodObservation(
+        KubeletResponse(run, entries), age, known, {each.id: waited for each in rows}, complete, named
+    )
     numbers = count()
     return settle_pods(rows, DEVICES, words, now=5.0, new_id=lambda: f"new-{next(numbers)}", memory=lambda _: MEMORY)
 
 
-def holders(found: PodSettlement, rows: Iterable[Allocation]) -> dict[Grant, str]:
+def holders(found: RegisterUpdate, rows: Iterable[Allocation]) -> dict[Grant, str]:
     """Who holds what after it, by pod."""
     kept = [each for each in rows if each.id not in found.removed]
     return {grant: str(each.keeper) for each in (*kept, *found.added) for grant in each.grants}
@@ -102,7 +104,7 @@ def test_the_run_of_the_kubelet_that_listed_a_pod_is_believed_when_it_lists_it_n
 
 def test_a_pod_that_was_deleted_by_force_holds_its_devices_until_its_last_process_has_ended() -> None:
     rows = [row("x", of_pod("a"), "MIG-0"), row("y", of_pod("b"), "MIG-1")]
-    assert forgotten(rows, DEVICES, KubeletWord("run-1", (listed("b", "MIG-1"),))) == {"uid-a"}
+    assert forgotten(rows, DEVICES, KubeletResponse("run-1", (listed("b", "MIG-1"),))) == {"uid-a"}
     found = settle(rows, listed("b", "MIG-1"), pods=[pod("b")], living={"uid-a"})
     assert not found.removed
     assert found.keepers == {"x": replace(of_pod("a"), lingers=True)}
@@ -165,7 +167,9 @@ def test_a_container_that_was_given_devices_anew_gives_up_the_others_once_its_pr
     rows = [row("x", of_pod("a"), "MIG-0"), row("y", of_pod("a", run="run-2"), "MIG-1")]
     again = listed("a", "MIG-1")
 
-    def left(*entries: Listed, named: Collection[str] | None, pods: Iterable[KubePod] | None = (pod("a"),)) -> set[str]:
+    def left(
+        *entries: ContainerDevices, named: Collection[str] | None, pods: Iterable[KubePod] | None = (pod("a"),)
+    ) -> set[str]:
         found = settle(rows, *entries, run="run-2", pods=pods, living={"uid-a": named})
         return {"x", "y"} - set(found.removed)
 
@@ -268,7 +272,7 @@ def test_nothing_is_freed_that_anybody_may_still_have(
     assert not any(overlap(grant, other) for grant in fresh for each in kept for other in each.grants)
 
 
-TENTH = Part(WholeGpu("GPU-1"), MEMORY // 10, Sharing.TIME_SLICING)
+TENTH = FractionalShare(WholeGpu("GPU-1"), MEMORY // 10, Sharing.TIME_SLICING)
 
 
 def replica_row(name: str, keeper: PodKeeper, *numbers: int) -> Allocation:

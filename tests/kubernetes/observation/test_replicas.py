@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, t4, whole
 from tests.strategies import node_views
-from tranche.core.allocation import NodeView, Part, WholeGpu
-from tranche.core.gpu_use import GpuUse
+from tranche.core.allocation import FractionalShare, NodeView, WholeGpu
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.sharing import NO_SHARING, Sharing
-from tranche.kubernetes.observation.listings import Holding
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, held_with, replicated
+from tranche.kubernetes.observation.listings import HeldGrants
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, held_with, replicated
 from tranche.kubernetes.observation.resources import MigStrategy, advertise
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
-QUARTERS = ReplicaRules((SharedResource(GPU, 4, GPU),))
+QUARTERS = ReplicaPolicy((SharedResource(GPU, 4, GPU),))
 
 
-def devices_of(rules: ReplicaRules, *gpus: int) -> list[str]:
+def devices_of(rules: ReplicaPolicy, *gpus: int) -> list[str]:
     advertised = replicated(advertise(node(*map(whole, gpus)), MigStrategy.NONE), rules, NO_SHARING)
     return [device.id for device in advertised.devices]
 
@@ -38,7 +38,7 @@ def test_devices_are_chosen_by_index_uuid_old_name_and_number() -> None:
     (piece,) = third.compute_instances
     old = f"MIG-{gpu.uuid}/{third.id}/{piece.id}"
     for devices, chosen in ((("1:2",), 1), ((piece.uuid,), 1), ((old,), 1), (3, 3), (("1:0", old), 2), (("0",), 0)):
-        rules = ReplicaRules((SharedResource(SLICE, 5, f"{SLICE}.part", devices),))
+        rules = ReplicaPolicy((SharedResource(SLICE, 5, f"{SLICE}.part", devices),))
         found = {
             each.name: len(each.devices)
             for each in replicated(advertise(state, MigStrategy.MIXED), rules, NO_SHARING).resources
@@ -47,13 +47,13 @@ def test_devices_are_chosen_by_index_uuid_old_name_and_number() -> None:
 
 
 def test_the_first_rule_that_chooses_a_device_counts() -> None:
-    rules = ReplicaRules((SharedResource(GPU, 2, GPU, ("0",)), SharedResource(GPU, 3, GPU, (whole(0).uuid, "1"))))
+    rules = ReplicaPolicy((SharedResource(GPU, 2, GPU, ("0",)), SharedResource(GPU, 3, GPU, (whole(0).uuid, "1"))))
     assert Counter(each.partition("::")[0] for each in devices_of(rules, 0, 1)) == {whole(0).uuid: 2, whole(1).uuid: 3}
 
 
 def test_a_gpu_that_the_administrator_will_not_have_shared_is_not_offered_in_parts() -> None:
     plain = advertise(node(whole(0), whole(1)), MigStrategy.NONE)
-    for use, count in ((GpuUse.AUTO, 8), (GpuUse.SHARED, 8), (GpuUse.OFF, 4), (GpuUse.MIG, 4)):
+    for use, count in ((GpuPolicy.AUTO, 8), (GpuPolicy.SHARED, 8), (GpuPolicy.OFF, 4), (GpuPolicy.MIG, 4)):
         shared = replicated(plain, QUARTERS, NO_SHARING, {whole(1).uuid: use})
         assert len(shared.devices) == count
         assert shared.unshared == (
@@ -62,7 +62,7 @@ def test_a_gpu_that_the_administrator_will_not_have_shared_is_not_offered_in_par
 
 
 def test_slices_that_are_to_be_shared_where_no_gpu_has_mig_are_named() -> None:
-    rules = ReplicaRules((SharedResource(SLICE, 4, SLICE), SharedResource(GPU, 2, GPU)))
+    rules = ReplicaPolicy((SharedResource(SLICE, 4, SLICE), SharedResource(GPU, 2, GPU)))
     plain = replicated(advertise(node(t4(0)), MigStrategy.MIXED), rules, NO_SHARING)
     assert plain.unshared == ("nvidia.com/mig-1g.5gb is not offered: no GPU of this node has MIG",)
     assert len(plain.devices) == 2
@@ -75,11 +75,11 @@ def test_several_replicas_of_a_device_are_one_part_of_it() -> None:
     first, second, _, _, other, *_ = advertised.devices
     whole_memory = whole(0).memory
     parts = tuple(
-        Part(WholeGpu(whole(index).uuid), share * (whole_memory // 4), Sharing.TIME_SLICING)
+        FractionalShare(WholeGpu(whole(index).uuid), share * (whole_memory // 4), Sharing.TIME_SLICING)
         for index, share in ((0, 2), (1, 1))
     )
     memory = {part.device: whole_memory for part in parts}
-    assert held_with([first, other, second]) == Holding(parts, (first.id, other.id, second.id), memory)
+    assert held_with([first, other, second]) == HeldGrants(parts, (first.id, other.id, second.id), memory)
 
 
 RULES = st.lists(
@@ -93,12 +93,12 @@ RULES = st.lists(
         st.none() | st.integers(1, 3) | st.lists(st.sampled_from(["0", "1", "0:0", "1:1"]), min_size=1).map(tuple),
     ),
     max_size=4,
-).map(lambda rules: ReplicaRules(tuple(rules)))
+).map(lambda rules: ReplicaPolicy(tuple(rules)))
 
 
 @given(node_views(), st.sampled_from(MigStrategy), RULES)
 def test_each_device_is_offered_whole_or_in_as_many_parts_as_fit(
-    view: NodeView, strategy: MigStrategy, rules: ReplicaRules
+    view: NodeView, strategy: MigStrategy, rules: ReplicaPolicy
 ) -> None:
     plain = advertise(view.node, strategy)
     assume(len({device.uuid for device in plain.devices}) == len(plain.devices))
@@ -116,5 +116,5 @@ def test_each_device_is_offered_whole_or_in_as_many_parts_as_fit(
             assert len(held.grants) == 1
             assert len(held.replicas) == len(mine) > 1
             (part,) = held.grants
-            assert isinstance(part, Part)
+            assert isinstance(part, FractionalShare)
             assert part.memory <= mine[0].memory

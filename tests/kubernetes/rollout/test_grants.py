@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.rollout.budget import EVERY_NODE, Budget, parse_budget
-from tranche.kubernetes.rollout.grants import LOST_SECONDS, UNTAKEN_SECONDS, Grants, busy_text, grants, held_up_text
+from tranche.kubernetes.rollout.budget import EVERY_NODE, RolloutLimit, parse_budget
+from tranche.kubernetes.rollout.grants import (
+    LOST_SECONDS,
+    UNTAKEN_SECONDS,
+    RolloutDecision,
+    busy_text,
+    grants,
+    held_up_text,
+)
 from tranche.kubernetes.rollout.ticket import (
     GO_ON_ANNOTATION,
     RolloutTicket,
@@ -21,7 +28,13 @@ from tranche.kubernetes.rollout.ticket import (
     ticket_name,
     write_ticket,
 )
-from tranche.kubernetes.rollout.turn import Move, RolloutPermission, RolloutStatus, Stage, next_ticket
+from tranche.kubernetes.rollout.turn import (
+    LayoutChangeState,
+    RolloutPermission,
+    RolloutStatus,
+    TicketAction,
+    next_ticket,
+)
 
 WAITING, GRANTED, CHANGING, FAILED = TicketState
 
@@ -115,7 +128,7 @@ def test_a_node_that_is_heard_of_no_more_while_it_changes_holds_up_all_others() 
 def test_a_turn_that_nobody_takes_is_taken_back_and_its_node_passed_over_until_it_is_heard_of() -> None:
     gone = ticket("gone", GRANTED, at=1)
     tickets = [gone, ticket("a", WAITING, at=2)]
-    assert grants(tickets, 1, {"gone": UNTAKEN_SECONDS - 1}) == Grants(waiting=1, busy=(gone,))
+    assert grants(tickets, 1, {"gone": UNTAKEN_SECONDS - 1}) == RolloutDecision(waiting=1, busy=(gone,))
     found = grants(tickets, 1, {"gone": UNTAKEN_SECONDS})
     assert (found.granted, found.taken_back, found.waiting) == ((), (gone,), 2)
     lease = replace(gone.lease, renewed="r1")
@@ -141,30 +154,36 @@ def test_a_ticket_is_what_its_lease_says_and_keeps_what_others_wrote_there() -> 
 
 
 def test_a_node_keeps_its_place_through_a_failure_and_another_layout() -> None:
-    wanted, other = RolloutStatus(Stage.WANTED, "l", "d1"), RolloutStatus(Stage.WANTED, "m", "d2")
+    wanted, other = (
+        RolloutStatus(LayoutChangeState.WANTED, "l", "d1"),
+        RolloutStatus(LayoutChangeState.WANTED, "m", "d2"),
+    )
     move, first = next_ticket("n", None, wanted)
-    assert move is Move.WRITE
+    assert move is TicketAction.WRITE
     assert first is not None
     assert first.state is WAITING
     changing = ticket("n", CHANGING)
-    move, failed = next_ticket("n", changing, RolloutStatus(Stage.FAILED, "all-1g", message="no"))
-    assert move is Move.WRITE
+    move, failed = next_ticket("n", changing, RolloutStatus(LayoutChangeState.FAILED, "all-1g", message="no"))
+    assert move is TicketAction.WRITE
     assert failed is not None
     assert (failed.state, failed.digest) == (FAILED, "d1")
     assert RolloutPermission(failed).allows("d1")
     assert not RolloutPermission(failed).allows("d2")
     move, changed = next_ticket("n", failed, other)
-    assert move is Move.WRITE
+    assert move is TicketAction.WRITE
     assert changed is not None
     assert (changed.state, changed.digest) == (CHANGING, "d2")
-    assert next_ticket("n", ticket("n", FAILED, go_on=True), other) == (Move.REMOVE, None)
-    assert next_ticket("n", changing, RolloutStatus(Stage.DONE)) == (Move.REMOVE, None)
-    assert next_ticket("n", None, RolloutStatus(Stage.DONE)) == (Move.NONE, None)
+    assert next_ticket("n", ticket("n", FAILED, go_on=True), other) == (TicketAction.REMOVE, None)
+    assert next_ticket("n", changing, RolloutStatus(LayoutChangeState.DONE)) == (TicketAction.REMOVE, None)
+    assert next_ticket("n", None, RolloutStatus(LayoutChangeState.DONE)) == (TicketAction.NONE, None)
     for state in (WAITING, GRANTED):
-        assert next_ticket("n", ticket("n", state), RolloutStatus(Stage.FAILED)) == (Move.REMOVE, None)
+        assert next_ticket("n", ticket("n", state), RolloutStatus(LayoutChangeState.FAILED)) == (
+            TicketAction.REMOVE,
+            None,
+        )
         assert not RolloutPermission(ticket("n", state)).allows("d1")
-    move, taken = next_ticket("n", ticket("n", GRANTED), RolloutStatus(Stage.WANTED, "all-1g", "d1"))
-    assert move is Move.WRITE
+    move, taken = next_ticket("n", ticket("n", GRANTED), RolloutStatus(LayoutChangeState.WANTED, "all-1g", "d1"))
+    assert move is TicketAction.WRITE
     assert taken is not None
     assert taken.state is CHANGING
 
@@ -172,7 +191,7 @@ def test_a_node_keeps_its_place_through_a_failure_and_another_layout() -> None:
 @given(seed=st.integers(0, 1 << 30), nodes=st.integers(1, 40), amount=st.integers(1, 60), percent=st.booleans())
 def test_a_rollout_reaches_every_node_within_its_budget(seed: int, nodes: int, amount: int, percent: bool) -> None:
     dice = random.Random(seed)
-    budget = Budget(amount, percent)
+    budget = RolloutLimit(amount, percent)
     limit = budget.nodes(nodes)
     state = {f"n{index}": ticket(f"n{index}", WAITING, at=dice.randrange(20)) for index in range(nodes)}
     done: list[str] = []

@@ -13,13 +13,13 @@ from tranche.core.errors import KubernetesUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
-from tranche.kubernetes.rollout.leadership import LEADER_LEASE, Leadership
+from tranche.kubernetes.rollout.leadership import LEADER_LEASE, LeaderLease
 from tranche.kubernetes.rollout.own_ticket import OwnTicket, RolloutNode
 from tranche.kubernetes.rollout.ticket import ticket_name
-from tranche.kubernetes.rollout.turn import RolloutStatus, Stage
+from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutStatus
 
 PATH = f"/apis/coordination.k8s.io/v1/namespaces/tranche/leases/{ticket_name('n1')}"
-WANTED, DONE = RolloutStatus(Stage.WANTED, "l", "d"), RolloutStatus(Stage.DONE)
+WANTED, DONE = RolloutStatus(LayoutChangeState.WANTED, "l", "d"), RolloutStatus(LayoutChangeState.DONE)
 
 
 class UnluckyClient(LeaseClient):
@@ -115,7 +115,7 @@ def test_a_ticket_that_somebody_else_removed_is_made_anew() -> None:
 def test_a_leader_resigns_although_a_renewal_was_not_answered() -> None:
     async def run() -> None:
         async with unlucky() as (server, client, _):
-            leadership = Leadership(client, "n1", clock=asyncio.get_running_loop().time)
+            leadership = LeaderLease(client, "n1", clock=asyncio.get_running_loop().time)
             assert await leadership.try_to_lead()
             renewed = await client.get(LEADER_LEASE)
             assert renewed is not None

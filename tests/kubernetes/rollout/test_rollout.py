@@ -20,11 +20,11 @@ from tranche.kubernetes.rollout.leadership import LEADER_LEASE
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, ticket_name
-from tranche.kubernetes.rollout.turn import RolloutStatus, Stage
+from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutStatus
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases"
-WANTED = RolloutStatus(Stage.WANTED, "all-1g", "d1")
-DONE = RolloutStatus(Stage.DONE)
+WANTED = RolloutStatus(LayoutChangeState.WANTED, "all-1g", "d1")
+DONE = RolloutStatus(LayoutChangeState.DONE)
 SPEED = 200.0  # how much faster these clocks go than the loop's, which goes on only while nothing is to be done
 
 
@@ -180,7 +180,7 @@ def test_a_failed_node_stops_the_others_by_name_until_somebody_says_go_on() -> N
         first, second = fleet.members["n0"][0], fleet.members["n1"][0]
         first.wish(WANTED)
         await until_allowed(fleet, "n0")
-        first.wish(RolloutStatus(Stage.FAILED, "all-1g", "d1", "GPU 3 is lost"))
+        first.wish(RolloutStatus(LayoutChangeState.FAILED, "all-1g", "d1", "GPU 3 is lost"))
         await until(lambda: fleet.states() == {"n0": "failed"})
         second.wish(WANTED)
         await until(lambda: second.turn.value.why_not == "the rollout is held up: node n0 failed: GPU 3 is lost")
@@ -200,7 +200,7 @@ def test_a_failed_node_that_succeeds_later_lets_the_others_go_on() -> None:
         first, second = fleet.members["n0"][0], fleet.members["n1"][0]
         first.wish(WANTED)
         await until_allowed(fleet, "n0")
-        first.wish(RolloutStatus(Stage.FAILED, "all-1g", "d1", "GPU 3 is lost"))
+        first.wish(RolloutStatus(LayoutChangeState.FAILED, "all-1g", "d1", "GPU 3 is lost"))
         second.wish(WANTED)
         await until(lambda: fleet.states() == {"n0": "failed", "n1": "waiting"})
         first.wish(DONE)

@@ -14,7 +14,7 @@ from tests.kubernetes.support.test_survey import cluster, daemon_set
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.support.bundle import cluster_entries
-from tranche.node.archive import Entry
+from tranche.node.archive import ArchiveFile
 
 SECRET = "hunter2-planted"
 LAYOUTS = {"version": "v1", "mig-configs": {"mine": [{"devices": "all", "mig-enabled": False, "mig-devices": {}}]}}
@@ -31,7 +31,7 @@ def planted_metadata(**more: Any) -> dict[str, Any]:
     return {"annotations": {"a": SECRET, f"{SECRET}/x": "1", "tranche.dev/mig.config.attempt": SECRET}, **more}
 
 
-async def gathered() -> dict[str, Entry]:
+async def gathered() -> dict[str, ArchiveFile]:
     async with api_server() as server:
         cluster(server)
         agent = daemon_set(

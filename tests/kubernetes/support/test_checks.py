@@ -9,16 +9,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tranche.kubernetes.api.node_rules import NodeTaint
-from tranche.kubernetes.claims.tier import ClaimFeature, Probe
+from tranche.kubernetes.claims.tier import ClaimFeatureGate, DryRunResult
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
-    Agents,
+    AgentSetFacts,
     ClusterFacts,
     ConditionFacts,
     ControllerFacts,
     DaemonSetFacts,
-    OtherProgram,
+    OtherProgramFacts,
     PodFacts,
     RolloutPlace,
     SurveyedNode,
@@ -70,7 +70,7 @@ AGENT = DaemonSetFacts(
 HEALTHY = ClusterFacts(
     server_version="v1.36.2",
     nodes=(node("a"), node("b"), SurveyedNode("plain", conditions=(READY,), kubelet_version="v1.36.1")),
-    agents=(Agents(AGENT, (pod("agent-a", "a"), pod("agent-b", "b"))),),
+    agents=(AgentSetFacts(AGENT, (pod("agent-a", "a"), pod("agent-b", "b"))),),
     policies=POLICY,
     bindings=POLICY,
 )
@@ -114,7 +114,7 @@ def daemon_set(**changes: object) -> Change:
 
 
 def beside(product: str, part: str, *nodes: str) -> Change:
-    other = OtherProgram(DaemonSetFacts("gpu-operator", "other", desired=1), product, part, nodes)
+    other = OtherProgramFacts(DaemonSetFacts("gpu-operator", "other", desired=1), product, part, nodes)
     return lambda facts: replace(facts, others=(other,))
 
 
@@ -157,7 +157,7 @@ def test_a_cluster_without_a_fault_passes_and_what_is_right_is_said_once() -> No
 FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
     "no agent": (lambda facts: replace(facts, agents=()), "agents", Status.FAIL, "no DaemonSet", "helm install"),
     "two agents": (
-        lambda facts: replace(facts, agents=(*facts.agents, Agents(replace(AGENT, name="second"), facts.agents[0].pods))),
+        lambda facts: replace(facts, agents=(*facts.agents, AgentSetFacts(replace(AGENT, name="second"), facts.agents[0].pods))),
         "agents", Status.WARN, "tranche-system/second", "uninstall",
     ),
     "no pods": (agents_with(pods=()), "agent-pod", Status.FAIL, "no pod on any node", "tranche.dev/gpu"),
@@ -271,7 +271,8 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
     ),
     "no policies": (lambda facts: replace(facts, policies=None), "policies", Status.WARN, "has no Validating", "1.30"),
     "no claims": (
-        lambda facts: replace(facts, claims=Probe(served=False)), "claims", Status.WARN, "by scheduling gates", "Kubernetes 1.36",
+        lambda facts: replace(facts, claims=DryRunResult(served=False)), "claims", Status.WARN, "by scheduling gates",
+            "Kubernetes 1.36",
     ),
     "turns": (
         agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting"))), "turns", Status.FAIL,
@@ -308,7 +309,7 @@ def test_a_fault_of_one_node_names_that_node_and_its_pod() -> None:
 )
 def test_a_node_whose_pods_can_see_every_gpu_is_named(argument: str, runtime: str, why: str) -> None:
     nodes = (replace(node("a"), container_runtime=runtime), node("b"))
-    agents = Agents(replace(AGENT, arguments=(argument,)), HEALTHY.agents[0].pods)
+    agents = AgentSetFacts(replace(AGENT, arguments=(argument,)), HEALTHY.agents[0].pods)
     said = [each for each in found(replace(HEALTHY, nodes=nodes, agents=(agents,))) if each.check == "devices"]
     assert all(each.status is Status.WARN and why in each.text for each in said)
     exposed = {name for each in said for name in each.nodes}
@@ -330,11 +331,11 @@ def test_what_the_agents_are_told_counts_more_than_what_the_cluster_could() -> N
         (found,) = (each for each in check_cluster(facts, now=NOW, own_version="0.1.0") if each.check == "claims")
         return found
 
-    able = replace(HEALTHY, claims=Probe(kept=frozenset(ClaimFeature)), server_version="v1.36.3")
+    able = replace(HEALTHY, claims=DryRunResult(kept=frozenset(ClaimFeatureGate)), server_version="v1.36.3")
     assert "by claims, which the scheduler serves" in claims(able).text
     told = claims(daemon_set(arguments=("--tier=gates",))(able))
     assert (told.status, "by scheduling gates" in told.text, "dra.tier=gates" in told.text) == (Status.PASS, True, True)
-    unable = daemon_set(arguments=("--tier=claims",))(replace(able, claims=Probe(kept=frozenset())))
+    unable = daemon_set(arguments=("--tier=claims",))(replace(able, claims=DryRunResult(kept=frozenset())))
     assert (claims(unable).status, "although its agents are told dra.tier=claims" in claims(unable).text) == (
         Status.WARN,
         True,

@@ -8,14 +8,14 @@ import pytest
 from release.chart import KubeObject, render
 
 from tranche.kubernetes.support.decoding import decode_daemon_set
-from tranche.kubernetes.support.rights import Right, needed_rights
+from tranche.kubernetes.support.rights import RbacPermission, needed_rights
 
 pytestmark = pytest.mark.helm
 
 PLUGIN_CONFIG = {"config": {"name": "strategies"}}
 
 
-def granted(objects: list[KubeObject], account: str) -> set[Right]:
+def granted(objects: list[KubeObject], account: str) -> set[RbacPermission]:
     """The rights of the roles that are bound to the account: what uninstalls the chart has others, for a moment."""
     bound = {
         (item["roleRef"]["kind"], item["roleRef"]["name"])
@@ -30,7 +30,7 @@ def granted(objects: list[KubeObject], account: str) -> set[Right]:
                 kind, _, subresource = resource.partition("/")
                 for verb in rule["verbs"]:
                     for name in rule.get("resourceNames") or ("",):
-                        rights.add(Right(verb, kind, subresource, namespace, name, rule["apiGroups"][0]))
+                        rights.add(RbacPermission(verb, kind, subresource, namespace, name, rule["apiGroups"][0]))
     return rights
 
 

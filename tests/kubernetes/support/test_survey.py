@@ -11,7 +11,7 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.claims.tier import PROBE_PATH, ClaimFeature, Probe, probe_slice
+from tranche.kubernetes.claims.tier import PROBE_PATH, ClaimFeatureGate, DryRunResult, probe_slice
 from tranche.kubernetes.support.facts import ClusterFacts, ControllerFacts
 from tranche.kubernetes.support.rights import REVIEWS
 from tranche.kubernetes.support.survey import survey
@@ -120,15 +120,15 @@ def test_it_only_reads() -> None:
 @pytest.mark.parametrize(
     ("answer", "probe"),
     [
-        ((404, {"message": "the server could not find the requested resource"}), Probe(served=False)),
-        ((403, {"message": "may not"}), Probe(why="cannot try a resource slice: may not")),
-        ((422, {"message": "invalid"}), Probe(why="cannot try a resource slice: invalid")),
-        ((201, probe_slice()), Probe(kept=frozenset(ClaimFeature))),
-        ((201, {"spec": {"devices": [{"name": "probe"}]}}), Probe(kept=frozenset())),
+        ((404, {"message": "the server could not find the requested resource"}), DryRunResult(served=False)),
+        ((403, {"message": "may not"}), DryRunResult(why="cannot try a resource slice: may not")),
+        ((422, {"message": "invalid"}), DryRunResult(why="cannot try a resource slice: invalid")),
+        ((201, probe_slice()), DryRunResult(kept=frozenset(ClaimFeatureGate))),
+        ((201, {"spec": {"devices": [{"name": "probe"}]}}), DryRunResult(kept=frozenset())),
     ],
 )
 def test_what_the_api_server_drops_of_a_resource_slice_is_seen(
-    answer: tuple[int, dict[str, Any]], probe: Probe
+    answer: tuple[int, dict[str, Any]], probe: DryRunResult
 ) -> None:
     async def tried() -> ClusterFacts:
         async with api_server() as server:

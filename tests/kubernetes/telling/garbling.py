@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tranche.core.allocation import NodeView
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.telling.told_view import ToldView, told, told_to_lease
+from tranche.kubernetes.telling.told_view import ViewReport, told, told_to_lease
 from tranche.planning.recording import view_to_dict
 
 _VIEW = "tranche.dev/view"
@@ -57,7 +57,7 @@ def without(data: Any, path: tuple[Any, ...]) -> Any:
 
 def lease_of(text: str, node: str = "n1") -> Lease:
     """The lease of an agent that tells that."""
-    bare = told_to_lease(ToldView(node, NodeView(NodeState(()))), (node, f"uid-{node}"))
+    bare = told_to_lease(ViewReport(node, NodeView(NodeState(()))), (node, f"uid-{node}"))
     packed = base64.b64encode(gzip.compress(text.encode(errors="surrogatepass"), mtime=0)).decode()
     renewed = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return replace(bare, annotations={**bare.annotations, _VIEW: packed}, renewed=renewed)

@@ -18,12 +18,12 @@ from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.kubernetes.telling.told_layouts import (
     MOST_LAYOUT_BYTES,
     NOT_MANAGED,
-    ToldLayouts,
+    LayoutReport,
     layouts_from_text,
     layouts_to_text,
 )
-from tranche.kubernetes.telling.told_view import MOST_BYTES, ToldView, marked, told, told_from_lease, told_to_lease
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.kubernetes.telling.told_view import MOST_BYTES, ViewReport, marked, told, told_from_lease, told_to_lease
+from tranche.planning.layout_offer import LayoutList
 
 OWNER = ("n1", "uid-n1")
 PROFILES = st.sampled_from(
@@ -43,32 +43,30 @@ def specs(draw: st.DrawFn) -> LayoutSpec:
 
 
 @st.composite
-def offers(draw: st.DrawFn) -> LayoutOffer:
+def offers(draw: st.DrawFn) -> LayoutList:
     names = draw(st.lists(st.text(st.characters(codec="utf-8"), min_size=1), unique=True, max_size=4))
     layouts = [Layout(each, tuple(draw(st.lists(specs(), min_size=1, max_size=3)))) for each in sorted(names)]
     declared = LayoutFile(tuple(layouts)) if draw(st.booleans()) else None
-    return LayoutOffer(
-        draw(st.sampled_from(["", "tranche/layouts"])), declared, draw(st.sampled_from(["", "not YAML"]))
-    )
+    return LayoutList(draw(st.sampled_from(["", "tranche/layouts"])), declared, draw(st.sampled_from(["", "not YAML"])))
 
 
-def many() -> LayoutOffer:
+def many() -> LayoutList:
     """More layouts than can be told; names that cannot be compressed."""
     words = (hashlib.sha256(str(number).encode()).hexdigest() for number in range(2_000))
-    return LayoutOffer("a/b", LayoutFile(tuple(Layout(each, (LayoutSpec(False),)) for each in words)))
+    return LayoutList("a/b", LayoutFile(tuple(Layout(each, (LayoutSpec(False),)) for each in words)))
 
 
 @given(offers(), st.sampled_from(["wait", "refuse", "drain"]), st.booleans(), st.booleans())
-def test_what_is_told_is_what_the_agent_has(offer: LayoutOffer, policy: str, modes: bool, turns: bool) -> None:
-    said = ToldLayouts(True, policy, modes, turns, offer)
+def test_what_is_told_is_what_the_agent_has(offer: LayoutList, policy: str, modes: bool, turns: bool) -> None:
+    said = LayoutReport(True, policy, modes, turns, offer)
     assert layouts_from_text(layouts_to_text(said)) == said
-    lease = told_to_lease(ToldView("n1", a100s(1), layouts=said), OWNER)
+    lease = told_to_lease(ViewReport("n1", a100s(1), layouts=said), OWNER)
     assert told_from_lease(lease).layouts == said
 
 
 def test_too_many_layouts_are_said_to_be_too_many_and_cost_the_view_nothing() -> None:
-    lease = told_to_lease(ToldView("n1", a100s(1), layouts=ToldLayouts(True, "wait", offer=many())), OWNER)
-    assert told_from_lease(lease).layouts == ToldLayouts(True, "wait", offer=None)
+    lease = told_to_lease(ViewReport("n1", a100s(1), layouts=LayoutReport(True, "wait", offer=many())), OWNER)
+    assert told_from_lease(lease).layouts == LayoutReport(True, "wait", offer=None)
     assert told_from_lease(lease).view == a100s(1)
     assert MOST_BYTES + MOST_LAYOUT_BYTES < 256 * 1024
 
@@ -77,7 +75,7 @@ def test_too_many_layouts_are_said_to_be_too_many_and_cost_the_view_nothing() ->
 def test_what_is_not_understood_is_not_known_and_the_view_is(text: str) -> None:
     with pytest.raises(UsageError):
         layouts_from_text(text)
-    lease = told_to_lease(ToldView("n1", a100s(1), layouts=NOT_MANAGED), OWNER)
+    lease = told_to_lease(ViewReport("n1", a100s(1), layouts=NOT_MANAGED), OWNER)
     broken = replace(lease, annotations={**lease.annotations, "tranche.dev/layouts": text})
     assert told_from_lease(lease).layouts == NOT_MANAGED
     assert told_from_lease(broken).layouts is None
@@ -85,7 +83,7 @@ def test_what_is_not_understood_is_not_known_and_the_view_is(text: str) -> None:
 
 
 def test_an_agent_that_tells_nothing_of_layouts_is_read_as_before() -> None:
-    heard = told_from_lease(told_to_lease(ToldView("n1", a100s(1)), OWNER))
+    heard = told_from_lease(told_to_lease(ViewReport("n1", a100s(1)), OWNER))
     assert (heard.layouts, heard.marked) == (None, frozenset())
 
 
@@ -95,11 +93,11 @@ def test_a_gpu_that_is_marked_is_told_apart_from_one_that_is_being_cut() -> None
     working = replace(view, changing=frozenset({second}))
     waiting = marked(working, [first, second])
     assert waiting == {first}
-    heard = told_from_lease(told_to_lease(ToldView("n1", told(working, [first, second]), marked=waiting), OWNER))
+    heard = told_from_lease(told_to_lease(ViewReport("n1", told(working, [first, second]), marked=waiting), OWNER))
     assert heard.view.changing == {first, second}
     assert heard.marked == {first}
     # Nobody is freed by a mark of a GPU of which no change is told.
-    lying = told_from_lease(told_to_lease(ToldView("n1", told(working), marked=frozenset({third})), OWNER))
+    lying = told_from_lease(told_to_lease(ViewReport("n1", told(working), marked=frozenset({third})), OWNER))
     assert lying.marked == frozenset()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.dra.test_order import a100s, claimed
 from tests.strategies import node_views, sharing_views
-from tranche.core.allocation import Allocation, NodeView, Part, Phase, Slice, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.errors import UsageError
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper, ProcessKeeper
@@ -24,7 +24,7 @@ from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.telling.told_view import (
     MOST_BYTES,
-    ToldView,
+    ViewReport,
     steady,
     told,
     told_from_lease,
@@ -42,7 +42,7 @@ def size_of(lease: Lease) -> int:
 
 @given(views)
 def test_the_documents_made_of_the_lease_are_those_of_the_machine(view: NodeView) -> None:
-    lease = told_to_lease(ToldView("n1", told(view)), OWNER)
+    lease = told_to_lease(ViewReport("n1", told(view)), OWNER)
     heard = told_from_lease(lease)
     assert (heard.node, heard.short, told_node(lease)) == ("n1", False, "n1")
     wanted = overview_data(view, (), ())
@@ -54,8 +54,8 @@ def test_the_documents_made_of_the_lease_are_those_of_the_machine(view: NodeView
 
 def test_what_is_withheld_is_told_with_its_reason() -> None:
     view = a100s(1)
-    withheld = (Withheld(WholeGpu(view.node.gpus[0].uuid), "cordoned by ana: a fan is broken"),)
-    heard = told_from_lease(told_to_lease(ToldView("n1", told(replace(view, withheld=withheld))), OWNER))
+    withheld = (WithheldDevice(WholeGpu(view.node.gpus[0].uuid), "cordoned by ana: a fan is broken"),)
+    heard = told_from_lease(told_to_lease(ViewReport("n1", told(replace(view, withheld=withheld))), OWNER))
     assert heard.view.withheld == withheld
 
 
@@ -93,7 +93,7 @@ def test_a_full_node_fits_into_a_lease() -> None:
         Allocation(
             f"pod-{number:04d}-{number * 7919 % 65536:04x}",
             request,
-            (Part(WholeGpu(view.node.gpus[number % 8].uuid), gib, Sharing.TIME_SLICING),),
+            (FractionalShare(WholeGpu(view.node.gpus[number % 8].uuid), gib, Sharing.TIME_SLICING),),
             Phase.ACTIVE,
             1.6e9 + number,
             keeper=PodKeeper(
@@ -113,7 +113,7 @@ def test_a_full_node_fits_into_a_lease() -> None:
         for gpu in view.node.gpus
     )
     full = replace(view, node=replace(view.node, gpus=gpus), allocations=held)
-    lease = told_to_lease(ToldView("n1", told(full)), OWNER)
+    lease = told_to_lease(ViewReport("n1", told(full)), OWNER)
     assert size_of(lease) < 64 * 1024
     assert not told_from_lease(lease).short
 
@@ -125,7 +125,7 @@ def test_what_is_too_much_is_told_without_processes_and_then_not_at_all(monkeypa
         GpuProcess(number, hashlib.sha256(str(number).encode()).hexdigest(), number) for number in range(9_000)
     )
     crowded = replace(view, node=replace(view.node, gpus=(replace(gpu, processes=crowd),)))
-    lease = told_to_lease(ToldView("n1", crowded), OWNER)
+    lease = told_to_lease(ViewReport("n1", crowded), OWNER)
     heard = told_from_lease(lease)
     assert heard.short
     assert heard.view.node.gpus[0].processes == crowd[:1]
@@ -133,14 +133,14 @@ def test_what_is_too_much_is_told_without_processes_and_then_not_at_all(monkeypa
     assert size_of(lease) < 256 * 1024
     monkeypatch.setattr("tranche.kubernetes.telling.told_view.MOST_BYTES", 100)
     with pytest.raises(UsageError, match="more to tell than a lease holds"):
-        told_to_lease(ToldView("n1", crowded), OWNER)
+        told_to_lease(ViewReport("n1", crowded), OWNER)
     assert MOST_BYTES < 256 * 1024
 
 
 @pytest.mark.parametrize("packed", ["", "%", "AAAA", "H4sIAAAAAAAA"])
 def test_what_cannot_be_read_is_an_error_and_not_an_empty_node(packed: str) -> None:
     lease = replace(
-        told_to_lease(ToldView("n1", claimed(a100s(1), _slice())), OWNER), annotations={"tranche.dev/view": packed}
+        told_to_lease(ViewReport("n1", claimed(a100s(1), _slice())), OWNER), annotations={"tranche.dev/view": packed}
     )
     with pytest.raises(UsageError):
         told_from_lease(lease)
@@ -152,7 +152,7 @@ def test_half_a_character_is_not_read_and_a_whole_one_is(name: str, readable: bo
     view = claimed(a100s(1), _slice())
     (gpu,) = view.node.gpus
     node = replace(view.node, gpus=(replace(gpu, name=name),))
-    lease = told_to_lease(ToldView("n1", replace(view, node=node)), OWNER)
+    lease = told_to_lease(ViewReport("n1", replace(view, node=node)), OWNER)
     if readable:
         assert told_from_lease(lease).view.node.gpus[0].name == name
     else:

@@ -13,7 +13,7 @@ from tranche.cli.settings import TrancheCommand, output_option
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
-    from tranche.kubernetes.jobs.description import JobDescription
+    from tranche.kubernetes.jobs.description import JobSummary
     from tranche.kubernetes.jobs.job import JobPod
 
 _COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
@@ -31,7 +31,7 @@ def command(name: str, namespace: str | None, kubeconfig: str | None, output: st
     For any other pod: tranche explain with pod/NAME.
     """
 
-    async def ask(api: ApiConnection, where: str) -> JobDescription:
+    async def ask(api: ApiConnection, where: str) -> JobSummary:
         from tranche.kubernetes.jobs.description import describe_job
 
         return await describe_job(api, where, name)
@@ -45,7 +45,7 @@ def command(name: str, namespace: str | None, kubeconfig: str | None, output: st
     _print(found)
 
 
-def _print(found: JobDescription) -> None:
+def _print(found: JobSummary) -> None:
     job = found.job
     show(f"job        {job}")
     show(f"request    {job.request}")
@@ -70,7 +70,7 @@ def _print(found: JobDescription) -> None:
             show(f"  {event}")
 
 
-def _row(pod: JobPod, found: JobDescription) -> tuple[object, ...]:
+def _row(pod: JobPod, found: JobSummary) -> tuple[object, ...]:
     state = pod.phase if not pod.waiting else f"{pod.phase} ({pod.waiting})"
     if pod.exit_code:
         state = f"{pod.phase} (exit code {pod.exit_code})"

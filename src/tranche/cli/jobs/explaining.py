@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
     """Why that pod waits, or what it has."""
     from tranche.kubernetes.fleet.reading import read_fleet, read_pod
-    from tranche.kubernetes.fleet.tier_reading import tier_in_force
+    from tranche.kubernetes.fleet.tier_reading import backend_in_force
     from tranche.kubernetes.gates.explaining import explain_waiting
     from tranche.kubernetes.gates.reading import read_gate_fleet
 
-    pod, tier = await read_pod(api, namespace, name), await tier_in_force(api)
+    pod, backend = await read_pod(api, namespace, name), await backend_in_force(api)
     fleet = await read_gate_fleet(api, pod) if pod.asks_at_gate else await read_fleet(api, namespace)
-    return explain_waiting(pod, fleet, tier)
+    return explain_waiting(pod, fleet, backend)
 
 
 def print_explanation(found: FleetExplanation) -> None:

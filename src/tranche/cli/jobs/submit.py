@@ -124,13 +124,13 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
     from tranche.kubernetes.claims.tier import BY_CLAIMS
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.manifest import gated_job, objects_of
-    from tranche.kubernetes.jobs.offers import check_class, offered_cards, share_tier
+    from tranche.kubernetes.jobs.offers import check_class, offered_cards, share_backend
 
     wish = replace(wish, namespace=namespace)
     claim_spec(wish.request) if not needs_cards(wish.request) else None  # the impossible needs no cluster
     client = JobClient(api)
     template: dict[str, Any] | None = None
-    if await share_tier(api) in BY_CLAIMS:
+    if await share_backend(api) in BY_CLAIMS:
         cards = await offered_cards(api, wish.request) if needs_cards(wish.request) else ()
         spec = claim_spec(wish.request, cards)
         await check_class(api, wish.request, spec)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import say
 from tranche.cli.settings import TrancheCommand
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Until all its pods have succeeded, or until one of them runs.",
 )
-@click.option("--timeout", metavar="TIME", type=Duration(), help="Give up after that long: 30s, 10m, 1h.")
+@click.option("--timeout", metavar="TIME", type=DurationType(), help="Give up after that long: 30s, 10m, 1h.")
 def command(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
     """Wait until a job has succeeded, or runs.
 

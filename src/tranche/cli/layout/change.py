@@ -20,7 +20,7 @@ from tranche.cli.layout.options import (
     skip_reset_option,
     wait_options,
 )
-from tranche.cli.layout.report import Narrator, print_plan
+from tranche.cli.layout.report import ProgressReporter, print_plan
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, say, warn
 from tranche.cli.runtime import open_host
@@ -244,7 +244,7 @@ def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, 
 
 
 def _change(host: Host, hooks: HookRunner, wanted: WaitLimit) -> Change:
-    narrator = Narrator()
+    narrator = ProgressReporter()
     return Change(
         host,
         hooks,

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tranche.cli import completion
-from tranche.cli.duration import Duration
+from tranche.cli.duration import DurationType
 from tranche.core.checkpoint import Checkpoint, parse_checkpoint
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
 from tranche.core.hooks import HooksFile, parse_hooks
@@ -86,7 +86,7 @@ def wait_options(function: Any) -> Any:
     """`--wait` and `--timeout`: patience with what is in use."""
     for option in (
         click.option(
-            "--timeout", type=Duration(), metavar="TIME", help="With --wait: how long to wait, such as 30s or 10m."
+            "--timeout", type=DurationType(), metavar="TIME", help="With --wait: how long to wait, such as 30s or 10m."
         ),
         click.option(
             "--wait", is_flag=True, help="Wait while something in use stands in the way, instead of refusing."

@@ -25,7 +25,7 @@ def print_plan(plan: Plan, node: NodeState) -> None:
     say(f"{counted(len(plan.steps), 'step')} on {counted(len(plan.gpu_uuids), 'GPU')}")
 
 
-class Narrator:
+class ProgressReporter:
     """Says on stderr what is going on, once it takes longer than a second."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tranche.core.errors import StateMoved
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.node.host import Host
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 Tell = Callable[[str], None]
 """Is told each step as it begins; from several threads."""
@@ -39,7 +39,7 @@ class ActionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionLabel:
+class ActionRef:
     """What tells an action from others: its kind, which is in its page's address, and the field that names what it is done to.
 
     `title` says what it is, in words, `verb` is on its button. `asks` is what its form asks for besides, in the
@@ -68,10 +68,10 @@ class DashboardAction(Protocol):
     """One thing to do, such as taking one share back."""
 
     @property
-    def label(self) -> ActionLabel:
+    def label(self) -> ActionRef:
         """Which one it is."""
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
+    def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it takes; TrancheError where it cannot be. Asks no driver."""
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:

@@ -9,20 +9,20 @@ from contextlib import AbstractContextManager
 from http import HTTPStatus
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.access import DashboardRefusal
+from tranche.dashboard.access import RefusalReason
 from tranche.dashboard.acting.action import DashboardAction
 from tranche.dashboard.acting.cordon import CordonAction, UncordonAction
-from tranche.dashboard.acting.form_keys import FormKeys
+from tranche.dashboard.acting.form_keys import FormKeyStore
 from tranche.dashboard.acting.layout import LayoutAction
-from tranche.dashboard.acting.operations import Operations
+from tranche.dashboard.acting.operations import OperationRunner
 from tranche.dashboard.acting.pages import operation_page, plan_address, plan_page, trouble_page
 from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.node.host import Host
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
-ONLY_SHOWS = DashboardRefusal(
+ONLY_SHOWS = RefusalReason(
     HTTPStatus.FORBIDDEN, "this dashboard only shows: 'tranche dashboard --act' serves one that acts"
 )
 
@@ -32,14 +32,14 @@ class ActionHandler:
 
     def __init__(
         self,
-        places: Places,
+        places: StateFolder,
         open_host: Callable[[], AbstractContextManager[Host]] | None,
         news: Callable[[], None],
     ) -> None:
         self._places = places
         self._open_host = open_host
-        self._keys = FormKeys(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-        self._operations = Operations(news, lambda: secrets.token_hex(8))
+        self._keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
+        self._operations = OperationRunner(news, lambda: secrets.token_hex(8))
 
     @property
     def acts(self) -> bool:
@@ -62,17 +62,17 @@ class ActionHandler:
             case _:
                 return None
 
-    def refusal(self, kind: str, fields: Mapping[str, str], session: str) -> DashboardRefusal | None:
+    def refusal(self, kind: str, fields: Mapping[str, str], session: str) -> RefusalReason | None:
         """Why a form does not count; one that does is used up."""
         if not self.acts:
             return ONLY_SHOWS
         action = deed_of(kind, fields)
         if action is None:
-            return DashboardRefusal(HTTPStatus.NOT_FOUND, "there is nothing of that name to do")
+            return RefusalReason(HTTPStatus.NOT_FOUND, "there is nothing of that name to do")
         why = self._keys.spend(fields.get("key", ""), session, action.label.name, fields.get("plan", ""))
-        return DashboardRefusal(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else None
+        return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else None
 
-    def answer(self, kind: str, fields: Mapping[str, str], seen: MachineSnapshot) -> str | DashboardRefusal:
+    def answer(self, kind: str, fields: Mapping[str, str], seen: MachineSnapshot) -> str | RefusalReason:
         """Begin what a form that counts asks for, if the plan that it confirms still comes out; where to see what came of it."""
         action, confirmed, open_host = deed_of(kind, fields), fields["plan"], self._open_host
         assert action is not None
@@ -91,7 +91,7 @@ class ActionHandler:
         begun = self._operations.begin(action.label.title, plan_address(action), len(plan.steps), work)
         if begun is None:
             message = "nothing was done: too much that was begun here goes on still"
-            return DashboardRefusal(HTTPStatus.SERVICE_UNAVAILABLE, message)
+            return RefusalReason(HTTPStatus.SERVICE_UNAVAILABLE, message)
         return f"/actions/{begun}"
 
     def _plan_page(

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass
 
 from tranche.core.state import GpuState
-from tranche.dashboard.acting.action import ActionLabel, ActionPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.acting.action import ActionPlan, ActionRef, Tell, digest_of, refuse_another
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.slices import why_withheld
 from tranche.local.queue import Queue
 from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 
 _REASON = "from the dashboard"
 _ASKS = "Why, for whoever waits because of it"
@@ -26,11 +26,11 @@ class CordonAction:
     reason: str = ""
 
     @property
-    def label(self) -> ActionLabel:
+    def label(self) -> ActionRef:
         """Which one it is."""
-        return ActionLabel("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it", _ASKS)
+        return ActionRef("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it", _ASKS)
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
+    def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it takes."""
         gpu = seen.view.node.gpu(self.gpu_uuid)
         why = why_withheld(seen.view, gpu)
@@ -59,11 +59,11 @@ class UncordonAction:
     gpu_uuid: str
 
     @property
-    def label(self) -> ActionLabel:
+    def label(self) -> ActionRef:
         """Which one it is."""
-        return ActionLabel("uncordon", "gpu", self.gpu_uuid, "Give the GPU away again", "Give it away again")
+        return ActionRef("uncordon", "gpu", self.gpu_uuid, "Give the GPU away again", "Give it away again")
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
+    def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it takes."""
         gpu = seen.view.node.gpu(self.gpu_uuid)
         why = why_withheld(seen.view, gpu)

@@ -10,7 +10,7 @@ _SECONDS = 3600.0
 _MOST_SPENT = 10_000
 
 
-class FormKeys:
+class FormKeyStore:
     """To be used on one thread. The secret is this server's own: what an earlier one gave out counts for nothing."""
 
     def __init__(self, secret: bytes, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:

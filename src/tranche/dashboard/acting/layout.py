@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.core.state import GpuState
-from tranche.dashboard.acting.action import ActionLabel, ActionPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.acting.action import ActionPlan, ActionRef, Tell, digest_of, refuse_another
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.layout_change import counted, decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.wait_limit import WaitLimit
 from tranche.planning.daemons import with_daemons
 from tranche.planning.generate import generate_layouts
@@ -28,11 +28,11 @@ class LayoutAction:
     layout: str
 
     @property
-    def label(self) -> ActionLabel:
+    def label(self) -> ActionRef:
         """Which one it is."""
-        return ActionLabel("layout", "layout", self.layout, f"Apply the layout {self.layout}", "Apply the layout")
+        return ActionRef("layout", "layout", self.layout, f"Apply the layout {self.layout}", "Apply the layout")
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
+    def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it takes."""
         view = seen.view
         decision = self._decided(view)

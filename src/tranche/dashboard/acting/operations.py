@@ -44,7 +44,7 @@ class Operation:
     said: str = ""
 
 
-class Operations:
+class OperationRunner:
     """Safe to use from several threads. `news` is called whenever something is another, from any thread."""
 
     def __init__(self, news: Callable[[], None], new_id: Callable[[], str]) -> None:

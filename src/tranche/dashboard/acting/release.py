@@ -9,12 +9,12 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_to_dict
-from tranche.dashboard.acting.action import ActionLabel, ActionPlan, Tell, digest_of, refuse_another
+from tranche.dashboard.acting.action import ActionPlan, ActionRef, Tell, digest_of, refuse_another
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents import describe
 from tranche.local.termination import ReleasePreview, cancel_waiter, take_back, taking_back
 from tranche.node.host import Host
-from tranche.node.session import Places, process_command
+from tranche.node.session import StateFolder, process_command
 
 _GRACE_SECONDS = 10.0
 _LONGEST_COMMAND = 40
@@ -27,11 +27,11 @@ class ReleaseAction:
     id: str
 
     @property
-    def label(self) -> ActionLabel:
+    def label(self) -> ActionRef:
         """Which one it is."""
-        return ActionLabel("release", "id", self.id, f"Take {self.id} back", "Take it back")
+        return ActionRef("release", "id", self.id, f"Take {self.id} back", "Take it back")
 
-    def plan(self, seen: MachineSnapshot, places: Places) -> ActionPlan:
+    def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it takes."""
         waiter = next((each for each in seen.queue if each.id == self.id), None)
         if waiter is not None:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.cluster.acting_page import plan_page, refused_page
 from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterPlan
-from tranche.dashboard.cluster.cluster_actions import ClusterActions
+from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.foreseen_plan import foreseen_plan, with_outlook
 from tranche.dashboard.cluster.user_view import UserView
 from tranche.dashboard.frame import DashboardPage
@@ -25,7 +25,7 @@ _CHANGED = "the cluster has changed since you saw the plan"
 ShowPage = Callable[[Request, Callable[[], DashboardPage], HTTPStatus], Awaitable[Response]]
 
 
-def acting_routes(acts: ClusterActions, user_view: UserView, shown: ShowPage) -> list[Route]:
+def acting_routes(acts: ClusterActionHandler, user_view: UserView, shown: ShowPage) -> list[Route]:
     """The plan by GET, the action by POST."""
 
     async def planned(request: Request, fields: Mapping[str, str]) -> ClusterPlan:

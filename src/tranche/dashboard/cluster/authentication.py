@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from unicodedata import category
 
-from tranche.dashboard.access import LOOPBACK_NAMES, DashboardRefusal, foreign_page, name_of
-from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.access import LOOPBACK_NAMES, RefusalReason, foreign_page, name_of
+from tranche.dashboard.cluster.kube_viewer import KubeUser
 
 _SECRET_HEADER = "x-tranche-proxy-secret"
 _SYSTEM = "system:"
@@ -23,7 +23,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 LEAST_SECRET = 16
 """Characters without which a secret can be guessed, and opens nothing."""
 PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
-TWICE = DashboardRefusal(
+TWICE = RefusalReason(
     HTTPStatus.UNAUTHORIZED,
     "the request says twice who asks; what your browser kept of when you entered is taken away: load the page again",
 )
@@ -31,7 +31,7 @@ TWICE = DashboardRefusal(
 
 
 @dataclass(frozen=True, slots=True)
-class TrustedProxy:
+class TrustedProxySettings:
     """A proxy in front that has asked who its users are. `secret` is what it shows for itself, and nobody else can."""
 
     secret: str = field(repr=False)
@@ -45,7 +45,7 @@ class RequestCredentials:
 
     token: str = field(default="", repr=False)
     session: str = field(default="", repr=False)
-    viewer: KubeViewer | None = None
+    viewer: KubeUser | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class RequestAuthenticator:
     """`hosts` are the names by which browsers call the server, beside the loopback's, which `kubectl port-forward` uses."""
 
     hosts: frozenset[str] = frozenset()
-    proxy: TrustedProxy | None = None
+    proxy: TrustedProxySettings | None = None
 
-    def strange(self, method: str, headers: Mapping[str, str]) -> DashboardRefusal | None:
+    def strange(self, method: str, headers: Mapping[str, str]) -> RefusalReason | None:
         """Why a request is not one of our own pages'; `headers` have lower-case names.
 
         The server speaks plain HTTP, and so does whoever calls it by a name of the loopback. Before one of `hosts` there may be
@@ -63,7 +63,7 @@ class RequestAuthenticator:
         """
         host = headers.get("host", "")
         if not self._called(host):
-            return DashboardRefusal(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
+            return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
         origins = [f"http://{host}", f"https://{host}"]
         if name_of(host) in LOOPBACK_NAMES:
             origins.pop()
@@ -71,13 +71,13 @@ class RequestAuthenticator:
             origins.pop(0)
         return foreign_page(method, headers, origins)
 
-    def presented(self, headers: Sequence[tuple[str, str]]) -> RequestCredentials | DashboardRefusal:
+    def presented(self, headers: Sequence[tuple[str, str]]) -> RequestCredentials | RefusalReason:
         """As whom a request comes; `headers` have lower-case names, each as often as it was sent."""
         named = [value for name, value in headers if name == "authorization"]
         scheme, _, token = (named[0] if len(named) == 1 else "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         users = self._of_proxy(headers)
-        if isinstance(users, DashboardRefusal):
+        if isinstance(users, RefusalReason):
             return users
         kept = [each for name, value in headers if name == "cookie" for each in _cookies(value)]
         if len(named) + (users is not None) + bool(kept) > 1 or len(dict(kept)) < len(kept):
@@ -85,7 +85,7 @@ class RequestAuthenticator:
         if users is not None:
             return RequestCredentials(viewer=users)
         if named and not bearer:
-            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "send a token: Authorization: Bearer TOKEN")
+            return RefusalReason(HTTPStatus.UNAUTHORIZED, "send a token: Authorization: Bearer TOKEN")
         if bearer:
             return RequestCredentials(token=bearer)
         # Nobody but this host, over TLS, can have given a browser the first; the other may be of a neighbour.
@@ -100,7 +100,7 @@ class RequestAuthenticator:
         name = name_of(host)
         return name in LOOPBACK_NAMES or name.lower() in self.hosts
 
-    def _of_proxy(self, headers: Sequence[tuple[str, str]]) -> KubeViewer | DashboardRefusal | None:
+    def _of_proxy(self, headers: Sequence[tuple[str, str]]) -> KubeUser | RefusalReason | None:
         """Whom the proxy names; None where no proxy is trusted, and what one would say counts for nothing."""
         if self.proxy is None:
             return None
@@ -112,13 +112,13 @@ class RequestAuthenticator:
         secret = self.proxy.secret
         right = len(secret) >= LEAST_SECRET and len(shown) == 1
         if not right or not hmac.compare_digest(shown[0].encode("latin-1", "replace"), secret.encode()):
-            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the proxy is not the one that is trusted")
+            return RefusalReason(HTTPStatus.UNAUTHORIZED, "the proxy is not the one that is trusted")
         if len(users) != 1 or not users[0]:
-            return DashboardRefusal(HTTPStatus.UNAUTHORIZED, "the proxy does not say who asks")
+            return RefusalReason(HTTPStatus.UNAUTHORIZED, "the proxy does not say who asks")
         user = users[0]
         if user.startswith(_SYSTEM) or any(each.startswith(_SYSTEM) or not each for each in groups):
-            return DashboardRefusal(HTTPStatus.FORBIDDEN, "a proxy vouches for nobody of Kubernetes' own")
-        return KubeViewer(user, (*dict.fromkeys(groups), _AUTHENTICATED))
+            return RefusalReason(HTTPStatus.FORBIDDEN, "a proxy vouches for nobody of Kubernetes' own")
+        return KubeUser(user, (*dict.fromkeys(groups), _AUTHENTICATED))
 
 
 def _cookies(header: str) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from tranche.dashboard.cluster.visibility import NameVisibility
 
 
 @dataclass(frozen=True, slots=True)
-class NodeChoice:
+class NodeFilter:
     """What an address asks for; "" is everything. `q` is a text that is said of the node or of a holder. `sort` is the order."""
 
     q: str = ""
@@ -21,7 +21,7 @@ class NodeChoice:
     sort: str = ""
 
     @classmethod
-    def asked(cls, query: Mapping[str, str]) -> NodeChoice:
+    def asked(cls, query: Mapping[str, str]) -> NodeFilter:
         """What the address asks for."""
         return cls(*(query.get(name, "").strip() for name in ("q", "state", "model", "namespace", "sort")))
 

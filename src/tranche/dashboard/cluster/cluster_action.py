@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from tranche.core.errors import UsageError
-from tranche.dashboard.cluster.kube_viewer import KubeRight
+from tranche.dashboard.cluster.kube_viewer import KubePermission
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.documents.blocks import Document
 from tranche.kubernetes.fleet.objects import FleetClaim
@@ -65,7 +65,7 @@ class ClusterAction:
 
 
 @dataclass(frozen=True, slots=True)
-class PodToDelete:
+class PodIdentity:
     """A pod as it is now; with its uid none that comes after it is meant."""
 
     namespace: str
@@ -82,9 +82,9 @@ class ClusterPlan:
 
     action: ClusterAction
     lines: tuple[str, ...]
-    rights: tuple[KubeRight, ...]
+    rights: tuple[KubePermission, ...]
     requests: tuple[tuple[str, str, Mapping[str, Any], str], ...]
-    pods: tuple[PodToDelete, ...] = field(default=())
+    pods: tuple[PodIdentity, ...] = field(default=())
 
     @property
     def digest(self) -> str:
@@ -95,7 +95,7 @@ class ClusterPlan:
 
 def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
     """What becomes of the node; UsageError where there is nothing to do."""
-    right = KubeRight("patch", "nodes", name=node.name)
+    right = KubePermission("patch", "nodes", name=node.name)
     path = f"/api/v1/nodes/{quote(node.name, safe='')}"
     if action.kind == "layout":
         now = node.standing.labels.get(LAYOUT_LABEL, "")
@@ -137,13 +137,13 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
             raise UsageError("no pod has it: take it back on the machine, by tranche release")
 
 
-def release_plan(action: ClusterAction, pods: Sequence[PodToDelete]) -> ClusterPlan:
+def release_plan(action: ClusterAction, pods: Sequence[PodIdentity]) -> ClusterPlan:
     """What becomes of the pods that have the share."""
     lines = tuple(
         f"Pod {each.namespace}/{each.name} is deleted, with the time to end that it has. A controller that made it makes another."
         for each in pods
     )
-    rights = tuple(KubeRight("delete", "pods", each.namespace, each.name) for each in pods)
+    rights = tuple(KubePermission("delete", "pods", each.namespace, each.name) for each in pods)
     requests = tuple(
         (
             "DELETE",

@@ -10,37 +10,37 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
-from tranche.dashboard.acting.form_keys import FormKeys
-from tranche.dashboard.cluster.acting_accounts import ActingAccount, ActingAccounts
+from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.cluster.acting_accounts import ActingClient, ActingClientSource
 from tranche.dashboard.cluster.cluster_action import (
     ClusterAction,
     ClusterPlan,
-    PodToDelete,
+    PodIdentity,
     holders_of,
     node_plan,
     release_plan,
 )
 from tranche.dashboard.cluster.fleet_reader import FleetReader
-from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer
+from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef, Severity
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef
 
 _REASON = "DoneFromDashboard"
 
 _log = logging.getLogger(__name__)
 
 
-class ClusterActions:
+class ClusterActionHandler:
     """`accounts` say with whose account something is done. Events are written over `own`, with the page's."""
 
     def __init__(
         self,
-        accounts: ActingAccounts,
+        accounts: ActingClientSource,
         own: ApiConnection,
         fleets: FleetReader,
-        keys: FormKeys,
+        keys: FormKeyStore,
         *,
         now: Callable[[], datetime],
         random: Callable[[], float],
@@ -50,35 +50,35 @@ class ClusterActions:
         self._fleets = fleets
         self._keys = keys
 
-    async def plan(self, viewer: KubeViewer, action: ClusterAction, node: SeenNode) -> ClusterPlan:
+    async def plan(self, viewer: KubeUser, action: ClusterAction, node: SeenNode) -> ClusterPlan:
         """What would be done now. `node` is as the viewer sees it. UsageError where nothing can be; errors of the API server."""
         account = self._accounts.of(viewer)
         if action.kind != "release":
             return node_plan(action, node)
         holders = holders_of(action, node, (await self._fleets.fleet()).claims)
-        if why_not := await account.refuses([KubeRight("get", "pods", *each) for each in holders]):
+        if why_not := await account.refuses([KubePermission("get", "pods", *each) for each in holders]):
             raise UsageError(why_not.removesuffix("."))
         async with _connected(account) as connection:
             pods = [await _pod(connection, *each) for each in holders]
         return release_plan(action, pods)
 
-    def said(self, viewer: KubeViewer) -> str:
+    def said(self, viewer: KubeUser) -> str:
         """Whose rights decide, in words for him; UsageError where nothing is done for him."""
         return self._accounts.of(viewer).said
 
-    async def why_not(self, viewer: KubeViewer, plan: ClusterPlan) -> str:
+    async def why_not(self, viewer: KubeUser, plan: ClusterPlan) -> str:
         """Which right the viewer lacks for it; "" when he has all. The API server judges again when it is done."""
         return await self._accounts.of(viewer).lacks(plan.rights)
 
-    def key(self, viewer: KubeViewer, plan: ClusterPlan) -> str:
+    def key(self, viewer: KubeUser, plan: ClusterPlan) -> str:
         """The key of a form that shows him that plan."""
         return self._keys.key(_session(viewer), plan.action.address, plan.digest)
 
-    def spend(self, viewer: KubeViewer, plan: ClusterPlan, key: str) -> str:
+    def spend(self, viewer: KubeUser, plan: ClusterPlan, key: str) -> str:
         """Use the key up; why it does not count, "" when it does."""
         return self._keys.spend(key, _session(viewer), plan.action.address, plan.digest)
 
-    async def act(self, viewer: KubeViewer, plan: ClusterPlan) -> None:
+    async def act(self, viewer: KubeUser, plan: ClusterPlan) -> None:
         """Do it in the viewer's name. The API server's refusal, as it is; what was done before it is told of all the same."""
         account, title = self._accounts.of(viewer), plan.action.title
         if why_not := await account.refuses(plan.rights):
@@ -98,20 +98,20 @@ class ClusterActions:
                 await self._tell(account, plan, plan.pods[:done])
         _log.info("done from the page", extra={"action": title, "viewer": viewer.user})
 
-    async def _tell(self, account: ActingAccount, plan: ClusterPlan, pods: Sequence[PodToDelete]) -> None:
+    async def _tell(self, account: ActingClient, plan: ClusterPlan, pods: Sequence[PodIdentity]) -> None:
         message = f"{plan.action.title}: done by {account.done_by} from the dashboard"
         try:
             for pod in pods:
                 about = KubePod(PodRef(pod.namespace, pod.name), uid=pod.uid)
-                await self._events.create_pod_event(about, plan.action.node, Severity.NORMAL, _REASON, message)
+                await self._events.create_pod_event(about, plan.action.node, KubeEventType.NORMAL, _REASON, message)
             if not plan.pods:
-                await self._events.create_node_event(KubeNode(plan.action.node), Severity.NORMAL, _REASON, message)
+                await self._events.create_node_event(KubeNode(plan.action.node), KubeEventType.NORMAL, _REASON, message)
         except TrancheError as error:
             _log.warning("done, and not told of", extra={"action": plan.action.title, "error": error.message})
 
 
 @asynccontextmanager
-async def _connected(account: ActingAccount) -> AsyncIterator[ApiConnection]:
+async def _connected(account: ActingClient) -> AsyncIterator[ApiConnection]:
     connection = account.connect()
     try:
         yield connection
@@ -119,7 +119,7 @@ async def _connected(account: ActingAccount) -> AsyncIterator[ApiConnection]:
         await connection.close()
 
 
-async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodToDelete:
+async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodIdentity:
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     try:
         raw = (await connection.ask(f"read pod {namespace}/{name}", "GET", path)).accepted()
@@ -127,10 +127,10 @@ async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodToDel
         raise UsageError(f"pod {namespace}/{name} has gone already") from error
     except KubernetesForbidden as error:
         raise UsageError(f"you may not read pod {namespace}/{name}, and so not delete it from here") from error
-    return PodToDelete(namespace, name, str((raw.get("metadata") or {}).get("uid") or ""))
+    return PodIdentity(namespace, name, str((raw.get("metadata") or {}).get("uid") or ""))
 
 
-def _session(viewer: KubeViewer) -> str:
+def _session(viewer: KubeUser) -> str:
     # Whoever is in other groups now is somebody else: a form that was shown to him before does not count.
     token = hashlib.sha256(viewer.token.encode()).hexdigest()
     return json.dumps([viewer.user, viewer.uid, sorted(viewer.groups), token])

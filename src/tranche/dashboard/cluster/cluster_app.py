@@ -16,20 +16,20 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.access import HEADERS, DashboardRefusal, heard
+from tranche.dashboard.access import HEADERS, RefusalReason, heard
 from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.authentication import TWICE, RequestAuthenticator, forgotten_cookies, session_cookie
-from tranche.dashboard.cluster.cluster_actions import ClusterActions
+from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.cluster_routes import ClusterPageContext, cluster_routes
 from tranche.dashboard.cluster.entering_page import login_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
-from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, KubeReviews
-from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
+from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.memory_history import MemoryHistory
-from tranche.dashboard.cluster.sessions import Sessions
+from tranche.dashboard.cluster.sessions import SessionStore
 from tranche.dashboard.cluster.source import ClusterObservation
-from tranche.dashboard.cluster.user_view import UserView, ViewerRights
+from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.connection_limit import let_in
 from tranche.dashboard.error_answer import error_answer
@@ -46,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class _Admitted:
     """Somebody who was let in, and the cluster as he sees it."""
 
-    viewer: KubeViewer
+    viewer: KubeUser
     user_view: UserView
     app: ASGIApp
 
@@ -61,17 +61,17 @@ class _Kept:
     used: float
 
 
-class ClusterApp:
+class ClusterRequestHandler:
     """The application. `take` is told what is newest; `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
         name: str,
         entrance: RequestAuthenticator,
-        reviews: KubeReviews,
-        sessions: Sessions,
+        reviews: AccessReviewClient,
+        sessions: SessionStore,
         fleets: FleetReader,
-        acts: ClusterActions | None = None,
+        acts: ClusterActionHandler | None = None,
         *,
         clock: Callable[[], float],
         recheck: float = FRESH_SECONDS,
@@ -90,7 +90,7 @@ class ClusterApp:
         self._waste = WasteHistory()
         self._past = ClusterHistory()
         self._memory = MemoryHistory()
-        self._kept: dict[ViewerRights, _Kept] = {}
+        self._kept: dict[ViewerPermission, _Kept] = {}
 
     def take(self, seen: ClusterObservation) -> None:
         """This is the newest that is known of the cluster."""
@@ -147,9 +147,9 @@ class ClusterApp:
             _log.exception("a page failed")
             raise
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response | Admitted:
+    async def _answer(self, scope: Scope, receive: Receive) -> Response | _Admitted:
         headers = heard(scope["headers"])
-        if isinstance(headers, DashboardRefusal):
+        if isinstance(headers, RefusalReason):
             return _refusal(scope, headers)
         if (refused := self._entrance.strange(scope["method"], headers)) is not None:
             return _refusal(scope, refused)
@@ -162,10 +162,10 @@ class ClusterApp:
             return self._left(scope, headers.get("origin", ""))
         return await self._admit(scope)
 
-    async def _admit(self, scope: Scope) -> Response | Admitted:
+    async def _admit(self, scope: Scope) -> Response | _Admitted:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         presented = self._entrance.presented(pairs)
-        if isinstance(presented, DashboardRefusal):
+        if isinstance(presented, RefusalReason):
             return _refusal(scope, presented)
         try:
             viewer = presented.viewer
@@ -180,7 +180,7 @@ class ClusterApp:
                     scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "Nothing was seen of the cluster", why
                 )
             sight = await self._reviews.sight(viewer, self._namespaces)
-            rights = ViewerRights(sight, await self._reviews.may(viewer, LIST_NODES))
+            rights = ViewerPermission(sight, await self._reviews.may(viewer, LIST_NODES))
         except TrancheError as error:
             # Whoever cannot be asked about is shown nothing; what went wrong is not his to know.
             said = (
@@ -188,9 +188,9 @@ class ClusterApp:
             )
             return error_answer(scope["path"], HTTPStatus.SERVICE_UNAVAILABLE, "Kubernetes does not answer", said)
         kept = self._viewpoint(rights)
-        return Admitted(viewer, kept.user_view, kept.app)
+        return _Admitted(viewer, kept.user_view, kept.app)
 
-    def _viewpoint(self, rights: ViewerRights) -> _Kept:
+    def _viewpoint(self, rights: ViewerPermission) -> _Kept:
         found = self._kept.get(rights)
         if found is None:
             while len(self._kept) >= _MOST_VIEWPOINTS:
@@ -200,13 +200,13 @@ class ClusterApp:
             if self._seen is not None:
                 user_view.take(self._seen)
             histories = (self._waste, self._past, self._memory)
-            routes = cluster_routes(ClusterPages(self._name, user_view, self._fleets, *histories, self._acts))
+            routes = cluster_routes(ClusterPageContext(self._name, user_view, self._fleets, *histories, self._acts))
             app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way, Exception: _failed})
             found = self._kept[rights] = _Kept(user_view, app, 0.0)
         found.used = self._clock()
         return found
 
-    async def _while_admitted(self, admitted: Admitted, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _while_admitted(self, admitted: _Admitted, scope: Scope, receive: Receive, send: Send) -> bool:
         """Tell what is new while whoever listens may see the same as when he came, and whether that ended it."""
         work = asyncio.ensure_future(admitted.app(scope, receive, send))
         try:
@@ -250,7 +250,7 @@ class ClusterApp:
         return _html(login_page("You have left."), headers={"Set-Cookie": session_cookie("", origin)})
 
 
-def _refusal(scope: Scope, refused: DashboardRefusal) -> Response:
+def _refusal(scope: Scope, refused: RefusalReason) -> Response:
     answer = error_answer(scope["path"], refused.status, "Refused", refused.message)
     for each in forgotten_cookies() if refused is TWICE else ():
         answer.headers.append("Set-Cookie", each)

@@ -46,7 +46,7 @@ class EndedSpan(NamedTuple):
     owned: bool | None = None
 
 
-class ReportGap(NamedTuple):
+class UnreportedSpan(NamedTuple):
     """A time for which a node was not heard, or nothing was; `until` is None where it still is so."""
 
     since: float
@@ -60,7 +60,7 @@ class GpuHistory:
     since: float
     ended: tuple[EndedSpan, ...]
     began: Mapping[HistoryPlace, float]
-    silences: tuple[ReportGap, ...]
+    silences: tuple[UnreportedSpan, ...]
 
 
 def too_many_gone(kept: Iterable[GpuPlace], before: SeenNode, node: SeenNode) -> list[GpuPlace]:
@@ -81,9 +81,9 @@ class ClusterHistory:
         self._last: ClusterSnapshot | None = None
         self._since = 0.0
         self._heard: dict[str, SeenNode] = {}
-        self._deaf: deque[ReportGap] = deque(maxlen=MOST_SILENCES)
+        self._deaf: deque[UnreportedSpan] = deque(maxlen=MOST_SILENCES)
         self._silent: dict[str, float] = {}
-        self._silences: dict[str, deque[ReportGap]] = {}
+        self._silences: dict[str, deque[UnreportedSpan]] = {}
         self._reached: dict[GpuPlace, Document] = {}
         self._began: dict[GpuPlace, dict[HistoryPlace, float]] = {}
         self._ended: dict[GpuPlace, deque[EndedSpan]] = {}
@@ -108,7 +108,7 @@ class ClusterHistory:
         at = (node, uuid)
         silences = [*self._deaf, *self._silences.get(node, ())]
         if node in self._silent:
-            silences.append(ReportGap(self._silent[node], None))
+            silences.append(UnreportedSpan(self._silent[node], None))
         return GpuHistory(
             max(self._since, self._forgotten.get(at, 0.0)),
             tuple(self._ended.get(at, ())),
@@ -119,9 +119,9 @@ class ClusterHistory:
     def _listen(self, now: float, *, deaf: bool) -> None:
         still = bool(self._deaf) and self._deaf[-1].until is None
         if deaf and not still:
-            self._deaf.append(ReportGap(now, None))
+            self._deaf.append(UnreportedSpan(now, None))
         elif still and not deaf:
-            self._deaf.append(ReportGap(self._deaf.pop().since, now))
+            self._deaf.append(UnreportedSpan(self._deaf.pop().since, now))
 
     def _known(self, node: SeenNode, heard: float) -> float:
         """Until when what was there is known to have been there, of a node that is heard of at `heard`."""
@@ -140,7 +140,7 @@ class ClusterHistory:
         silent = self._silent.pop(node.name, None)
         if silent is not None:
             kept = self._silences.setdefault(node.name, deque(maxlen=MOST_SILENCES))
-            kept.append(ReportGap(silent, node.seen))
+            kept.append(UnreportedSpan(silent, node.seen))
         known = self._known(node, node.seen) if silent is None else silent
         if before is not None:
             self._shares_ended(node.name, before.overview["allocations"], node.overview["allocations"], known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tranche.dashboard.cluster.cluster_history import GpuHistory, ReportGap
+from tranche.dashboard.cluster.cluster_history import GpuHistory, UnreportedSpan
 from tranche.dashboard.cluster.memory_history import TOLD_SECONDS
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
@@ -90,7 +90,7 @@ def _maker(owned: bool | None) -> str:
     return "not known" if owned is None else "Tranche" if owned else "others"
 
 
-def _silence(each: ReportGap) -> Element:
+def _silence(each: UnreportedSpan) -> Element:
     said: list[Child] = ["Not heard from ", moment(describe.timestamp(each.since))]
     if each.until is not None:
         said += [" until ", moment(describe.timestamp(each.until))]

@@ -20,19 +20,19 @@ from tranche.dashboard.asking import asked_request
 from tranche.dashboard.cluster.acting_page import node_acts, share_act
 from tranche.dashboard.cluster.acting_routes import acting_routes
 from tranche.dashboard.cluster.apart import apart, unshown
-from tranche.dashboard.cluster.cluster_actions import ClusterActions
+from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
 from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
-from tranche.dashboard.cluster.kube_viewer import KubeViewer
+from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.memory_history import MemoryHistory
-from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
-from tranche.dashboard.cluster.routes import UNSEEN, ServedCluster, node_routes
+from tranche.dashboard.cluster.routes import UNSEEN, ClusterContext, node_routes
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.user_view import UserView
 from tranche.dashboard.cluster.visibility import NameVisibility
@@ -47,7 +47,7 @@ from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 
 VIEWS = (
@@ -67,7 +67,7 @@ _HTML = "text/html; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPages:
+class ClusterPageContext:
     """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all.
 
     `waste` has added up what all namespaces hold, `past` has seen what became of each GPU, `memory` how much of it was used; a
@@ -80,10 +80,10 @@ class ClusterPages:
     waste: WasteHistory
     past: ClusterHistory
     memory: MemoryHistory
-    acts: ClusterActions | None = None
+    acts: ClusterActionHandler | None = None
 
 
-def cluster_routes(pages: ClusterPages) -> list[Route]:
+def cluster_routes(pages: ClusterPageContext) -> list[Route]:
     """All addresses for viewers with those rights."""
     user_view = pages.user_view
 
@@ -108,17 +108,17 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
 
     async def queue(request: Request) -> Response:
         try:
-            fleet, tier = await pages.fleets.fleet(), await pages.fleets.tier()
+            fleet, backend = await pages.fleets.fleet(), await pages.fleets.backend()
         except TrancheError as error:
             return _unavailable(f"What claims have cannot be read ({error.reason}), so nobody can say why pods wait.")
-        return await _shown(pages, request, lambda: _queue_page(pages, fleet, tier))
+        return await _shown(pages, request, lambda: _queue_page(pages, fleet, backend))
 
     async def ask(request: Request) -> Response:
         try:
-            fleet, tier = await pages.fleets.fleet(), await pages.fleets.tier()
+            fleet, backend = await pages.fleets.fleet(), await pages.fleets.backend()
         except TrancheError as error:
             return _unavailable(f"Which way it gives shares cannot be read ({error.reason}), so nobody can say.")
-        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params), fleet, tier))
+        return await _shown(pages, request, lambda: _ask_page(pages, dict(request.query_params), fleet, backend))
 
     async def waste(request: Request) -> Response:
         found, seen, sight = _waste_of(pages), user_view.snapshot, user_view.rights.sight
@@ -166,7 +166,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
         return await _json(lambda: document("ClusterEventList", events=[event_data(each) for each in user_view.events]))
 
     return [
-        *node_routes(ServedCluster(pages.name, user_view.live, sight_of, VIEWS)),
+        *node_routes(ClusterContext(pages.name, user_view.live, sight_of, VIEWS)),
         Route("/nodes/{name}", node),
         Route("/nodes/{name}/layouts", layouts),
         Route("/gpus/{uuid}", gpu),
@@ -185,7 +185,7 @@ def cluster_routes(pages: ClusterPages) -> list[Route]:
     ]
 
 
-def _acting(acts: ClusterActions | None, viewer: KubeViewer) -> str:
+def _acting(acts: ClusterActionHandler | None, viewer: KubeUser) -> str:
     """What somebody can do here, in words."""
     if acts is None:
         return "This page only shows."
@@ -195,7 +195,7 @@ def _acting(acts: ClusterActions | None, viewer: KubeViewer) -> str:
         return f"{error.message[:1].upper()}{error.message[1:]}."
 
 
-def _waste_of(pages: ClusterPages) -> dict[str, Any] | None:
+def _waste_of(pages: ClusterPageContext) -> dict[str, Any] | None:
     """Whoever may not list nodes is not told how much there is in all."""
     report, rights = pages.waste.report(), pages.user_view.rights
     return None if report is None else waste_data(report, rights.sight, others=rights.all_nodes)
@@ -224,7 +224,7 @@ def _order(request: Request) -> TableOrder:
     return TableOrder(str(request.scope["path"]), request.query_params)
 
 
-def _node_page(pages: ClusterPages, node: SeenNode | None, order: TableOrder) -> DashboardPage | None:
+def _node_page(pages: ClusterPageContext, node: SeenNode | None, order: TableOrder) -> DashboardPage | None:
     seen = pages.user_view.snapshot
 
     def made(of: SeenNode) -> DashboardPage:
@@ -233,7 +233,7 @@ def _node_page(pages: ClusterPages, node: SeenNode | None, order: TableOrder) ->
     return None if node is None else apart(node.name, lambda: made(node), lambda: made(unshown(node)))
 
 
-def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> DashboardPage:
+def _layouts_page(pages: ClusterPageContext, layouts: NodeLayoutView, chosen: str) -> DashboardPage:
     acts = pages.acts is not None
     try:
         outlook = pages.user_view.outlook(layouts, chosen) if chosen and not layouts.unknown else None
@@ -242,7 +242,7 @@ def _layouts_page(pages: ClusterPages, layouts: NodeLayouts, chosen: str) -> Das
     return node_layouts_page(layouts, chosen, outlook, "", acts=acts)
 
 
-def _gpu_page(pages: ClusterPages, uuid: str, hours: int, order: TableOrder) -> DashboardPage | None:
+def _gpu_page(pages: ClusterPageContext, uuid: str, hours: int, order: TableOrder) -> DashboardPage | None:
     """No two GPUs have one UUID. Where several nodes say that they have it, none of them is believed more than another."""
     seen = pages.user_view.snapshot
     pairs = (
@@ -274,18 +274,18 @@ def _asked_for(seen: ClusterSnapshot, query: Mapping[str, str]) -> list[SeenNode
     return [each for each in seen.nodes.values() if query.get("node", each.name) == each.name]
 
 
-def _share_page(pages: ClusterPages, allocation_id: str, query: Mapping[str, str]) -> DashboardPage | None:
+def _share_page(pages: ClusterPageContext, allocation_id: str, query: Mapping[str, str]) -> DashboardPage | None:
     seen = pages.user_view.snapshot
     nodes = _asked_for(seen, query)
     act = None if pages.acts is None else share_act
     return node_share_page(nodes, allocation_id, seen.taken, act)
 
 
-def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
+def _queue_page(pages: ClusterPageContext, fleet: Fleet, backend: AllocationBackend) -> DashboardPage:
     user_view = pages.user_view
     known, pods = user_view.fleet(fleet), in_order(user_view.pods)
     words = {(each.namespace, each.name): each.message for each in user_view.events if each.reason == "WaitsForShare"}
-    gates = user_view.gates(fleet, tier)
+    gates = user_view.gates(fleet, backend)
     explained: list[WaitingPod] = []
     asked, end = 0, time.monotonic() + _EXPLAIN_SECONDS
     for each in pods[:MOST_EXPLAINED]:
@@ -293,24 +293,26 @@ def _queue_page(pages: ClusterPages, fleet: Fleet, tier: Tier) -> DashboardPage:
             break
         asked += 1
         word = words.get((each.pod.namespace, each.pod.name), "")
-        if (found := explain_pending(each, known, replace(gates, last_word=word), tier)) is not None:
+        if (found := explain_pending(each, known, replace(gates, last_word=word), backend)) is not None:
             explained.append(found)
     seen = user_view.snapshot
     return cluster_queue_page(explained, user_view.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
 
 
-def _ask_page(pages: ClusterPages, fields: dict[str, str], fleet: Fleet, tier: Tier) -> DashboardPage:
+def _ask_page(
+    pages: ClusterPageContext, fields: dict[str, str], fleet: Fleet, backend: AllocationBackend
+) -> DashboardPage:
     if not ASKED & fields.keys():
         return cluster_ask_page({}, None, "")
     try:
-        gates = pages.user_view.gates(fleet, tier)
-        return cluster_ask_page(fields, explain_request(asked_request(fields), gates, tier), "")
+        gates = pages.user_view.gates(fleet, backend)
+        return cluster_ask_page(fields, explain_request(asked_request(fields), gates, backend), "")
     except UsageError as error:
         return cluster_ask_page(fields, None, f"{error.message}. {error.hint}".strip())
 
 
 async def _shown(
-    pages: ClusterPages,
+    pages: ClusterPageContext,
     request: Request,
     make: Callable[[], DashboardPage | None],
     status: HTTPStatus = HTTPStatus.OK,

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 
 from tranche.core.errors import UsageError
-from tranche.dashboard.acting.form_keys import FormKeys
-from tranche.dashboard.cluster.acting_accounts import ActingAccounts
-from tranche.dashboard.cluster.authentication import LEAST_SECRET, RequestAuthenticator, TrustedProxy
-from tranche.dashboard.cluster.cluster_actions import ClusterActions
-from tranche.dashboard.cluster.cluster_app import ClusterApp
+from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.cluster.acting_accounts import ActingClientSource
+from tranche.dashboard.cluster.authentication import LEAST_SECRET, RequestAuthenticator, TrustedProxySettings
+from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
+from tranche.dashboard.cluster.cluster_app import ClusterRequestHandler
 from tranche.dashboard.cluster.fleet_reader import FleetReader
-from tranche.dashboard.cluster.kube_reviews import KubeReviews
-from tranche.dashboard.cluster.sessions import Sessions
+from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
+from tranche.dashboard.cluster.sessions import SessionStore
 from tranche.dashboard.cluster.source import ClusterSource
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.kubernetes.api.connection import ApiConnection
@@ -79,14 +79,16 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
     entrance = RequestAuthenticator(frozenset(each.lower() for each in options.hosts), _proxy(options))
     connection = ApiConnection(server)
     namespace = options.namespace or server.namespace
-    reviews = KubeReviews(connection, clock=time.monotonic)
+    reviews = AccessReviewClient(connection, clock=time.monotonic)
     fleets = FleetReader(connection, namespace, clock=time.monotonic)
     acts = (
-        _acts(ActingAccounts(server, reviews, for_proxied=options.proxy_act), connection, fleets)
+        _acts(ActingClientSource(server, reviews, for_proxied=options.proxy_act), connection, fleets)
         if options.act
         else None
     )
-    app = ClusterApp(options.name, entrance, reviews, Sessions(time.monotonic), fleets, acts, clock=time.monotonic)
+    app = ClusterRequestHandler(
+        options.name, entrance, reviews, SessionStore(time.monotonic), fleets, acts, clock=time.monotonic
+    )
     source = ClusterSource(connection, namespace, app.take, app.lose, random=random.random)
     supervisor = Supervisor([source], clock=time.monotonic)
     health = HealthServer(supervisor.readiness)
@@ -106,12 +108,12 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
             await connection.close()
 
 
-def _acts(accounts: ActingAccounts, own: ApiConnection, fleets: FleetReader) -> ClusterActions:
-    keys = FormKeys(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-    return ClusterActions(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
+def _acts(accounts: ActingClientSource, own: ApiConnection, fleets: FleetReader) -> ClusterActionHandler:
+    keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
+    return ClusterActionHandler(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
 
 
-def _proxy(options: ClusterPageOptions) -> TrustedProxy | None:
+def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:
     """The proxy that is trusted, if one is; a secret that is none trusts nobody, and is refused instead."""
     if options.proxy_secret is None:
         return None
@@ -124,4 +126,4 @@ def _proxy(options: ClusterPageOptions) -> TrustedProxy | None:
             f"--proxy-secret {options.proxy_secret}: a secret has {LEAST_SECRET} characters or more",
             hint="make one: head -c 32 /dev/urandom | base64",
         )
-    return TrustedProxy(secret, options.user_header.lower(), options.group_header.lower())
+    return TrustedProxySettings(secret, options.user_header.lower(), options.group_header.lower())

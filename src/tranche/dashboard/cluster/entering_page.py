@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tranche.dashboard.cluster.kube_viewer import KubeViewer
-from tranche.dashboard.cluster.user_view import ViewerRights
+from tranche.dashboard.cluster.kube_viewer import KubeUser
+from tranche.dashboard.cluster.user_view import ViewerPermission
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, notes
 from tranche.documents.markup import Element, element
@@ -49,7 +49,7 @@ def login_page(trouble: str = "") -> str:
     return "<!doctype html>\n" + str(element("html", head, element("body", body), lang="en"))
 
 
-def you_page(viewer: KubeViewer, rights: ViewerRights, said: Sequence[str], acting: str) -> DashboardPage:
+def you_page(viewer: KubeUser, rights: ViewerPermission, said: Sequence[str], acting: str) -> DashboardPage:
     """As whom somebody is here, how he came, and what he sees; `acting` says what he can do."""
     some = "some" if rights.sight.everywhere or rights.sight.namespaces else "none"
     spaces = "all" if rights.sight.everywhere else ", ".join(sorted(rights.sight.namespaces)) or "none"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tranche.dashboard.cluster.choice import NodeChoice
+from tranche.dashboard.cluster.choice import NodeFilter
 from tranche.dashboard.cluster.live import ClusterUpdate
 from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.nodes_page import nodes_summary
@@ -26,7 +26,7 @@ def seen_message(news: ClusterUpdate, now: float) -> str:
     return _message("seen", told, news.version)
 
 
-def rows_message(news: ClusterUpdate, cache: RowCache, choice: NodeChoice, sight: NameVisibility) -> str:
+def rows_message(news: ClusterUpdate, cache: RowCache, choice: NodeFilter, sight: NameVisibility) -> str:
     """The rows that have changed, of those that are chosen, and the names of those that have gone; "" for nothing."""
     if news.change is None or not (news.change.nodes or news.change.gone):
         return ""

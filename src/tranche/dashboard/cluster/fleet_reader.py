@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 from tranche.core.errors import ClaimsUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.fleet.tier_reading import tier_in_force
+from tranche.kubernetes.fleet.tier_reading import backend_in_force
 
 _FRESH_SECONDS = 5.0
 
@@ -28,15 +28,15 @@ class FleetReader:
 
     def __init__(self, connection: ApiConnection, namespace: str, *, clock: Callable[[], float]) -> None:
         self._fleet = _Fresh(partial(_fleet, connection, namespace), clock)
-        self._tier = _Fresh(partial(tier_in_force, connection, namespace), clock)
+        self._backend = _Fresh(partial(backend_in_force, connection, namespace), clock)
 
     async def fleet(self) -> Fleet:
         """As it is now, or was five seconds ago; empty in a cluster without claims. KubernetesUnavailable when nobody answers."""
         return await self._fleet.get()
 
-    async def tier(self) -> Tier:
+    async def backend(self) -> AllocationBackend:
         """Which way the cluster gives shares now, or did five seconds ago. KubernetesUnavailable when nobody answers."""
-        return await self._tier.get()
+        return await self._backend.get()
 
 
 async def _fleet(connection: ApiConnection, namespace: str) -> Fleet:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tranche.core.errors import TrancheError
 from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterPlan
-from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
+from tranche.dashboard.cluster.layout_outlook import LayoutPreview
 from tranche.dashboard.cluster.node_layouts_page import outlook_view
 from tranche.dashboard.cluster.user_view import UserView
 from tranche.dashboard.frame import DashboardPage
@@ -31,7 +31,7 @@ def with_outlook(page: DashboardPage, action: ClusterAction, user_view: UserView
     return replace(page, below=element("section", list(outlook_view(node, found, in_words=False))))
 
 
-def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ...], LayoutOutlook | str]:
+def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ...], LayoutPreview | str]:
     """What to know of it, and what it would do, or why that is not known."""
     layouts = user_view.layouts(action.node)
     if layouts is None or layouts.unknown:

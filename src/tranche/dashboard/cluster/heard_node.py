@@ -15,7 +15,7 @@ from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
-from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ToldView, told_from_lease, told_node
+from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease, told_node
 
 _SHOWN_LABELS = ("tranche.dev/mode", LAYOUT_LABEL, STATE_LABEL, REASON_LABEL, "nvidia.com/gpu.product")
 _HAS_GPUS = (
@@ -45,7 +45,7 @@ class HeardNode:
     renewed: str
     seen: float
     lasts: float = SILENT_SECONDS
-    told: ToldView | None = None
+    told: ViewReport | None = None
     overview: Document | None = None
     unreadable: str = ""
 

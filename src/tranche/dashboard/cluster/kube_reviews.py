@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tranche.core.errors import KubernetesUnavailable
-from tranche.dashboard.cluster.kube_viewer import KubeRight, KubeViewer, plainly_allowed, reviewed_viewer
+from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed, reviewed_viewer
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 
@@ -32,8 +32,8 @@ NOW_SECONDS = 5.0
 _MOST_KEPT = 20_000
 _AT_ONCE = 16
 
-LIST_PODS = KubeRight("list", "pods")
-LIST_NODES = KubeRight("list", "nodes")
+LIST_PODS = KubePermission("list", "pods")
+LIST_NODES = KubePermission("list", "nodes")
 
 Found = TypeVar("Found")
 
@@ -44,7 +44,7 @@ class _Remembered:
     at: float
 
 
-class KubeReviews:
+class AccessReviewClient:
     """To be used on one event loop. `clock` is monotonic, in seconds."""
 
     def __init__(self, connection: ApiConnection, *, clock: Callable[[], float]) -> None:
@@ -54,18 +54,18 @@ class KubeReviews:
         self._asking: dict[Hashable, asyncio.Future[Any]] = {}
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def who(self, token: str) -> KubeViewer | None:
+    async def who(self, token: str) -> KubeUser | None:
         """Whose token that is; None where it is nobody's. KubernetesUnavailable when nobody can say."""
         if not token or not token.isascii() or any(each.isspace() for each in token):
             return None
         return await self._known(("who", hashlib.sha256(token.encode()).digest()), lambda: self._ask_who(token))
 
-    async def may(self, viewer: KubeViewer, right: KubeRight) -> bool:
+    async def may(self, viewer: KubeUser, right: KubePermission) -> bool:
         """Whether he has that right. KubernetesUnavailable when nobody can say."""
         who = (viewer.user, viewer.groups, viewer.uid, viewer.extra)
         return await self._known(("may", who, right), lambda: self._ask_may(viewer, right))
 
-    async def may_now(self, viewer: KubeViewer, right: KubeRight) -> bool:
+    async def may_now(self, viewer: KubeUser, right: KubePermission) -> bool:
         """Whether he has that right now, by an answer that is of now and a plain yes.
 
         KubernetesUnavailable when nobody says, as well as what a refusal of the question stands for.
@@ -76,12 +76,12 @@ class KubeReviews:
         except TimeoutError as error:
             raise KubernetesUnavailable(f"cannot {_ASKING}: no answer within {NOW_SECONDS:.0f} s") from error
 
-    async def sight(self, viewer: KubeViewer, namespaces: Iterable[str]) -> NameVisibility:
+    async def sight(self, viewer: KubeUser, namespaces: Iterable[str]) -> NameVisibility:
         """Of those namespaces, the ones whose pods he may list: he sees names in them."""
         if await self.may(viewer, LIST_PODS):
             return NameVisibility(everywhere=True)
         asked = sorted({each for each in namespaces if each})
-        rights = [KubeRight(LIST_PODS.verb, LIST_PODS.resource, each) for each in asked]
+        rights = [KubePermission(LIST_PODS.verb, LIST_PODS.resource, each) for each in asked]
         answers = await asyncio.gather(*(self.may(viewer, each) for each in rights))
         return NameVisibility(frozenset(each for each, allowed in zip(asked, answers, strict=True) if allowed))
 
@@ -121,14 +121,14 @@ class KubeReviews:
         if len(self._answers) > _MOST_KEPT:
             self._answers.clear()
 
-    async def _ask_who(self, token: str) -> KubeViewer | None:
+    async def _ask_who(self, token: str) -> KubeUser | None:
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token}}
         answer = await self._connection.ask("ask whose token that is", "POST", _TOKEN_REVIEWS, body)
         return reviewed_viewer(answer.accepted(), token)
 
-    async def _ask_may(self, viewer: KubeViewer, right: KubeRight) -> bool:
+    async def _ask_may(self, viewer: KubeUser, right: KubePermission) -> bool:
         status = (await self._review(viewer, right)).get("status")
         return isinstance(status, dict) and status.get("allowed") is True and not status.get("denied")
 
-    async def _review(self, viewer: KubeViewer, right: KubeRight) -> Mapping[str, Any]:
+    async def _review(self, viewer: KubeUser, right: KubePermission) -> Mapping[str, Any]:
         return (await self._connection.ask(_ASKING, "POST", _ACCESS_REVIEWS, viewer.question(right))).accepted()

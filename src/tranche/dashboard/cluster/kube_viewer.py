@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class KubeRight:
+class KubePermission:
     """A verb on a kind of object, of its API `group`; in all namespaces with none, of all names with none."""
 
     verb: str
@@ -23,7 +23,7 @@ class KubeRight:
 
 
 @dataclass(frozen=True, slots=True)
-class KubeViewer:
+class KubeUser:
     """A user as Kubernetes knows it. `token` is his own; "" where a proxy vouches for him. It is in no text of this."""
 
     user: str
@@ -32,7 +32,7 @@ class KubeViewer:
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
     token: str = field(default="", repr=False)
 
-    def question(self, right: KubeRight) -> dict[str, Any]:
+    def question(self, right: KubePermission) -> dict[str, Any]:
         """Whether he has that right, as a SubjectAccessReview."""
         wanted = {
             "verb": right.verb,
@@ -54,7 +54,7 @@ class KubeViewer:
         }
 
 
-def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeViewer | None:
+def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeUser | None:
     """Whom a TokenReview's answer names; None where it names nobody."""
     status = review.get("status")
     user = status.get("user") if isinstance(status, Mapping) and status.get("authenticated") is True else None
@@ -62,7 +62,7 @@ def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeViewer | None:
     if not isinstance(user, Mapping) or not name:
         return None
     extra, groups = user.get("extra"), user.get("groups")
-    return KubeViewer(
+    return KubeUser(
         str(name),
         _texts(groups),
         str(user.get("uid") or ""),

@@ -24,7 +24,7 @@ from tranche.planning.steps import Step
 
 
 @dataclass(frozen=True, slots=True)
-class GpuOutlook:
+class _GpuOutlook:
     """A GPU that the layout names: what is done at once, what when nothing is in the way any more, and what stays."""
 
     gpu: GpuState
@@ -35,12 +35,12 @@ class GpuOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutOutlook:
+class LayoutPreview:
     """`after` are the GPUs in the end, once all that is in the way has ended; none while another change is at work."""
 
     layout: str
     policy: InUsePolicy
-    gpus: tuple[GpuOutlook, ...]
+    gpus: tuple[_GpuOutlook, ...]
     after: tuple[Document, ...]
     warnings: tuple[str, ...]
     lost: tuple[str, ...]
@@ -68,7 +68,7 @@ class LayoutOutlook:
         return (*_warned(self), *_taken(self), *_done(self), *_kept(self))
 
 
-def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> LayoutOutlook:
+def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> LayoutPreview:
     """What the agent would do now; the errors of `plan_layout` where it cannot be."""
     decision = plan_layout(view, layout)
     ended = view_after_blockers(view, decision)
@@ -79,7 +79,7 @@ def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> Layou
         now = None
     kept = {change.gpu.uuid: change.cut.kept for change in last.changes}
     gpus = tuple(
-        GpuOutlook(
+        _GpuOutlook(
             change.gpu,
             () if now is None else now.steps_on(change.gpu.uuid),
             last.plan.steps_on(change.gpu.uuid),
@@ -88,20 +88,20 @@ def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> Layou
         )
         for change in decision.changes
     )
-    found = LayoutOutlook(layout.name, policy, gpus, (), decision.warnings, decision.lost)
+    found = LayoutPreview(layout.name, policy, gpus, (), decision.warnings, decision.lost)
     if found.changing:
         return found
     expected = apply(last.plan, ended)
     after = tuple(gpu_document(expected, expected.node.gpu(each.gpu.uuid)) for each in gpus)
-    return LayoutOutlook(layout.name, policy, gpus, after, decision.warnings, decision.lost)
+    return LayoutPreview(layout.name, policy, gpus, after, decision.warnings, decision.lost)
 
 
-def _warned(outlook: LayoutOutlook) -> list[str]:
+def _warned(outlook: LayoutPreview) -> list[str]:
     lost = [f"The driver cannot reach {each}, which stays as it is." for each in outlook.lost]
     return [*outlook.warnings, *lost]
 
 
-def _taken(outlook: LayoutOutlook) -> list[str]:
+def _taken(outlook: LayoutPreview) -> list[str]:
     if not outlook.blockers:
         return ["Nothing in use is in its way."]
     said = {
@@ -112,7 +112,7 @@ def _taken(outlook: LayoutOutlook) -> list[str]:
     return [said, *(f"{user}." for user in outlook.blockers)]
 
 
-def _done(outlook: LayoutOutlook) -> list[str]:
+def _done(outlook: LayoutPreview) -> list[str]:
     now = sum(len(each.now) for each in outlook.gpus)
     if not outlook.blockers:
         return [f"{each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
@@ -128,7 +128,7 @@ def _done(outlook: LayoutOutlook) -> list[str]:
     return found
 
 
-def _kept(outlook: LayoutOutlook) -> list[str]:
+def _kept(outlook: LayoutPreview) -> list[str]:
     if outlook.changing:
         return []
     kept = sum(len(each.kept) for each in outlook.gpus)

@@ -26,7 +26,7 @@ class ClusterUpdate:
     change: ClusterChange | None
 
 
-class LiveCluster:
+class ClusterPublisher:
     """To be made and used on the event loop; `run` names this start of the server."""
 
     def __init__(self, pace: float = _PACE_SECONDS) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.cluster_history import GpuPlace, ReportGap, too_many_gone
+from tranche.dashboard.cluster.cluster_history import GpuPlace, UnreportedSpan, too_many_gone
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.reading_log import KEPT_SECONDS, GaugeSample
 from tranche.documents.blocks import Document
@@ -41,7 +41,7 @@ class MemoryHistory:
                 apart(node.name, partial(self._hear, node, node.seen), lambda: None)
         self._last = snapshot
 
-    def samples(self, node: str, uuid: str, until: float, silences: Sequence[ReportGap]) -> list[GaugeSample]:
+    def samples(self, node: str, uuid: str, until: float, silences: Sequence[UnreportedSpan]) -> list[GaugeSample]:
         """The last hour until then, but for what was not heard."""
         found: list[GaugeSample] = []
         for taken, value in _steps(self._told.get((node, uuid), array("d")), until):

@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
-from tranche.dashboard.cluster.layout_outlook import LayoutOutlook, foresee_layout
+from tranche.dashboard.cluster.layout_outlook import LayoutPreview, foresee_layout
 from tranche.dashboard.cluster.redaction import redacted_text, redacted_view
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, ReportReason
-from tranche.kubernetes.telling.told_view import ToldView
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.kubernetes.telling.told_view import ViewReport
+from tranche.planning.layout_offer import LayoutList
 
 _NOT_TOLD = (
     "What a layout would do is not known: its agent tells nothing of layouts, or in words that are not known here."
@@ -33,14 +33,14 @@ _ANEW = "The agent looks and decides anew when the label is set; pods that start
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLayouts:
+class NodeLayoutView:
     """A node with what its agent told of it, None where nothing can be read; as the viewer of that sight may know it.
 
     `named` are the namespaces whose names are known, of which he is told those that he sees.
     """
 
     node: SeenNode
-    told: ToldView | None
+    told: ViewReport | None
     sight: NameVisibility
     named: frozenset[str] = frozenset()
 
@@ -70,7 +70,7 @@ class NodeLayouts:
         """The layouts that the node can have; none where that is not known."""
         return () if self.unknown else self._offer.names(self._view.node)
 
-    def outlook(self, name: str) -> LayoutOutlook:
+    def outlook(self, name: str) -> LayoutPreview:
         """What that layout would do; TrancheError with words for the viewer where there is no such layout, or nobody can say."""
         if self.unknown or self.told is None or self.told.layouts is None:
             raise UsageError(self.unknown.rstrip("."))
@@ -85,9 +85,9 @@ class NodeLayouts:
             ) from error
 
     @property
-    def _offer(self) -> LayoutOffer:
+    def _offer(self) -> LayoutList:
         found = None if self.told is None or self.told.layouts is None else self.told.layouts.offer
-        return found or LayoutOffer()
+        return found or LayoutList()
 
     @property
     def _view(self) -> NodeView:
@@ -97,7 +97,7 @@ class NodeLayouts:
         view = redacted_view(self.told.view, self.sight)
         return replace(view, changing=view.changing - self.told.marked)
 
-    def _notes(self, told: ToldView) -> Iterator[str]:
+    def _notes(self, told: ViewReport) -> Iterator[str]:
         if told.layouts is not None and told.layouts.heeds_mode and self.node.standing.mode != NodeMode.STATIC:
             mode = self.node.standing.mode or "not one that is known"
             yield f"Its mode is {mode}: the agent heeds a layout only where it is {NodeMode.STATIC}. What follows is of then."

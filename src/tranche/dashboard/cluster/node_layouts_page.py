@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tranche.dashboard.before_after import before_and_after
 from tranche.dashboard.cluster.cluster_action import ClusterAction
-from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
-from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.layout_outlook import LayoutPreview
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.node_page import layouts_address, node_link, not_of_now
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.frame import DashboardPage
@@ -16,7 +16,7 @@ from tranche.documents.markup import Child, Element, element
 
 
 def node_layouts_page(
-    layouts: NodeLayouts, chosen: str, outlook: LayoutOutlook | None, trouble: str, *, acts: bool
+    layouts: NodeLayoutView, chosen: str, outlook: LayoutPreview | None, trouble: str, *, acts: bool
 ) -> DashboardPage:
     """The choice of layouts, and what the chosen one would do, or why that is not known. With `acts` it leads to setting it."""
     node = layouts.node
@@ -39,7 +39,7 @@ def node_layouts_page(
     )
 
 
-def outlook_view(node: SeenNode, outlook: LayoutOutlook, *, in_words: bool = True) -> Iterator[Child]:
+def outlook_view(node: SeenNode, outlook: LayoutPreview, *, in_words: bool = True) -> Iterator[Child]:
     """What it would do, in words and as bars, and what stays."""
     if in_words:
         yield element("ul", [element("li", each) for each in outlook.said])
@@ -51,7 +51,7 @@ def outlook_view(node: SeenNode, outlook: LayoutOutlook, *, in_words: bool = Tru
         yield table("What stays", ("GPU", "Slice", "MIG devices"), kept, "")
 
 
-def _kept(outlook: LayoutOutlook) -> Iterator[Sequence[Child | None]]:
+def _kept(outlook: LayoutPreview) -> Iterator[Sequence[Child | None]]:
     if outlook.changing:
         return
     for gpu in outlook.gpus:

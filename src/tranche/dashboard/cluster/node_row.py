@@ -12,7 +12,7 @@ from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.visibility import namespace_of
 from tranche.dashboard.parts import moment
 from tranche.documents import describe
-from tranche.documents.blocks import BarBlock, GpuBlocks, Look, blocks_of, short_holder
+from tranche.documents.blocks import BarBlock, BlockRow, BlockStatus, blocks_of, short_holder
 from tranche.documents.markup import Child, Element, KeptElement, element
 from tranche.documents.picture_style import CLASSES, pattern_of
 
@@ -25,21 +25,21 @@ NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "t
 WITHHELD, CHANGING = "not given away", "being changed"
 """Of single GPUs; why one is not given away may name somebody, and is said on its node's page."""
 UNKNOWN = "unknown"
-_ROOM = frozenset({Look.FREE, Look.IDLE})
+_ROOM = frozenset({BlockStatus.FREE, BlockStatus.IDLE})
 """What somebody could be given; of a node that is not heard nobody knows whether it still can."""
 NEEDING: Mapping[str, str] = {
-    Look.LOST: "a GPU is lost",
-    Look.FAULTY: "a GPU is faulty",
+    BlockStatus.LOST: "a GPU is lost",
+    BlockStatus.FAULTY: "a GPU is faulty",
     NOT_SEEN: "not seen",
     NOT_READY: "not ready",
-    Look.MISSING: "a slice is missing",
+    BlockStatus.MISSING: "a slice is missing",
 }
 """The states in which a node needs somebody, the worst first, in words."""
 _TROUBLING = frozenset(NEEDING)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTally:
+class NodeSummary:
     """How many of what there are; shares of one node or of many.
 
     `slices` are all that are known of; those of nodes that are not heard are `unknown`, and neither `held` nor `idle`.
@@ -55,12 +55,12 @@ class NodeTally:
     shares: int = 0
 
     @staticmethod
-    def total(of: Iterable[NodeTally]) -> NodeTally:
+    def total(of: Iterable[NodeSummary]) -> NodeSummary:
         """All of them together."""
         each = [
             (one.nodes, one.unheard, one.gpus, one.slices, one.unknown, one.held, one.idle, one.shares) for one in of
         ]
-        return NodeTally(*map(sum, zip(*each, strict=True))) if each else NodeTally()
+        return NodeSummary(*map(sum, zip(*each, strict=True))) if each else NodeSummary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class NodeRow:
     name: str
     changed: int
     shown: KeptElement
-    tally: NodeTally
+    tally: NodeSummary
     said: str
     models: frozenset[str]
     states: frozenset[str]
@@ -110,7 +110,7 @@ def node_row(node: SeenNode) -> NodeRow:
     drawn = blocks_of(gpus, allocations)
     slices = Counter(each["state"] for gpu in gpus for each in gpu["slices"])
     heard = _heard(node)
-    tally = NodeTally(
+    tally = NodeSummary(
         nodes=1,
         unheard=0 if heard else 1,
         gpus=len(gpus),
@@ -139,21 +139,21 @@ def node_row(node: SeenNode) -> NodeRow:
     )
 
 
-def _keys(node: SeenNode, drawn: Sequence[GpuBlocks], states: frozenset[str]) -> tuple[float | None, ...]:
+def _keys(node: SeenNode, drawn: Sequence[BlockRow], states: frozenset[str]) -> tuple[float | None, ...]:
     """How many GPUs, what is held, idle and free of them, and how bad its state is."""
     looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
-    counts = (looks[Look.HELD] + looks[Look.SHARED], looks[Look.IDLE], _free(drawn))
+    counts = (looks[BlockStatus.HELD] + looks[BlockStatus.SHARED], looks[BlockStatus.IDLE], _free(drawn))
     known: Sequence[float | None] = counts if _heard(node) else (None, None, None)
     worst = next((place for place, state in enumerate(NEEDING) if state in states), len(NEEDING))
     return (len(drawn), *known, worst)
 
 
-def told_in_short(gpus: Sequence[GpuBlocks]) -> str:
+def told_in_short(gpus: Sequence[BlockRow]) -> str:
     """What is on the GPUs, for who does not see the bars; neighbours that are alike are said once."""
     groups: list[tuple[int, int, str]] = []
     for place, gpu in enumerate(gpus):
         counts = Counter(str(each.look) for each in gpu.blocks)
-        said = ", ".join(f"{counts[look]} {look}" for look in Look if counts[look])
+        said = ", ".join(f"{counts[look]} {look}" for look in BlockStatus if counts[look])
         if groups and groups[-1][2] == said:
             groups[-1] = (groups[-1][0], place, said)
         else:
@@ -162,12 +162,12 @@ def told_in_short(gpus: Sequence[GpuBlocks]) -> str:
     return "; ".join(f"{head}: {said}" for head, (_, _, said) in zip(heads, groups, strict=True)) or "no GPU is known"
 
 
-def _shown(node: SeenNode, drawn: Sequence[GpuBlocks], told: str, state: str) -> Element:
+def _shown(node: SeenNode, drawn: Sequence[BlockRow], told: str, state: str) -> Element:
     looks, heard = Counter(each.look for gpu in drawn for each in gpu.blocks), _heard(node)
     cells: list[tuple[str, Child | Sequence[Child]]] = [
         ("GPUs", _bars(drawn, "" if heard else "as last seen: ") if drawn else "not known"),
-        ("Held", str(looks[Look.HELD] + looks[Look.SHARED]) if heard else UNKNOWN),
-        ("Idle", str(looks[Look.IDLE]) if heard else UNKNOWN),
+        ("Held", str(looks[BlockStatus.HELD] + looks[BlockStatus.SHARED]) if heard else UNKNOWN),
+        ("Idle", str(looks[BlockStatus.IDLE]) if heard else UNKNOWN),
         ("Free", UNKNOWN if not heard else "–" if (free := _free(drawn)) is None else f"{free:.0%}"),
         ("State", _last_seen(node, state)),
     ]
@@ -198,15 +198,15 @@ def _last_seen(node: SeenNode, state: str) -> list[Child]:
     return [f"{state}: last seen ", moment(describe.timestamp(node.seen))]
 
 
-def _free(drawn: Sequence[GpuBlocks]) -> float | None:
+def _free(drawn: Sequence[BlockRow]) -> float | None:
     total = sum(gpu.units for gpu in drawn)
-    free = sum(each.size for gpu in drawn for each in gpu.blocks if each.look is Look.FREE)
+    free = sum(each.size for gpu in drawn for each in gpu.blocks if each.look is BlockStatus.FREE)
     return free / total if total else None
 
 
-def _states(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
+def _states(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
     # Of a GPU that is cordoned says `_marked`; the word is that of nodes.
-    looks = {each.look for gpu in drawn for each in gpu.blocks} - {Look.CORDONED}
+    looks = {each.look for gpu in drawn for each in gpu.blocks} - {BlockStatus.CORDONED}
     found = {str(look) for look in (looks if _heard(node) else looks - _ROOM)} | set(_standing(node))
     found |= {word for word, count in _marked(node) if count}
     yield from found
@@ -229,13 +229,19 @@ def _marked(node: SeenNode) -> Iterator[tuple[str, int]]:
     yield CHANGING, sum(bool(gpu["changing"]) for gpu in gpus)
 
 
-def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
+def _state_words(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
     standing = list(_standing(node))
     yield from (word for word in standing if word != NOT_SEEN)
     looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
     yield from (
         f"{looks[look]} {look}"
-        for look in (Look.LOST, Look.FAULTY, Look.MISSING, Look.IN_USE, Look.PREPARING)
+        for look in (
+            BlockStatus.LOST,
+            BlockStatus.FAULTY,
+            BlockStatus.MISSING,
+            BlockStatus.IN_USE,
+            BlockStatus.PREPARING,
+        )
         if looks[look]
     )
     yield from (f"{count} GPU{'s' if count > 1 else ''} {word}" for word, count in _marked(node) if count)
@@ -243,13 +249,13 @@ def _state_words(node: SeenNode, drawn: Sequence[GpuBlocks]) -> Iterator[str]:
         yield node.trouble or "its agent has not been heard"
 
 
-def _bars(gpus: Sequence[GpuBlocks], said_first: str) -> Element:
+def _bars(gpus: Sequence[BlockRow], said_first: str) -> Element:
     """The bars of all GPUs, eight in a line; blocks that look alike are one path, for there may be tens of thousands."""
-    paths: dict[tuple[Look, bool], list[str]] = {}
+    paths: dict[tuple[BlockStatus, bool], list[str]] = {}
     for place, gpu in enumerate(gpus):
         for each in gpu.blocks:
             paths.setdefault((each.look, each.foreign), []).append(_box(place, each, gpu.units))
-    whole = BarBlock(0, 1, Look.FREE, "", "", "")
+    whole = BarBlock(0, 1, BlockStatus.FREE, "", "", "")
     changing = "".join(_box(place, whole, 1) for place, gpu in enumerate(gpus) if gpu.changing)
     height = _LINE * -(-len(gpus) // _IN_LINE)
     return element(
@@ -271,7 +277,7 @@ def _box(place: int, each: BarBlock, units: int) -> str:
     return f"M{left:.4g} {place // _IN_LINE * _LINE + 2}h{width:.3g}v{_HEIGHT}h-{width:.3g}z"
 
 
-def _paths(look: Look, foreign: bool, d: str) -> Iterator[Element]:
+def _paths(look: BlockStatus, foreign: bool, d: str) -> Iterator[Element]:
     yield element("path", d=d, class_=f"{CLASSES[look]} tr-box{' tr-foreign' if foreign else ''}")
     if (pattern := pattern_of(look)) != "none":
         yield element("path", d=d, fill=pattern)
@@ -281,5 +287,5 @@ def shown_looks(rows: Iterable[NodeRow]) -> Mapping[str, str]:
     """The states that any of the rows is in, each with its word, in the order in which they are offered."""
     present = frozenset[str]().union(*(row.states for row in rows))
     words = {TROUBLE: "in trouble", NOT_SEEN: NOT_SEEN, NOT_READY: NOT_READY, CORDONED: CORDONED}
-    words |= {WITHHELD: WITHHELD, CHANGING: CHANGING} | {str(look): str(look) for look in Look}
+    words |= {WITHHELD: WITHHELD, CHANGING: CHANGING} | {str(look): str(look) for look in BlockStatus}
     return {state: word for state, word in words.items() if state in present}

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
-from tranche.dashboard.cluster.choice import NodeChoice
-from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeTally, shown_looks
+from tranche.dashboard.cluster.choice import NodeFilter
+from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeSummary, shown_looks
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.needs import Need, needs_line
+from tranche.dashboard.needs import DashboardFinding, needs_line
 from tranche.dashboard.parts import figures, notes
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import swatch
-from tranche.documents.blocks import Look
+from tranche.documents.blocks import BlockStatus
 from tranche.documents.markup import Element, element
 
 _CAPTION = (
@@ -23,7 +23,7 @@ _CAPTION = (
 
 
 def nodes_page(
-    rows: Sequence[NodeRow], said: Sequence[str], choice: NodeChoice, sight: NameVisibility
+    rows: Sequence[NodeRow], said: Sequence[str], choice: NodeFilter, sight: NameVisibility
 ) -> DashboardPage:
     """The nodes that are chosen, of all; `said` is what is not known of the cluster as a whole."""
     chosen = [each for each in rows if choice.takes(each, sight)]
@@ -33,14 +33,14 @@ def nodes_page(
     return DashboardPage("Fleet", live, _form(rows, choice, sight), feed="" if choice.sort else feed_of(choice))
 
 
-def feed_of(choice: NodeChoice) -> str:
+def feed_of(choice: NodeFilter) -> str:
     """The address that tells of the rows of these nodes."""
     return f"/live?rows=1{'&' if choice.query else ''}{choice.query}"
 
 
-def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> Element:
+def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> Element:
     """How many of what there are in the cluster, and how many nodes are chosen."""
-    total = NodeTally.total(each.tally for each in rows)
+    total = NodeSummary.total(each.tally for each in rows)
     counted = {
         "nodes": total.nodes,
         "nodes not seen": total.unheard,
@@ -61,11 +61,11 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeChoice) -> E
     )
 
 
-def _needs(rows: Sequence[NodeRow]) -> list[Need]:
+def _needs(rows: Sequence[NodeRow]) -> list[DashboardFinding]:
     """The states in which nodes are in trouble, each with the way to those nodes."""
     counted = Counter(state for row in rows for state in row.states)
     return [
-        Need(
+        DashboardFinding(
             f"{counted[state]:,} {'nodes' if counted[state] > 1 else 'node'}: {word}",
             f"/?{urlencode({'state': state})}",
         )
@@ -76,10 +76,10 @@ def _needs(rows: Sequence[NodeRow]) -> list[Need]:
 
 def _key() -> Element:
     """What the looks of the blocks mean: all of them, for the next change may bring any."""
-    marks: list[tuple[Look | str, str]] = [("tr-foreign", "not made by Tranche"), ("tr-changing", CHANGING)]
+    marks: list[tuple[BlockStatus | str, str]] = [("tr-foreign", "not made by Tranche"), ("tr-changing", CHANGING)]
     entries = [
         element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
-        for look, word in [*((look, str(look)) for look in Look), *marks]
+        for look, word in [*((look, str(look)) for look in BlockStatus), *marks]
     ]
     return element("ul", entries, class_="key", aria_label="What the blocks mean")
 
@@ -115,7 +115,7 @@ def _table(chosen: Sequence[NodeRow], order: TableOrder) -> Element:
     )
 
 
-def _form(rows: Sequence[NodeRow], choice: NodeChoice, sight: NameVisibility) -> Element:
+def _form(rows: Sequence[NodeRow], choice: NodeFilter, sight: NameVisibility) -> Element:
     models = {each: each for each in sorted(frozenset[str]().union(*(row.models for row in rows)))}
     spaces = {each for row in rows for each, _ in row.holders if each and sight.sees(each)}
     return element(

@@ -14,7 +14,7 @@ from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.redaction import redacted_view
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.fleet.explanation import NOT_ASKED, FleetExplanation, WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
@@ -77,20 +77,22 @@ def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], si
     return GateFleet(dict(nodes), {}, {name: each for name, each in offered.items() if each is not None})
 
 
-def giving(gates: GateFleet, fleet: Fleet, tier: Tier) -> GateFleet:
+def giving(gates: GateFleet, fleet: Fleet, backend: AllocationBackend) -> GateFleet:
     """The same with the views of those nodes alone that give shares as the cluster does: with the mode's label, others do not."""
-    if tier in BY_CLAIMS:
+    if backend in BY_CLAIMS:
         found = {name for name, pool in fleet.pools.items() if pool.devices}
     else:
         found = {name for name, node in gates.nodes.items() if node.hands_out}
     return replace(gates, views={name: view for name, view in gates.views.items() if name in found})
 
 
-def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: Tier) -> WaitingPod | None:
+def explain_pending(
+    pending: PendingPod, fleet: Fleet, gates: GateFleet, backend: AllocationBackend
+) -> WaitingPod | None:
     """Why it waits, in a cluster that gives shares that way; None where it wants no GPU of ours. Both are redacted."""
     pod = pending.pod
     try:
-        answer = explain_waiting(pod, gates if pod.asks_at_gate else fleet, tier)
+        answer = explain_waiting(pod, gates if pod.asks_at_gate else fleet, backend)
     except Exception:
         # Whatever it is: who wrote one pod must not take the queue from all others.
         _log.exception("why a pod waits cannot be said", extra={"pod": str(pod)})
@@ -98,10 +100,10 @@ def explain_pending(pending: PendingPod, fleet: Fleet, gates: GateFleet, tier: T
     return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
 
 
-def explain_request(request: Request, gates: GateFleet, tier: Tier) -> FleetExplanation:
+def explain_request(request: Request, gates: GateFleet, backend: AllocationBackend) -> FleetExplanation:
     """What a request would get now, were it a pod that tolerates nothing, made as the cluster gives shares now."""
     pod = FleetPod("", "a pod", gated=True, by_gate=request)
-    if tier is Tier.NONE:
+    if backend is AllocationBackend.NONE:
         return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NEITHER, (str(request),))
     wanted = (str(request),)
     if gates.views:

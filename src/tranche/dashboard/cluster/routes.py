@@ -13,16 +13,16 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from tranche.dashboard.cluster.choice import NodeChoice
+from tranche.dashboard.cluster.choice import NodeFilter
 from tranche.dashboard.cluster.feed import rows_message, seen_message
-from tranche.dashboard.cluster.live import LiveCluster
+from tranche.dashboard.cluster.live import ClusterPublisher
 from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.nodes_page import nodes_page
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.error_answer import error_answer
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
-from tranche.dashboard.open_streams import OpenStreams
+from tranche.dashboard.open_streams import StreamTracker
 
 _HTML = "text/html; charset=utf-8"
 
@@ -34,19 +34,19 @@ SightOf = Callable[[Request], Awaitable[NameVisibility]]
 
 
 @dataclass(frozen=True, slots=True)
-class ServedCluster:
+class ClusterContext:
     """What the dashboard is of: the cluster's name, what is known of it, who may see which names, and the views to lead to."""
 
     name: str
-    live: LiveCluster
+    live: ClusterPublisher
     sight_of: SightOf
     views: tuple[tuple[str, str], ...] = (("/", "Fleet"),)
     row_cache: RowCache = field(default_factory=RowCache)
 
 
-def node_routes(served: ServedCluster) -> list[Route]:
+def node_routes(served: ClusterContext) -> list[Route]:
     """The page of all nodes, and the stream of what changes."""
-    streams = OpenStreams()
+    streams = StreamTracker()
 
     async def fleet(request: Request) -> Response:
         sight = await served.sight_of(request)
@@ -62,12 +62,12 @@ def node_routes(served: ServedCluster) -> list[Route]:
     return [Route("/", fleet), Route("/live", news)]
 
 
-def _fleet(served: ServedCluster, request: Request, seen: ClusterSnapshot, sight: NameVisibility) -> DashboardPage:
-    return nodes_page(served.row_cache.rows(seen), seen.notes, NodeChoice.asked(request.query_params), sight)
+def _fleet(served: ClusterContext, request: Request, seen: ClusterSnapshot, sight: NameVisibility) -> DashboardPage:
+    return nodes_page(served.row_cache.rows(seen), seen.notes, NodeFilter.asked(request.query_params), sight)
 
 
 async def _shown(
-    served: ServedCluster, request: Request, make: Callable[[ClusterSnapshot], DashboardPage | None]
+    served: ClusterContext, request: Request, make: Callable[[ClusterSnapshot], DashboardPage | None]
 ) -> Response:
     """The page of what was seen last, or the part of it that changes."""
     seen, path = served.live.newest, str(request.scope["path"])
@@ -100,9 +100,9 @@ async def _shown(
     return Response(text, headers={"Tranche-Version": version}, media_type=_HTML)
 
 
-async def _lines(served: ServedCluster, request: Request, sight: NameVisibility) -> AsyncGenerator[str, None]:
+async def _lines(served: ClusterContext, request: Request, sight: NameVisibility) -> AsyncGenerator[str, None]:
     known = request.headers.get("last-event-id") or request.query_params.get("since", "")
-    choice, rows = NodeChoice.asked(request.query_params), "rows" in request.query_params
+    choice, rows = NodeFilter.asked(request.query_params), "rows" in request.query_params
     async with aclosing(served.live.news(known)) as every:
         async for news in every:
             changed = await run_in_threadpool(rows_message, news, served.row_cache, choice, sight) if rows else ""

@@ -18,7 +18,7 @@ class _Session:
     began: float
 
 
-class Sessions:
+class SessionStore:
     """`clock` is monotonic, in seconds."""
 
     def __init__(

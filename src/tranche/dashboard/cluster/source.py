@@ -21,12 +21,12 @@ from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_k
 from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.informer import Backoff, Informer, Objects, WatchEvent
+from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent
 from tranche.kubernetes.api.leases import Lease, decode_lease
-from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.api.selection import ObjectSource
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
-from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ToldView, told_node
+from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, told_node
 
 _PACE_SECONDS = 0.25
 _TICK_SECONDS = 2.0
@@ -46,7 +46,7 @@ class ClusterObservation:
     """
 
     snapshot: ClusterSnapshot
-    told: Mapping[str, ToldView] = field(default_factory=dict)
+    told: Mapping[str, ViewReport] = field(default_factory=dict)
     nodes: Mapping[str, FleetNode] = field(default_factory=dict)
     pods: tuple[PendingPod, ...] = ()
     events: tuple[KubeEvent, ...] = ()
@@ -93,13 +93,15 @@ class ClusterSource:
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         waiting = {"fieldSelector": "status.phase=Pending"}
         self._leases = _Followed(
-            Selection(connection, "what agents tell", leases, {"labelSelector": f"{TOLD_LABEL}={VIEW}"}, decode_lease)
+            ObjectSource(
+                connection, "what agents tell", leases, {"labelSelector": f"{TOLD_LABEL}={VIEW}"}, decode_lease
+            )
         )
-        self._nodes = _Followed(Selection(connection, "nodes", "/api/v1/nodes", {}, decode_fleet_node))
-        self._pods = _Followed(Selection(connection, "pods that wait", "/api/v1/pods", waiting, decode_pending_pod))
+        self._nodes = _Followed(ObjectSource(connection, "nodes", "/api/v1/nodes", {}, decode_fleet_node))
+        self._pods = _Followed(ObjectSource(connection, "pods that wait", "/api/v1/pods", waiting, decode_pending_pod))
         self._events = tuple(
             _Followed(
-                Selection(
+                ObjectSource(
                     connection,
                     f"events of {each}",
                     "/api/v1/events",
@@ -207,7 +209,7 @@ class ClusterSource:
 class _Followed(Generic[Item]):
     """A collection as it was last heard of, and why nothing is heard of it now. `heard`: since it is followed anew."""
 
-    def __init__(self, source: Selection[Item]) -> None:
+    def __init__(self, source: ObjectSource[Item]) -> None:
         self._source = source
         self.items: Mapping[str, Item] | None = None
         self.heard = False
@@ -218,7 +220,7 @@ class _Followed(Generic[Item]):
         """What is followed, for logs."""
         return self._source.label
 
-    async def list(self) -> Objects[Item]:
+    async def list(self) -> ObjectList[Item]:
         """Everything now; that it fails is remembered until it does not."""
         try:
             found = await self._source.list()

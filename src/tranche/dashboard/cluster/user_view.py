@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 
 from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
-from tranche.dashboard.cluster.layout_outlook import LayoutOutlook
-from tranche.dashboard.cluster.live import LiveCluster
-from tranche.dashboard.cluster.node_layouts import NodeLayouts
+from tranche.dashboard.cluster.layout_outlook import LayoutPreview
+from tranche.dashboard.cluster.live import ClusterPublisher
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, redacted_fleet
 from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gates.reading import GateFleet
-from tranche.kubernetes.telling.told_view import ToldView
+from tranche.kubernetes.telling.told_view import ViewReport
 
 MOST_EVENTS = 300
 """Events that a page shows."""
@@ -36,7 +36,7 @@ _SEES_OWN_NODES = "You may not list nodes: those are shown on which pods are tha
 
 
 @dataclass(frozen=True, slots=True)
-class ViewerRights:
+class ViewerPermission:
     """What decides what somebody is shown: whose names, and whether all nodes or only those with something that he sees."""
 
     sight: NameVisibility
@@ -68,16 +68,16 @@ class ViewerRights:
 class UserView:
     """To be used on the event loop. `live` tells of what changes."""
 
-    def __init__(self, rights: ViewerRights) -> None:
+    def __init__(self, rights: ViewerPermission) -> None:
         self.rights = rights
-        self.live = LiveCluster()
+        self.live = ClusterPublisher()
         self._base: ClusterSnapshot | None = None
         self._shown = ClusterSnapshot()
         self._seen: ClusterObservation | None = None
         self._others: tuple[object, ...] = ()
         self._events: tuple[KubeEvent, ...] = ()
         self._events_of: tuple[object, ...] = ()
-        self._outlooks: dict[tuple[str, str], tuple[ToldView | None, LayoutOutlook]] = {}
+        self._outlooks: dict[tuple[str, str], tuple[ViewReport | None, LayoutPreview]] = {}
 
     def lose(self, why: str) -> None:
         """Nothing newer is known, because of that."""
@@ -135,23 +135,23 @@ class UserView:
             fleet = replace(fleet, nodes=nodes, pools=pools, whole=False)
         return redacted_fleet(fleet, self.rights.sight)
 
-    def gates(self, fleet: Fleet, tier: Tier) -> GateFleet:
+    def gates(self, fleet: Fleet, backend: AllocationBackend) -> GateFleet:
         """What nodes have for shares that are given by demand; `fleet` is what they offer to claims."""
         nodes: Mapping[str, FleetNode] = self._known.nodes
-        told: Mapping[str, ToldView] = self._known.told
+        told: Mapping[str, ViewReport] = self._known.told
         shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
         known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
         gates = replace(gate_fleet(known, shown, self.rights.sight), whole=self.rights.all_nodes)
-        return giving(gates, fleet, tier)
+        return giving(gates, fleet, backend)
 
-    def layouts(self, name: str) -> NodeLayouts | None:
+    def layouts(self, name: str) -> NodeLayoutView | None:
         """The layouts of that node, and what they would do; None where it is not shown."""
         node = self._shown.nodes.get(name)
         if node is None:
             return None
-        return NodeLayouts(node, self._known.told.get(name), self.rights.sight, self._known.namespaces)
+        return NodeLayoutView(node, self._known.told.get(name), self.rights.sight, self._known.namespaces)
 
-    def outlook(self, layouts: NodeLayouts, layout: str) -> LayoutOutlook:
+    def outlook(self, layouts: NodeLayoutView, layout: str) -> LayoutPreview:
         """What that layout would do on that node; TrancheError where nobody can say.
 
         It takes a while, and open pages ask whenever anything in the cluster has changed: what was found stands while the node's

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tranche.dashboard.cluster.kube_event import KubeEvent
 from tranche.dashboard.cluster.node_page import node_link
 from tranche.dashboard.cluster.pending import WaitingPod
-from tranche.dashboard.event_choice import EventChoice
+from tranche.dashboard.event_choice import EventFilter
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, moment, notes, span_since, table
 from tranche.dashboard.queue_page import ask_form, nothing_asked
@@ -58,7 +58,7 @@ def cluster_events_page(
     events: Sequence[KubeEvent], said: Sequence[str], all_nodes: bool, query: Mapping[str, str]
 ) -> DashboardPage:
     """What agents, controller and this page have written down, or what `query` asks for of it."""
-    choice = EventChoice.asked(query)
+    choice = EventFilter.asked(query)
     found = [each for each in events if choice.takes(each.reason, f"{each.reason} {_told(each)} {each.message}")]
     found = found[::-1] if choice.oldest else found
     rows = [

@@ -21,7 +21,7 @@ SLOTS = 96
 
 
 @dataclass(slots=True)
-class SpaceUse:
+class NamespaceUsage:
     """Of one namespace: bytes that it holds now, and of them those without a process; and bytes times seconds of both."""
 
     held: int = 0
@@ -36,14 +36,14 @@ class WasteReport:
 
     since: float
     until: float
-    spaces: Mapping[str, SpaceUse]
+    spaces: Mapping[str, NamespaceUsage]
     unheard: int
 
 
 @dataclass(slots=True)
 class _Slot:
     began: float
-    spaces: dict[str, SpaceUse] = field(default_factory=dict)
+    spaces: dict[str, NamespaceUsage] = field(default_factory=dict)
 
 
 class WasteHistory:
@@ -51,8 +51,8 @@ class WasteHistory:
 
     def __init__(self) -> None:
         self._last: ClusterSnapshot | None = None
-        self._nodes: dict[str, Mapping[str, SpaceUse] | None] = {}
-        self._now: dict[str, SpaceUse] = {}
+        self._nodes: dict[str, Mapping[str, NamespaceUsage] | None] = {}
+        self._now: dict[str, NamespaceUsage] = {}
         self._slots: deque[_Slot] = deque(maxlen=SLOTS)
 
     def take(self, snapshot: ClusterSnapshot) -> None:
@@ -77,10 +77,12 @@ class WasteHistory:
         """What is known; None before anything was seen."""
         if self._last is None:
             return None
-        found: dict[str, SpaceUse] = {name: SpaceUse(use.held, use.unused) for name, use in self._now.items()}
+        found: dict[str, NamespaceUsage] = {
+            name: NamespaceUsage(use.held, use.unused) for name, use in self._now.items()
+        }
         for slot in self._slots:
             for name, use in slot.spaces.items():
-                total = found.setdefault(name, SpaceUse())
+                total = found.setdefault(name, NamespaceUsage())
                 total.held_seconds += use.held_seconds
                 total.unused_seconds += use.unused_seconds
         spaces = {name: use for name, use in found.items() if use.held or use.held_seconds}
@@ -96,25 +98,25 @@ class WasteHistory:
         spaces = self._slots[-1].spaces
         for name, use in self._now.items():
             if use.held:
-                total = spaces.setdefault(name, SpaceUse())
+                total = spaces.setdefault(name, NamespaceUsage())
                 total.held_seconds += use.held * seconds
                 total.unused_seconds += use.unused * seconds
 
-    def _count(self, uses: Mapping[str, SpaceUse] | None, sign: int) -> None:
+    def _count(self, uses: Mapping[str, NamespaceUsage] | None, sign: int) -> None:
         for name, use in (uses or {}).items():
-            total = self._now.setdefault(name, SpaceUse())
+            total = self._now.setdefault(name, NamespaceUsage())
             total.held += sign * use.held
             total.unused += sign * use.unused
 
 
-def _uses_of(node: SeenNode) -> Mapping[str, SpaceUse] | None:
+def _uses_of(node: SeenNode) -> Mapping[str, NamespaceUsage] | None:
     """What each namespace has of the node; None where nobody knows how it is now."""
     if node.trouble or node.seen is None:
         return None
-    found: dict[str, SpaceUse] = {}
+    found: dict[str, NamespaceUsage] = {}
     spaces = node.namespaces
     for each in held_now(node.overview["gpus"], node.overview["allocations"]):
-        use = found.setdefault(spaces[each.allocation_id], SpaceUse())
+        use = found.setdefault(spaces[each.allocation_id], NamespaceUsage())
         use.held += each.memory
         use.unused += 0 if each.used else each.memory
     return found

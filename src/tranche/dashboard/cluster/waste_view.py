@@ -11,7 +11,7 @@ from tranche.core.quantity import GIB
 from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waste_history import SpaceUse, WasteReport
+from tranche.dashboard.cluster.waste_history import NamespaceUsage, WasteReport
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since
 from tranche.dashboard.table_order import TableOrder
@@ -90,8 +90,8 @@ def cluster_waste_page(
     return DashboardPage("Waste", live)
 
 
-def _together(uses: Iterable[SpaceUse]) -> SpaceUse:
-    total = SpaceUse()
+def _together(uses: Iterable[NamespaceUsage]) -> NamespaceUsage:
+    total = NamespaceUsage()
     for each in uses:
         total.held += each.held
         total.unused += each.unused
@@ -100,7 +100,7 @@ def _together(uses: Iterable[SpaceUse]) -> SpaceUse:
     return total
 
 
-def _row(name: str | None, use: SpaceUse) -> dict[str, Any]:
+def _row(name: str | None, use: NamespaceUsage) -> dict[str, Any]:
     return {
         "namespace": name,
         "heldBytes": use.held,

@@ -25,7 +25,7 @@ class TimedObservation(Generic[Seen]):
     at: float
 
 
-class BackgroundObserver(Generic[Seen]):
+class BackgroundReader(Generic[Seen]):
     """To be used from one event loop. The thread is a daemon, which no end of the process waits for."""
 
     def __init__(self, name: str, *, clock: Callable[[], float]) -> None:

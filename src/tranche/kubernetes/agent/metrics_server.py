@@ -17,16 +17,16 @@ from importlib.metadata import version
 from tranche.core.readings import GpuReading
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
-from tranche.hardware.nvml_gauges import NvmlGauges
-from tranche.kubernetes.agent.background_observer import BackgroundObserver
+from tranche.hardware.nvml_gauges import NvmlGaugeReader
+from tranche.kubernetes.agent.background_observer import BackgroundReader
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.metrics.exposition import exposed, wants_openmetrics
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
 from tranche.metrics.machine import facts_of_ledger
-from tranche.metrics.names import MetricNames, named_samples
+from tranche.metrics.names import MetricNameSet, named_samples
 
 _OLDEST_READING_SECONDS = 120.0
 _SAID_AGAIN_SECONDS = 1.0
@@ -44,7 +44,7 @@ class MetricsSettings:
 
     host: str
     port: int
-    names: MetricNames = MetricNames.TRANCHE
+    names: MetricNameSet = MetricNameSet.TRANCHE
     patience: float = 1.0
     default_layout: str = ""
 
@@ -59,7 +59,7 @@ class MetricsServer:
 
     def __init__(
         self,
-        services: NodeServices,
+        services: NodeContext,
         settings: MetricsSettings,
         *,
         readiness: Callable[[], Mapping[str, Readiness]],
@@ -73,9 +73,9 @@ class MetricsServer:
         self._mismatched = mismatched
         self._clock = clock
         self._now = now
-        self._gauges = NvmlGauges(clock)
-        self._readings: BackgroundObserver[tuple[GpuReading, ...]] = BackgroundObserver("gauges", clock=clock)
-        self._ledger: BackgroundObserver[NodeFacts] = BackgroundObserver("ledger-metrics", clock=clock)
+        self._gauges = NvmlGaugeReader(clock)
+        self._readings: BackgroundReader[tuple[GpuReading, ...]] = BackgroundReader("gauges", clock=clock)
+        self._ledger: BackgroundReader[NodeFacts] = BackgroundReader("ledger-metrics", clock=clock)
         self._xids: dict[tuple[str, int], XidRecord] = {}
         self._server: HttpServer | None = None
         self._one_at_a_time = asyncio.Lock()

@@ -8,27 +8,27 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.allocation import Withheld
+from tranche.core.allocation import WithheldDevice
 from tranche.core.errors import TrancheError, UsageError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import mode_in_force
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.dra.kept_room import KeptSize, kept_sizes
+from tranche.kubernetes.dra.kept_room import KeptRoom, kept_sizes
 from tranche.kubernetes.gates.offered import offered_view
 from tranche.kubernetes.gates.withheld import withheld_places
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.device_health_watch import faulty
 from tranche.kubernetes.observation.health import FaultyDevices
 from tranche.kubernetes.observation.inventory import Snapshot
-from tranche.kubernetes.report_lease import PAUSE_SECONDS, ReportLease
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
+from tranche.kubernetes.report_lease import PAUSE_SECONDS, LeaseWriter
+from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import (
     RENEWED_SECONDS,
     REPORT,
     ShareOffer,
-    ToldView,
+    ViewReport,
     bare,
     generation_of,
     lease_name,
@@ -56,19 +56,19 @@ class ReportSource:
 
     snapshots: LatestValue[Snapshot]
     node: LatestValue[KubeNode | None]
-    tier: LatestValue[Tier]
+    backend: LatestValue[AllocationBackend]
     fresh: Callable[[], bool]
     faults: LatestValue[FaultyDevices]
     refused: LatestValue[Mapping[str, str]]
-    layouts: LatestValue[ToldLayouts]
+    layouts: LatestValue[LayoutReport]
 
 
 @dataclass(frozen=True, slots=True)
 class _Said:
     """What is told, and what of it is news when it changes: amounts alone are not."""
 
-    told: ToldView = field(compare=False)
-    news: ToldView
+    told: ViewReport = field(compare=False)
+    news: ViewReport
 
 
 class NodeReporter:
@@ -96,7 +96,7 @@ class NodeReporter:
         self._to_people = to_people
         self._say_event = say
         self._unknown_size = ""
-        self._lease = ReportLease(
+        self._lease = LeaseWriter(
             leases,
             self,
             every=RENEWED_SECONDS if to_people else CHECK_SECONDS,
@@ -121,7 +121,7 @@ class NodeReporter:
         """
         news = self._news
         others: tuple[LatestValue[Any], ...] = (news.refused, news.faults, news.layouts)
-        await self._lease.run((news.snapshots, news.node, news.tier), others)
+        await self._lease.run((news.snapshots, news.node, news.backend), others)
 
     def about(self) -> KubeNode | None:
         """The node, where somebody is to be told; people are while the driver answers."""
@@ -158,9 +158,9 @@ class NodeReporter:
     @property
     def _chosen_of(self) -> bool:
         """Whether a controller chooses of the node's GPUs."""
-        return self._news.tier.synced and self._news.tier.value is Tier.GATES
+        return self._news.backend.synced and self._news.backend.value is AllocationBackend.GATES
 
-    async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
+    async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
         """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
         sizes, problem = kept_sizes(node.annotations)
         if problem and problem != self._unknown_size:
@@ -168,22 +168,22 @@ class NodeReporter:
         self._unknown_size = problem
         return sizes
 
-    def _to_say(self, node: KubeNode, sizes: Collection[KeptSize] | None, before: Collection[Withheld]) -> _Said:
+    def _to_say(self, node: KubeNode, sizes: Collection[KeptRoom] | None, before: Collection[WithheldDevice]) -> _Said:
         """`sizes` is None where no controller chooses."""
         news = self._news
         snapshot, offer = news.snapshots.value, None
-        view = told(snapshot.view, snapshot.condemned)
+        view = told(snapshot.view, snapshot.draining)
         if sizes is not None:
             mode = mode_in_force(node.labels)
             offered = offered_view(view, mode)
             kept = withheld_places(offered, mode, faulty(news.faults.value, view.node), tuple(sizes), before)
             offer = ShareOffer(mode, kept, news.refused.value if news.refused.synced else {})
         if not self._to_people:
-            return _said(ToldView(node.name, bare(view), offer=offer, to_people=False))
+            return _said(ViewReport(node.name, bare(view), offer=offer, to_people=False))
         layouts = news.layouts.value if news.layouts.synced else None
-        waiting = marked(snapshot.view, snapshot.condemned)
-        return _said(ToldView(node.name, view, layouts=layouts, marked=waiting, offer=offer))
+        waiting = marked(snapshot.view, snapshot.draining)
+        return _said(ViewReport(node.name, view, layouts=layouts, marked=waiting, offer=offer))
 
 
-def _said(told: ToldView) -> _Said:
+def _said(told: ViewReport) -> _Said:
     return _Said(told, replace(told, view=steady(told.view), short=False, generation=0))

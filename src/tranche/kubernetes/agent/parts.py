@@ -19,34 +19,34 @@ from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
-from tranche.kubernetes.api.objects import KubeNode, Severity
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.claims.tier import BY_CLAIMS
 from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.device_plugin.announcements import Announcer
+from tranche.kubernetes.device_plugin.announcements import ConditionReporter
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.plugin import DevicePlugin
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
-from tranche.kubernetes.feature_labels.labeler import FeatureLabeler
+from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
 from tranche.kubernetes.gates.share_driver import ShareDriver
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
-from tranche.kubernetes.rollout.budget import Budget
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
+from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeServices
-from tranche.kubernetes.telling.told_layouts import ToldLayouts
-from tranche.kubernetes.tier_watch import LOOK_SECONDS, InTier, PendingCleanup
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.telling.told_layouts import LayoutReport
+from tranche.kubernetes.tier_watch import LOOK_SECONDS, BackendComponent, CleanupTask
+from tranche.planning.layout_offer import LayoutList
 
 
 def device_plugin(
-    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, ways: AdvertisementArbiter | None = None
+    services: NodeContext, config: ConfigSource, *, cdi_folder: Path, ways: AdvertisementState | None = None
 ) -> DevicePlugin:
     """The device plugin for the machine that is meant: one with a driver, or a simulated one.
 
@@ -54,7 +54,7 @@ def device_plugin(
     """
 
     def to_claims() -> Collection[str] | None:
-        if services.tier.synced and services.tier.value not in BY_CLAIMS:
+        if services.backend.synced and services.backend.value not in BY_CLAIMS:
             return ()
         return ways.claims.value if ways is not None and ways.claims.synced else None
 
@@ -69,7 +69,7 @@ def device_plugin(
         services.device_health.faults,
         services.node,
         Machine(_device_files, read_links, services.host.daemons.records.pipes, why_tied),
-        Announcer(services.api, services.node, clock=time.monotonic),
+        ConditionReporter(services.api, services.node, clock=time.monotonic),
         clock=time.monotonic,
         cdi_folder=cdi_folder,
         ways=ways,
@@ -79,21 +79,21 @@ def device_plugin(
 
 
 def mig_manager(
-    services: NodeServices,
+    services: NodeContext,
     _: ConfigSource,
     *,
     settings: MigSettings,
-    budget: Budget | None,
+    budget: RolloutLimit | None,
     daemon_set: str,
-    layouts: LatestValue[ToldLayouts],
+    layouts: LatestValue[LayoutReport],
 ) -> MigManager:
     """The MIG manager; with a budget it takes part in the rollout of all nodes that `daemon_set` runs on.
 
     `layouts` is told what it makes of the label that names a layout.
     """
 
-    def offered(offer: LayoutOffer) -> None:
-        layouts.publish(ToldLayouts(True, settings.policy, settings.heeds_mode, budget is not None, offer))
+    def offered(offer: LayoutList) -> None:
+        layouts.publish(LayoutReport(True, settings.policy, settings.heeds_mode, budget is not None, offer))
 
     if budget is None:
         return MigManager(services, settings, offered=offered)
@@ -113,17 +113,17 @@ def mig_manager(
     return MigManager(services, settings, rollout=rollout, offered=offered)
 
 
-def feature_labels(services: NodeServices, config: ConfigSource, *, heeds_mode: bool) -> FeatureLabeler:
+def feature_labels(services: NodeContext, config: ConfigSource, *, heeds_mode: bool) -> FeatureLabelWriter:
     """The feature labels, under the device plugin's strategy and, with `heeds_mode`, the node's mode."""
-    return FeatureLabeler(services, config.strategy, config.sharing, heeds_mode=heeds_mode)
+    return FeatureLabelWriter(services, config.strategy, config.sharing, heeds_mode=heeds_mode)
 
 
 def node_report(
-    services: NodeServices,
+    services: NodeContext,
     _: ConfigSource,
     *,
     to_people: bool,
-    layouts: LatestValue[ToldLayouts],
+    layouts: LatestValue[LayoutReport],
     refused: LatestValue[Mapping[str, str]],
 ) -> NodeReporter:
     """What tells of the node: people, and a controller where one chooses. `layouts` is what the MIG manager makes of a layout's
@@ -132,12 +132,12 @@ def node_report(
     inventory, health = services.inventory, services.device_health
 
     async def say(node: KubeNode, reason: str, message: str) -> None:
-        await services.api.create_node_event(node, Severity.WARNING, reason, message)
+        await services.api.create_node_event(node, KubeEventType.WARNING, reason, message)
 
     news = ReportSource(
         inventory.latest,
         services.node,
-        services.tier,
+        services.backend,
         lambda: inventory.ready().ready,
         health.faults,
         refused,
@@ -147,7 +147,7 @@ def node_report(
 
 
 def share_driver(
-    services: NodeServices, config: ConfigSource, *, cdi_folder: Path, refused: LatestValue[Mapping[str, str]]
+    services: NodeContext, config: ConfigSource, *, cdi_folder: Path, refused: LatestValue[Mapping[str, str]]
 ) -> ShareDriver:
     """What hands shares to pods that a controller chose for; `refused` is told why, by their uids, some cannot have theirs."""
 
@@ -170,7 +170,7 @@ def share_driver(
 
 
 def claim_driver(
-    services: NodeServices,
+    services: NodeContext,
     config: ConfigSource,
     *,
     kubelet_folder: Path,
@@ -180,7 +180,7 @@ def claim_driver(
     reserved: LatestValue[frozenset[str]],
     fallen: LatestValue[frozenset[str]],
     look_seconds: float = LOOK_SECONDS,
-) -> InTier:
+) -> BackendComponent:
     """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it.
 
     `reserved` tells what is shown as kept for larger requests; `fallen` is told which claims are over while their pods run on.
@@ -202,16 +202,16 @@ def claim_driver(
         fallen=fallen,
     )
     # A kubelet gives back what its pods have by claims to nobody else, and ends no such pod before.
-    return InTier(
+    return BackendComponent(
         driver,
-        services.tier,
+        services.backend,
         BY_CLAIMS,
-        owed=PendingCleanup(partial(_claims_left, services), driver.run),
+        owed=CleanupTask(partial(_claims_left, services), driver.run),
         look_seconds=look_seconds,
     )
 
 
-async def _claims_left(services: NodeServices) -> bool:
+async def _claims_left(services: NodeContext) -> bool:
     """Whether the kubelet may still have something to give back: a pod has claims, or the register says so."""
     if services.node_pods.synced and any(pod.claims for pod in services.node_pods.value):
         return True
@@ -222,14 +222,14 @@ async def _claims_left(services: NodeServices) -> bool:
 
 
 def claim_slices(
-    services: NodeServices,
+    services: NodeContext,
     config: ConfigSource,
     *,
     registered: LatestValue[bool],
     reserved: LatestValue[frozenset[str]],
     fallen: LatestValue[frozenset[str]],
-    ways: AdvertisementArbiter | None = None,
-) -> InTier:
+    ways: AdvertisementState | None = None,
+) -> BackendComponent:
     """What shows claims the devices of this node, once the driver is registered; with `ways` those that no kubelet counts."""
 
     def roots(view: NodeView) -> Mapping[str, str]:
@@ -245,8 +245,8 @@ def claim_slices(
         ways=ways,
     )
     # While the driver is still there the kubelet leaves them, and the scheduler would go on giving them away.
-    return InTier(
-        publisher, services.tier, BY_CLAIMS, owed=PendingCleanup(partial(_claims_left, services), publisher.withdraw)
+    return BackendComponent(
+        publisher, services.backend, BY_CLAIMS, owed=CleanupTask(partial(_claims_left, services), publisher.withdraw)
     )
 
 

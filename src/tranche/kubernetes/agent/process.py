@@ -24,30 +24,30 @@ from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.parts import cdi_obstacle
-from tranche.kubernetes.agent.state_folder import StateFolder
+from tranche.kubernetes.agent.state_folder import StateFolderWatch
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.api.objects import KubeApi, KubeNode, Severity
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.api.objects import KubeApi, KubeEventType, KubeNode
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.kubelet.pod_resources import PodResources
+from tranche.kubernetes.kubelet.pod_resources import PodResourcesClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.health import XidPolicy, xid_policy
 from tranche.kubernetes.observation.inventory import Inventory
 from tranche.kubernetes.observation.node_watch import NodeWatch
 from tranche.kubernetes.observation.pod_register import PodRegister
 from tranche.kubernetes.observation.pod_watch import PodWatch
 from tranche.kubernetes.observation.register_watch import RegisterWatch
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.tier_watch import TierWatch
+from tranche.kubernetes.tier_watch import BackendWatch
 from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0
@@ -61,7 +61,7 @@ _TURN_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
 
 
-Part = Callable[[NodeServices, ConfigSource], Component]
+Part = Callable[[NodeContext, ConfigSource], Component]
 """How one part is built from what all share."""
 
 
@@ -73,7 +73,7 @@ class AgentOptions:
     the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder` and `kubelet_folder`. `metrics` is
     None when none are
     served. `boot` is what cuts the GPUs at boot, where the agent is to install it. With `stand_by` it is ready while it waits for
-    another agent's end. `tier` is the administrator's word on how the cluster gives shares by demand, None to find out.
+    another agent's end. `backend` is the administrator's word on how the cluster gives shares by demand, None to find out.
     """
 
     node_name: str
@@ -90,7 +90,7 @@ class AgentOptions:
     kubelet_folder: Path = Path("/var/lib/kubelet")
     boot: Installation | None = None
     stand_by: bool = False
-    tier: Tier | None = None
+    backend: AllocationBackend | None = None
 
 
 def run_agent(
@@ -131,17 +131,17 @@ async def _serve(
     pod_watch = PodWatch(api, options.node_name)
     pods = PodRegister(
         host,
-        PodResources(options.pod_resources_socket),
+        PodResourcesClient(options.pod_resources_socket),
         lambda: api.list_pods_on_node(options.node_name),
         clock=time.monotonic,
     )
     inventory = Inventory(pods.look, clock=time.monotonic, period=options.period)
-    gpu_events = GpuEvents(GpuEventStream, inventory)
+    gpu_events = GpuEventWatch(GpuEventStream, inventory)
     namespace = options.namespace or server.namespace
     obstacle = partial(cdi_obstacle, cdi_folder=options.cdi_folder)
     plugin_config = ConfigSource(options.plugin, api, namespace, node_watch.latest, driver_obstacle=obstacle)
-    state_folder = StateFolder(host.places, stand_by=options.stand_by)
-    tier_watch = TierWatch(connection, options.tier)
+    state_folder = StateFolderWatch(host.places, stand_by=options.stand_by)
+    tier_watch = BackendWatch(connection, options.backend)
 
     def xids() -> XidPolicy:
         config = plugin_config.latest
@@ -151,13 +151,13 @@ async def _serve(
     device_health = DeviceHealthWatch(
         gpu_events, inventory, needs_recovery=needs_recovery, policy=xids, clock=time.monotonic
     )
-    services = NodeServices(
+    services = NodeContext(
         node_name=options.node_name,
         namespace=namespace,
         api=api,
         connection=connection,
         leases=LeaseClient(connection, namespace, now=now, random=random.random),
-        tier=tier_watch.latest,
+        backend=tier_watch.latest,
         node=node_watch.latest,
         node_pods=pod_watch.latest,
         inventory=inventory,
@@ -226,11 +226,11 @@ async def _serve(
 async def _say_of_node(api: KubeApi, node: LatestValue[KubeNode | None], message: str) -> None:
     _log.warning("MPS daemons stay", extra={"why": message})
     if node.synced and node.value is not None:
-        await api.create_node_event(node.value, Severity.WARNING, "MpsDaemonsStay", message)
+        await api.create_node_event(node.value, KubeEventType.WARNING, "MpsDaemonsStay", message)
 
 
 def metrics_server(
-    services: NodeServices,
+    services: NodeContext,
     settings: MetricsSettings,
     parts: Sequence[Component],
     readiness: Callable[[], Mapping[str, Readiness]],
@@ -243,7 +243,7 @@ def metrics_server(
     return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched, clock=clock)
 
 
-async def _serve_alone(state_folder: StateFolder, serving: asyncio.Event, node_agent: Supervisor) -> None:
+async def _serve_alone(state_folder: StateFolderWatch, serving: asyncio.Event, node_agent: Supervisor) -> None:
     """Nothing is served before the folder is this agent's: another one may be at work, whose marks this one does not know."""
     await state_folder.take()
     serving.set()

@@ -11,7 +11,7 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.locks import FileLock, leads_to
-from tranche.node.session import Places
+from tranche.node.session import StateFolder
 from tranche.node.state_file import open_state_file, read_state_file
 
 _PERIOD_SECONDS = 0.5
@@ -20,7 +20,7 @@ _STAND_BY_SECONDS = 0.05
 _log = logging.getLogger(__name__)
 
 
-class StateFolder:
+class StateFolderWatch:
     """A component: has the folder for this agent alone, and sees whether it is still there and can be written.
 
     To be made while the ledger that the agent works with is open.
@@ -29,7 +29,7 @@ class StateFolder:
     name = "state-folder"
 
     def __init__(
-        self, places: Places, *, stand_by: bool = False, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, places: StateFolder, *, stand_by: bool = False, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """Who is to `stand_by` is ready while another agent has the folder: whoever upgrades then ends the other one."""
         self.lost = asyncio.Event()

@@ -21,7 +21,7 @@ _ANNOTATION_PREFIXES = (CLAIM_PREFIX, "tranche.dev/")
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaning:
+class CleanupPlan:
     """What takes the traces back: parts of a metadata patch, a condition to remove, and whether to uncordon."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
@@ -38,7 +38,7 @@ def is_marked(node: KubeNode) -> bool:
     return bool(_annotations(node) or _free_labels(node)) or node.condition(CONDITION_TYPE) is not None
 
 
-def cleaning(node: KubeNode, parts: Collection[str]) -> Cleaning:
+def cleaning(node: KubeNode, parts: Collection[str]) -> CleanupPlan:
     """How to take back what these parts of an agent have written on the node.
 
     What people have set stays, such as the wanted layout and the room to keep. Paused operands run again; a cordon goes if it
@@ -47,11 +47,11 @@ def cleaning(node: KubeNode, parts: Collection[str]) -> Cleaning:
     labels = changed_labels(node.labels, {}, 0.0) if FEATURE_LABELS in parts else {}
     labels |= dict.fromkeys(_free_labels(node))
     if MIG_MANAGER not in parts:
-        return Cleaning(labels=labels)
+        return CleanupPlan(labels=labels)
     labels |= {key: None for key in NOTHING_ASKED if key in node.labels}
     if operands.paused_here(node):
         labels |= operands.restore(node)
-    return Cleaning(
+    return CleanupPlan(
         labels,
         dict.fromkeys(_annotations(node)),
         CONDITION_TYPE if node.condition(CONDITION_TYPE) is not None else None,

@@ -24,15 +24,15 @@ from tranche.kubernetes.api.decoding import (
 from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.objects import (
     ConfigMap,
-    Eviction,
-    EvictionOutcome,
+    EvictionResult,
+    EvictionStatus,
+    KubeEventType,
     KubeNode,
     KubePod,
     NodeCondition,
     PodRef,
-    Severity,
 )
-from tranche.kubernetes.api.selection import Selection, named
+from tranche.kubernetes.api.selection import ObjectSource, named
 
 Item = TypeVar("Item")
 
@@ -92,14 +92,16 @@ class KubeClient:
 
     def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
         """The node now, then after each change; None while there is none."""
-        return self._watch_one(Selection(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node))
+        return self._watch_one(
+            ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
+        )
 
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
         """The ConfigMap now, then after each change; None while there is none."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
-        return self._watch_one(Selection(self._connection, label, path, named(name), decode_config_map))
+        return self._watch_one(ObjectSource(self._connection, label, path, named(name), decode_config_map))
 
-    async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
+    async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         """Record an event about the node; the same again counts up."""
         same = "\n".join((node.uid, severity, reason, message))
         name = f"{node.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
@@ -115,7 +117,7 @@ class KubeClient:
         await self._patch(what, f"{path}/{name}", again, _MERGE_PATCH)
 
     async def create_pod_event(
-        self, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str
+        self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str
     ) -> None:
         """Record an event about a pod in its namespace, once for each message."""
         same = "\n".join((pod.uid, severity, reason, message))
@@ -143,7 +145,7 @@ class KubeClient:
         answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", path)
         return int((answer.accepted().get("status") or {}).get("desiredNumberScheduled") or 0)
 
-    async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
+    async def evict_pod(self, pod: PodRef, uid: str) -> EvictionResult:
         """Ask for that pod's eviction."""
         meta = {"namespace": pod.namespace, "name": pod.name}
         options = {"preconditions": {"uid": uid}}
@@ -151,12 +153,12 @@ class KubeClient:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
         answer = await self._connection.ask(f"evict pod {pod}", "POST", path, body)
         if answer.status == 404:
-            return Eviction(EvictionOutcome.GONE, answer.message)
+            return EvictionResult(EvictionStatus.GONE, answer.message)
         # The same status also stands for a busy API server, which names no budget.
         if answer.status == 429 and "DisruptionBudget" in answer.causes:
-            return Eviction(EvictionOutcome.BLOCKED, answer.message)
+            return EvictionResult(EvictionStatus.BLOCKED, answer.message)
         answer.accepted()
-        return Eviction(EvictionOutcome.ACCEPTED)
+        return EvictionResult(EvictionStatus.ACCEPTED)
 
     async def _get_node(self, name: str) -> Json:
         return (await self._connection.ask(f"read node {name}", "GET", _node_path(name))).accepted()
@@ -164,11 +166,11 @@ class KubeClient:
     async def _patch(self, what: str, path: str, body: Json, content_type: str) -> Json:
         return (await self._connection.ask(what, "PATCH", path, body, content_type=content_type)).accepted()
 
-    def _pods_of(self, node: str) -> Selection[KubePod]:
+    def _pods_of(self, node: str) -> ObjectSource[KubePod]:
         selector = {"fieldSelector": f"spec.nodeName={node}"}
-        return Selection(self._connection, f"the pods of node {node}", "/api/v1/pods", selector, decode_pod)
+        return ObjectSource(self._connection, f"the pods of node {node}", "/api/v1/pods", selector, decode_pod)
 
-    async def _watch_one(self, source: Selection[Item]) -> AsyncIterator[Item | None]:
+    async def _watch_one(self, source: ObjectSource[Item]) -> AsyncIterator[Item | None]:
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for items in snapshots:

@@ -10,11 +10,11 @@ from tranche.core.printable import shortened
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
     ConfigMap,
+    KubeEventType,
     KubeNode,
     KubePod,
     NodeCondition,
     PodRef,
-    Severity,
 )
 
 Json = Mapping[str, Any]
@@ -107,7 +107,7 @@ def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> 
 
 
 def encode_node_event(
-    name: str, node: KubeNode, severity: Severity, reason: str, message: str, *, now: datetime
+    name: str, node: KubeNode, severity: KubeEventType, reason: str, message: str, *, now: datetime
 ) -> Json:
     """A `v1.Event` about a node, in the namespace where events about nodes are kept."""
     about = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid or node.name}
@@ -115,7 +115,7 @@ def encode_node_event(
 
 
 def encode_pod_event(
-    name: str, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str, *, now: datetime
+    name: str, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str, *, now: datetime
 ) -> Json:
     """A `v1.Event` about a pod, in the pod's namespace, as the kubelet of that node would write it."""
     about = {"apiVersion": "v1", "kind": "Pod", "name": pod.ref.name, "namespace": pod.ref.namespace, "uid": pod.uid}
@@ -123,7 +123,7 @@ def encode_pod_event(
 
 
 def _event(
-    name: str, namespace: str, about: Json, host: str, severity: Severity, reason: str, message: str, now: datetime
+    name: str, namespace: str, about: Json, host: str, severity: KubeEventType, reason: str, message: str, now: datetime
 ) -> Json:
     return {
         "apiVersion": "v1",

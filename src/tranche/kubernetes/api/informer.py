@@ -1,6 +1,6 @@
 """Follows a collection of API objects: list once, then watch, and heal whatever breaks.
 
-The core is pure: `Objects` and `after` say what an event does to what is known. `Informer` adds the network and the waiting:
+The core is pure: `ObjectList` and `after` say what an event does to what is known. `Informer` adds the network and the waiting:
 whatever ends a watch, everything is listed again, because a version says nothing any more when the API server's database was put
 back to an earlier one: it accepts a watch from a version that it has not reached yet, and keeps silent. Failures are paced by
 `Backoff`.
@@ -48,14 +48,14 @@ class WatchEvent(Generic[Item]):
 
 
 @dataclass(frozen=True, slots=True)
-class Objects(Generic[Item]):
+class ObjectList(Generic[Item]):
     """What is known of a collection, as of a version."""
 
     resource_version: str
     items: Mapping[str, Item] = field(default_factory=dict)
 
 
-def after(known: Objects[Item], event: WatchEvent[Item]) -> Objects[Item] | None:
+def after(known: ObjectList[Item], event: WatchEvent[Item]) -> ObjectList[Item] | None:
     """What is known after the event; None when everything must be listed again. `items` is the same object if none changed."""
     if event.happening is WatchEventType.EXPIRED:
         return None
@@ -63,12 +63,12 @@ def after(known: Objects[Item], event: WatchEvent[Item]) -> Objects[Item] | None
         return known
     if event.happening is WatchEventType.DELETED:
         left = {key: item for key, item in known.items.items() if key != event.key}
-        return Objects(event.resource_version, left)
+        return ObjectList(event.resource_version, left)
     if event.item is None:
-        return Objects(event.resource_version, known.items)
+        return ObjectList(event.resource_version, known.items)
     if known.items.get(event.key) == event.item:
-        return Objects(event.resource_version, known.items)
-    return Objects(event.resource_version, {**known.items, event.key: event.item})
+        return ObjectList(event.resource_version, known.items)
+    return ObjectList(event.resource_version, {**known.items, event.key: event.item})
 
 
 class Backoff:
@@ -92,7 +92,7 @@ class Backoff:
         self._next = self._first
 
 
-class Source(Protocol[Item]):
+class _Source(Protocol[Item]):
     """Where a collection is read from. Both raise KubernetesUnavailable and its siblings."""
 
     @property
@@ -100,7 +100,7 @@ class Source(Protocol[Item]):
         """What is followed, for logs."""
         ...
 
-    async def list(self) -> Objects[Item]:
+    async def list(self) -> ObjectList[Item]:
         """Everything now."""
         ...
 
@@ -113,7 +113,7 @@ class Informer(Generic[Item]):
     """Keeps up with one source."""
 
     def __init__(
-        self, source: Source[Item], backoff: Backoff, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self, source: _Source[Item], backoff: Backoff, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         self._source = source
         self._backoff = backoff

@@ -42,7 +42,7 @@ class ApiServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Credential:
+class PluginCredentials:
     """What a credential plugin gives: a bearer token, or a client certificate with its key in PEM; the rest is empty."""
 
     token: str
@@ -50,7 +50,7 @@ class Credential:
     key: bytes = b""
 
 
-CredentialPlugin = Callable[[Mapping[str, Any]], Credential]
+CredentialPlugin = Callable[[Mapping[str, Any]], PluginCredentials]
 """From the settings under `exec` to what the plugin gives; KubeconfigInvalid where it gives nothing."""
 
 
@@ -120,7 +120,7 @@ def _from_files(paths: Sequence[Path], plugin: CredentialPlugin | None) -> ApiSe
     url = cluster.get("server")
     if not isinstance(url, str) or not url.startswith(("https://", "http://")):
         raise KubeconfigInvalid(f"{where}: the cluster has no usable 'server'")
-    given = plugin(user["exec"]) if plugin is not None and isinstance(user.get("exec"), dict) else Credential("")
+    given = plugin(user["exec"]) if plugin is not None and isinstance(user.get("exec"), dict) else PluginCredentials("")
     return ApiServer(
         url.rstrip("/"),
         _tls(cluster, cluster_file, user, user_file, given) if url.startswith("https://") else None,
@@ -180,7 +180,7 @@ def _token_file(path: Path) -> Callable[[], str]:
 
 
 def _tls(
-    cluster: Mapping[str, Any], cluster_file: Path, user: Mapping[str, Any], user_file: Path, given: Credential
+    cluster: Mapping[str, Any], cluster_file: Path, user: Mapping[str, Any], user_file: Path, given: PluginCredentials
 ) -> ssl.SSLContext:
     try:
         authority = _pem(cluster, "certificate-authority", cluster_file)

@@ -12,7 +12,7 @@ from typing import Protocol
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import Backoff, Informer
-from tranche.kubernetes.api.selection import Selection, named
+from tranche.kubernetes.api.selection import ObjectSource, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class LeaseClient:
         return self._followed(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
 
     async def _followed(self, what: str, selector: Mapping[str, str]) -> AsyncGenerator[tuple[Lease, ...], None]:
-        source = Selection(self._connection, what, self._path, selector, decode_lease)
+        source = ObjectSource(self._connection, what, self._path, selector, decode_lease)
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for leases in snapshots:

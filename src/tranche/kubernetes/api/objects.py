@@ -22,7 +22,7 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class Severity(StrEnum):
+class KubeEventType(StrEnum):
     """The two types of an event."""
 
     NORMAL = "Normal"
@@ -118,7 +118,7 @@ class KubePod:
         return self.annotations.get(MIRROR_POD_ANNOTATION) or self.uid
 
 
-class EvictionOutcome(StrEnum):
+class EvictionStatus(StrEnum):
     """ACCEPTED: the pod is being deleted. BLOCKED: a disruption budget forbids it now. GONE: there is no such pod any more."""
 
     ACCEPTED = "accepted"
@@ -127,10 +127,10 @@ class EvictionOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Eviction:
+class EvictionResult:
     """How the API server answered a request to evict; `message` is its own, and names the budget that is in the way."""
 
-    outcome: EvictionOutcome
+    outcome: EvictionStatus
     message: str = ""
 
 
@@ -172,12 +172,12 @@ class KubeApi(Protocol):
         """The ConfigMap now, then after each change; None while there is none of that name."""
         ...
 
-    async def create_node_event(self, node: KubeNode, severity: Severity, reason: str, message: str) -> None:
+    async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         """Record an event about the node; the same again counts up instead of adding one. `reason` is one CamelCase word."""
         ...
 
     async def create_pod_event(
-        self, pod: KubePod, node_name: str, severity: Severity, reason: str, message: str
+        self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str
     ) -> None:
         """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
         ...
@@ -194,6 +194,6 @@ class KubeApi(Protocol):
         """On how many nodes a DaemonSet is to run."""
         ...
 
-    async def evict_pod(self, pod: PodRef, uid: str) -> Eviction:
+    async def evict_pod(self, pod: PodRef, uid: str) -> EvictionResult:
         """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
         ...

@@ -11,7 +11,7 @@ from typing import Protocol
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import Backoff, Informer
-from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.api.selection import ObjectSource
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -94,7 +94,9 @@ class SliceClient:
     async def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
         """Follow them."""
         selector = {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
-        source = Selection(self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice)
+        source = ObjectSource(
+            self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice
+        )
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for slices in snapshots:

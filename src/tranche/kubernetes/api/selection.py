@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from tranche.kubernetes.api.connection import SILENT_SECONDS, ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import Objects, WatchEvent, WatchEventType
+from tranche.kubernetes.api.informer import ObjectList, WatchEvent, WatchEventType
 
 Item = TypeVar("Item")
 
@@ -18,7 +18,7 @@ _QUIET_SECONDS = int(SILENT_SECONDS * 0.8)
 
 
 @dataclass(frozen=True, slots=True)
-class Selection(Generic[Item]):
+class ObjectSource(Generic[Item]):
     """The objects under `path` that the query `selector` picks; namespace and name tell them apart. `label` is for logs.
 
     Of what is not `bookmarked` the API server sends no bookmarks, so that nothing tells a quiet watch from a lost one.
@@ -31,11 +31,11 @@ class Selection(Generic[Item]):
     decode: Callable[[Json], Item]
     bookmarked: bool = True
 
-    async def list(self) -> Objects[Item]:
+    async def list(self) -> ObjectList[Item]:
         """Everything now, as the API server's database has it."""
         answer = await self.connection.ask(f"read {self.label}", "GET", self.path, query=self.selector)
         body = answer.accepted()
-        return Objects(_version(body), {_key(raw): self.decode(raw) for raw in body.get("items") or ()})
+        return ObjectList(_version(body), {_key(raw): self.decode(raw) for raw in body.get("items") or ()})
 
     async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
         """What happens after that version, for five minutes at most, or for two where nothing may be heard for so long."""

@@ -37,14 +37,14 @@ FOREIGN_ANNOTATIONS = tuple(name for name in (*_OPTIONS, *_CONTAINERS) if not na
 
 
 @dataclass(frozen=True, slots=True)
-class PodDemand:
+class AnnotatedRequest:
     """What a pod asks for by annotations. `container` is the one that gets it, "" where none is named."""
 
     request: Request
     container: str = ""
 
 
-def pod_demand(annotations: Mapping[str, str]) -> PodDemand | None:
+def pod_demand(annotations: Mapping[str, str]) -> AnnotatedRequest | None:
     """What the annotations ask for; None when they ask for nothing.
 
     Raises:
@@ -76,7 +76,7 @@ def pod_demand(annotations: Mapping[str, str]) -> PodDemand | None:
         )
     except UsageError as error:
         raise UsageError(in_annotations(error.message, names), hint=in_annotations(error.hint, names)) from error
-    return PodDemand(request, _container(annotations, containers))
+    return AnnotatedRequest(request, _container(annotations, containers))
 
 
 def _value(name: str, annotations: Mapping[str, str]) -> str:

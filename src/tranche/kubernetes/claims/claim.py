@@ -22,7 +22,7 @@ class ClaimRef:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimToleration:
+class _ClaimToleration:
     """A taint that a request tolerates; of any key, or any effect, where that is empty."""
 
     key: str = ""
@@ -52,7 +52,7 @@ class AllocatedDevice:
     share_id: str = ""
     consumed: Mapping[str, int] = field(default_factory=dict, hash=False)
     admin_access: bool = False
-    tolerations: tuple[ClaimToleration, ...] = ()
+    tolerations: tuple[_ClaimToleration, ...] = ()
 
     def tolerates(self, key: str) -> bool:
         """Whether it was chosen whatever taint of that key it had."""
@@ -115,8 +115,8 @@ def _decode_device(raw: Mapping[str, Any]) -> AllocatedDevice:
     )
 
 
-def _decode_toleration(raw: Mapping[str, Any]) -> ClaimToleration:
-    return ClaimToleration(
+def _decode_toleration(raw: Mapping[str, Any]) -> _ClaimToleration:
+    return _ClaimToleration(
         key=raw.get("key") or "",
         operator=raw.get("operator") or "Equal",
         value=raw.get("value") or "",

@@ -19,7 +19,7 @@ _MODEL = f"{_ATTRIBUTE}{AttributeName.MODEL}.lowerAscii().contains("
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceConditions:
+class DeviceCondition:
     """What a device has to meet; empty is what is not asked for. `card_memory` in MiB, `model` in lower case."""
 
     card_memory: int | None = None
@@ -28,15 +28,15 @@ class DeviceConditions:
     model: str = ""
 
 
-NO_CONDITIONS = DeviceConditions()
+NO_CONDITIONS = DeviceCondition()
 
 
-def write_conditions(wanted: DeviceConditions) -> list[str]:
+def write_conditions(wanted: DeviceCondition) -> list[str]:
     """One expression for each. JSON's numbers, strings and lists are CEL's as well."""
     return list(_expressions(wanted))
 
 
-def _expressions(wanted: DeviceConditions) -> Iterator[str]:
+def _expressions(wanted: DeviceCondition) -> Iterator[str]:
     if wanted.card_memory is not None:
         yield f"{_SIZE}{wanted.card_memory}"
     if len(wanted.isolations) == 1:
@@ -49,7 +49,7 @@ def _expressions(wanted: DeviceConditions) -> Iterator[str]:
         yield f"{_MODEL}{json.dumps(wanted.model)})"
 
 
-def read_conditions(expressions: Iterable[str]) -> tuple[DeviceConditions, tuple[str, ...]]:
+def read_conditions(expressions: Iterable[str]) -> tuple[DeviceCondition, tuple[str, ...]]:
     """What the expressions say in the forms that `write_conditions` has, and those in other forms, as they are."""
     found, unread = NO_CONDITIONS, []
     for each in expressions:
@@ -60,7 +60,7 @@ def read_conditions(expressions: Iterable[str]) -> tuple[DeviceConditions, tuple
     return found, tuple(unread)
 
 
-def _with_expression(found: DeviceConditions, expression: str) -> DeviceConditions | None:
+def _with_expression(found: DeviceCondition, expression: str) -> DeviceCondition | None:
     start = next(
         (each for each in (_SIZE, _ISOLATION, _ISOLATIONS, _MECHANISM, _MODEL) if expression.startswith(each)), ""
     )

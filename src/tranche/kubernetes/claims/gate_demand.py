@@ -18,7 +18,7 @@ from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 
 
 @dataclass(frozen=True, slots=True)
-class GateDemand:
+class GatedRequest:
     """`request` is None where nothing of the kind is asked for, or where it cannot be told.
 
     `wrong` says why nothing can be chosen for the pod; `never` why its node would refuse whatever was chosen.
@@ -29,20 +29,20 @@ class GateDemand:
     never: str = ""
 
 
-def gate_demand(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> GateDemand:
+def gate_demand(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> GatedRequest:
     """What a pod with these annotations asks for, if it waits at our gate or has asked for the resource."""
     waits = any(each.get("name") == SHARE_GATE for each in spec.get("schedulingGates") or ())
     asking = tuple(_asking(spec))
     if not waits and not asking:
-        return GateDemand()
+        return GatedRequest()
     never = _never(asking)
     try:
         demand = pod_demand(annotations)
     except UsageError as error:
-        return GateDemand(None, error.message, never)
+        return GatedRequest(None, error.message, never)
     if demand is None:
-        return GateDemand(None, "it waits for a share, and no annotation says for which", never)
-    return GateDemand(demand.request, never, never)
+        return GatedRequest(None, "it waits for a share, and no annotation says for which", never)
+    return GatedRequest(demand.request, never, never)
 
 
 def _never(asking: tuple[tuple[str, int, bool], ...]) -> str:

@@ -16,7 +16,7 @@ from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus
 from tranche.core.quantity import MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
-from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceConditions, write_conditions
+from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceCondition, write_conditions
 from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.share_request import share_request
 from tranche.kubernetes.claims.vocabulary import (
@@ -134,7 +134,7 @@ def _exactly(
     request: Request,
     device_class: str,
     capacity: Mapping[CapacityName, str] | None = None,
-    conditions: DeviceConditions = NO_CONDITIONS,
+    conditions: DeviceCondition = NO_CONDITIONS,
     *,
     count: int | None = None,
 ) -> dict[str, Any]:
@@ -152,12 +152,12 @@ def _exactly(
     return found
 
 
-def _shared_conditions(request: Request) -> DeviceConditions:
+def _shared_conditions(request: Request) -> DeviceCondition:
     """Conditions for a device that others may have parts of."""
     accepted = {Isolation.HARD: ("hard",), Isolation.SOFT: ("hard", "soft")}.get(request.isolation, ())
     # A program can use one MPS daemon, and each device has one of its own.
     several = request.count > 1 and request.isolation is not Isolation.HARD
-    return DeviceConditions(isolations=frozenset(accepted), not_mechanism=Sharing.MPS if several else "")
+    return DeviceCondition(isolations=frozenset(accepted), not_mechanism=Sharing.MPS if several else "")
 
 
 def _percent(share: Fraction) -> int:

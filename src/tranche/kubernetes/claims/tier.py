@@ -24,7 +24,7 @@ _ON_BY_DEFAULT = (1, 36, 0)
 _OLDEST_WITH_GATES = (1, 27, 0)
 
 
-class Tier(StrEnum):
+class AllocationBackend(StrEnum):
     """CLAIMS: the scheduler gives shares by itself. GUARDED: it may give a share that is not there, which the agent then refuses.
     GATES: pods can wait at scheduling gates until a share was chosen for them. NONE: neither.
     """
@@ -35,7 +35,7 @@ class Tier(StrEnum):
     NONE = "none"
 
 
-class ClaimFeature(StrEnum):
+class ClaimFeatureGate(StrEnum):
     """What the driver's resource slices need, by the feature gate that brings it."""
 
     COUNTERS = "DRAPartitionableDevices"
@@ -43,27 +43,27 @@ class ClaimFeature(StrEnum):
     TAINTS = "DRADeviceTaints"
 
 
-NEEDED = frozenset((ClaimFeature.COUNTERS, ClaimFeature.SHARES))
+NEEDED = frozenset((ClaimFeatureGate.COUNTERS, ClaimFeatureGate.SHARES))
 """Without taints, what cannot be had now is offered all the same, and refused by the agent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class DryRunResult:
     """What came of the dry run. `kept` is what the API server did not drop; None when it could not be tried, and `why` says why.
 
     `served` is False where the API server knows no resource slices of version v1.
     """
 
     served: bool = True
-    kept: frozenset[ClaimFeature] | None = None
+    kept: frozenset[ClaimFeatureGate] | None = None
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimSupport:
-    """A cluster's tier, why it is that, and what would better it."""
+class _ClaimSupport:
+    """A cluster's backend, why it is that, and what would better it."""
 
-    tier: Tier
+    backend: AllocationBackend
     why: str
     remedy: str = ""
 
@@ -87,21 +87,21 @@ def probe_slice() -> dict[str, Any]:
     }
 
 
-def kept_features(answered: Mapping[str, Any]) -> frozenset[ClaimFeature]:
+def kept_features(answered: Mapping[str, Any]) -> frozenset[ClaimFeatureGate]:
     """What of the probe is left in the API server's answer."""
     devices: Sequence[Mapping[str, Any]] = (answered.get("spec") or {}).get("devices") or [{}]
     device = devices[0]
     memory = (device.get("capacity") or {}).get("memory") or {}
     kept = {
-        ClaimFeature.COUNTERS: bool(device.get("consumesCounters")),
-        ClaimFeature.SHARES: bool(device.get("allowMultipleAllocations") and memory.get("requestPolicy")),
-        ClaimFeature.TAINTS: bool(device.get("taints")),
+        ClaimFeatureGate.COUNTERS: bool(device.get("consumesCounters")),
+        ClaimFeatureGate.SHARES: bool(device.get("allowMultipleAllocations") and memory.get("requestPolicy")),
+        ClaimFeatureGate.TAINTS: bool(device.get("taints")),
     }
     return frozenset(feature for feature, there in kept.items() if there)
 
 
-def claim_support(version: str, probe: Probe) -> ClaimSupport:
-    """The tier of a cluster whose API server says that version (`v1.36.3`) of itself."""
+def claim_support(version: str, probe: DryRunResult) -> _ClaimSupport:
+    """The backend of a cluster whose API server says that version (`v1.36.3`) of itself."""
     number = _number(version)
     if not probe.served:
         return _without_claims(number, f"Kubernetes {version} serves no resource.k8s.io/v1", "Kubernetes 1.36 has it")
@@ -110,52 +110,52 @@ def claim_support(version: str, probe: Probe) -> ClaimSupport:
         if number is None or number < _ON_BY_DEFAULT:
             why = f"it cannot be tried what Kubernetes {version} supports: {probe.why}"
             return _without_claims(number, why, "try with an account that may create ResourceSlices")
-        kept, said = frozenset(ClaimFeature), f"by its version; it cannot be tried: {probe.why}"
+        kept, said = frozenset(ClaimFeatureGate), f"by its version; it cannot be tried: {probe.why}"
     missing = sorted(NEEDED - kept)
     if missing:
         gates = ", ".join(missing)
         why = f"the API server drops a part of what the driver publishes: {gates} {'is' if len(missing) == 1 else 'are'} off"
         return _without_claims(number, why, f"switch on the feature gates {gates}, or use Kubernetes 1.36")
     if number is None or number < _WITHOUT_DEFECT:
-        return ClaimSupport(
-            Tier.GUARDED,
+        return _ClaimSupport(
+            AllocationBackend.GUARDED,
             f"Kubernetes {version}: {said}, but this scheduler may give a slice of a GPU that is shared, "
             "and the agent then refuses the pod's start",
             "Kubernetes 1.36.2 and newer do not",
         )
-    if ClaimFeature.TAINTS not in kept:
-        return ClaimSupport(
-            Tier.GUARDED,
+    if ClaimFeatureGate.TAINTS not in kept:
+        return _ClaimSupport(
+            AllocationBackend.GUARDED,
             f"Kubernetes {version}: {said} but taints, so pods may be given what cannot be had, "
             "and the agent then refuses their start",
-            f"switch on the feature gate {ClaimFeature.TAINTS}",
+            f"switch on the feature gate {ClaimFeatureGate.TAINTS}",
         )
-    return ClaimSupport(Tier.CLAIMS, f"Kubernetes {version}: {said}")
+    return _ClaimSupport(AllocationBackend.CLAIMS, f"Kubernetes {version}: {said}")
 
 
-BY_CLAIMS = frozenset((Tier.CLAIMS, Tier.GUARDED))
-"""The tiers in which the scheduler gives shares."""
+BY_CLAIMS = frozenset((AllocationBackend.CLAIMS, AllocationBackend.GUARDED))
+"""The backends in which the scheduler gives shares."""
 
 
-def tier_by_word(word: str) -> Tier | None:
-    """The tier that an administrator names, `claims` or `gates`; None for `auto`, by which it is found out."""
-    return {"claims": Tier.CLAIMS, "gates": Tier.GATES}.get(word)
+def backend_by_word(word: str) -> AllocationBackend | None:
+    """The backend that an administrator names, `claims` or `gates`; None for `auto`, by which it is found out."""
+    return {"claims": AllocationBackend.CLAIMS, "gates": AllocationBackend.GATES}.get(word)
 
 
-def tier_by_version(version: str, *, served: bool) -> Tier:
-    """The tier of a cluster that nobody tries anything on: agents, controller and commands must agree on it.
+def backend_by_version(version: str, *, served: bool) -> AllocationBackend:
+    """The backend of a cluster that nobody tries anything on: agents, controller and commands must agree on it.
 
     `served` is whether the API server knows `resource.k8s.io/v1`. What its gates were set to against their time is not seen: the
     administrator says it.
     """
     number = _number(version)
     if served and (number is None or number >= _ON_BY_DEFAULT):
-        return Tier.GUARDED if number is None or number < _WITHOUT_DEFECT else Tier.CLAIMS
-    return Tier.NONE if number is not None and number < _OLDEST_WITH_GATES else Tier.GATES
+        return AllocationBackend.GUARDED if number is None or number < _WITHOUT_DEFECT else AllocationBackend.CLAIMS
+    return AllocationBackend.NONE if number is not None and number < _OLDEST_WITH_GATES else AllocationBackend.GATES
 
 
 @dataclass(frozen=True, slots=True)
-class TierSigns:
+class BackendFacts:
     """By what a person sees which way a cluster gives shares, whatever its version could.
 
     `classes` is whether Tranche's device classes are there, None where that may not be read: the chart has them by claims alone.
@@ -168,27 +168,27 @@ class TierSigns:
     told: bool = False
 
 
-def tier_by_signs(by_version: Tier, signs: TierSigns) -> Tier:
-    """The tier that is in force, which is the administrator's word where there is one: agents and controller act by it."""
+def backend_by_signs(by_version: AllocationBackend, signs: BackendFacts) -> AllocationBackend:
+    """The backend that is in force, which is the administrator's word where there is one: agents and controller act by it."""
     if signs.classes:
-        return by_version if by_version in BY_CLAIMS else Tier.CLAIMS
+        return by_version if by_version in BY_CLAIMS else AllocationBackend.CLAIMS
     if by_version in BY_CLAIMS and (signs.handed or (signs.told and signs.classes is False)):
-        return Tier.GATES
+        return AllocationBackend.GATES
     return by_version
 
 
-def support_as_told(found: ClaimSupport, said: Tier | None) -> ClaimSupport:
+def support_as_told(found: _ClaimSupport, said: AllocationBackend | None) -> _ClaimSupport:
     """With the administrator's word, as the agents have it; None where they find out by themselves."""
-    if said is Tier.GATES and found.tier is not Tier.NONE:
-        return ClaimSupport(Tier.GATES, "its agents are told so: dra.tier=gates")
-    if said is Tier.CLAIMS and found.tier not in BY_CLAIMS:
+    if said is AllocationBackend.GATES and found.backend is not AllocationBackend.NONE:
+        return _ClaimSupport(AllocationBackend.GATES, "its agents are told so: dra.tier=gates")
+    if said is AllocationBackend.CLAIMS and found.backend not in BY_CLAIMS:
         return replace(found, why=f"although its agents are told dra.tier=claims: {found.why}")
     return found
 
 
-def _without_claims(number: tuple[int, int, int] | None, why: str, remedy: str) -> ClaimSupport:
+def _without_claims(number: tuple[int, int, int] | None, why: str, remedy: str) -> _ClaimSupport:
     old = number is not None and number < _OLDEST_WITH_GATES
-    return ClaimSupport(Tier.NONE if old else Tier.GATES, why, remedy)
+    return _ClaimSupport(AllocationBackend.NONE if old else AllocationBackend.GATES, why, remedy)
 
 
 def _number(version: str) -> tuple[int, int, int] | None:

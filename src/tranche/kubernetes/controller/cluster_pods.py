@@ -9,19 +9,20 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json, claimed_resources
 from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration, decode_terms
-from tranche.kubernetes.claims.gate_demand import GateDemand, gate_demand
+from tranche.kubernetes.claims.gate_demand import GatedRequest, gate_demand
 from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRequirement
 from tranche.kubernetes.controller.placer import HOST_LABEL, GatedPod
-from tranche.kubernetes.controller.spread import SpreadRule
+from tranche.kubernetes.controller.spread import SpreadRequirement
 
 _PODS = "pods"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPod:
-    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as `PlacingRules` has them.
+    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as `PlacingRequirement` has
+    them.
 
     `gated` is what is to be placed, where the pod waits at our gate and at no other; `wrong` says why it cannot be, although it
     waits there. `never` says why its node would refuse whatever was chosen for it, wherever the pod is by now. `raw` is what a
@@ -157,7 +158,7 @@ def _amounts(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             continue  # the API server lets none in
 
 
-def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GateDemand) -> GatedPod | None:
+def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GatedRequest) -> GatedPod | None:
     if demand.request is None or demand.wrong:
         return None
     tolerations = tuple(map(Toleration.decode, spec.get("tolerations") or ()))
@@ -166,7 +167,7 @@ def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GateDemand)
         str(meta.get("name") or ""),
         str(meta.get("uid") or ""),
         demand.request,
-        PlacingRules(needs, spec.get("nodeSelector") or {}, decode_terms(spec), tolerations),
+        PlacingRequirement(needs, spec.get("nodeSelector") or {}, decode_terms(spec), tolerations),
         int(spec.get("priority") or 0),
         str(meta.get("creationTimestamp") or ""),
         meta.get("labels") or {},
@@ -174,7 +175,7 @@ def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GateDemand)
     )
 
 
-def _spread(meta: Json, spec: Json) -> Iterator[SpreadRule]:
+def _spread(meta: Json, spec: Json) -> Iterator[SpreadRequirement]:
     for each in spec.get("topologySpreadConstraints") or ():
         if each.get("whenUnsatisfiable") != "DoNotSchedule":
             continue
@@ -184,4 +185,4 @@ def _spread(meta: Json, spec: Json) -> Iterator[SpreadRule]:
         equal |= {key: labels[key] for key in each.get("matchLabelKeys") or () if key in labels}
         requirements = [Requirement(str(key), "In", (str(value),)) for key, value in equal.items()]
         requirements += map(Requirement.decode, selector.get("matchExpressions") or ())
-        yield SpreadRule(str(each.get("topologyKey")), int(each.get("maxSkew") or 1), tuple(requirements))
+        yield SpreadRequirement(str(each.get("topologyKey")), int(each.get("maxSkew") or 1), tuple(requirements))

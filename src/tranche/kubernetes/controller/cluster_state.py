@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.controller.cluster_pods import ClusterNode, ClusterPod
 from tranche.kubernetes.controller.placer import GpuNode
-from tranche.kubernetes.controller.spread import Spread, SpreadPod
+from tranche.kubernetes.controller.spread import SpreadPod, SpreadState
 from tranche.kubernetes.gates.chosen_view import with_choices
-from tranche.kubernetes.gates.leases import NodeChoices, NodeGpus, ShareChoice
+from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare, NodeGpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class ClusterState:
     pods: Mapping[str, ClusterPod] = field(default_factory=dict)
     nodes: Mapping[str, ClusterNode] = field(default_factory=dict)
     gpus: Mapping[str, NodeGpus] = field(default_factory=dict)
-    choices: Mapping[str, NodeChoices] = field(default_factory=dict)
+    choices: Mapping[str, ChoiceLease] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
-    def choice_of(self, pod: ClusterPod) -> tuple[str, ShareChoice] | None:
+    def choice_of(self, pod: ClusterPod) -> tuple[str, ChosenShare] | None:
         """The node that a pod's share was chosen on, and the choice; None where none was. Of two the one on its own host."""
         found = [
             (node, each.choices[pod.uid]) for node, each in sorted(self.choices.items()) if pod.uid in each.choices
@@ -73,7 +73,7 @@ def _used(now: ClusterState) -> Mapping[str, Mapping[str, int]]:
     return found
 
 
-def spread_of(now: ClusterState) -> Spread:
+def spread_of(now: ClusterState) -> SpreadState:
     """Where the cluster's pods are, or are about to be."""
     pods = []
     for pod in now.pods.values():
@@ -81,4 +81,4 @@ def spread_of(now: ClusterState) -> Spread:
         node = pod.node or (chosen[0] if chosen is not None else "")
         if node and not (pod.finished or pod.ending):
             pods.append(SpreadPod(pod.namespace, pod.labels, node))
-    return Spread(tuple(each.room for each in now.nodes.values()), tuple(pods))
+    return SpreadState(tuple(each.room for each in now.nodes.values()), tuple(pods))

@@ -11,7 +11,7 @@ from tranche.core.errors import UsageError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.leases import Lease, decode_lease
-from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.api.selection import ObjectSource
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.controller.cluster_pods import (
     ClusterNode,
@@ -22,7 +22,7 @@ from tranche.kubernetes.controller.cluster_pods import (
 from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.gates.leases import (
     CHOICES,
-    NodeChoices,
+    ChoiceLease,
     NodeGpus,
     choices_from_lease,
     gpus_from_lease,
@@ -73,7 +73,7 @@ class ClusterWatch:
                 selector = {"labelSelector": f"{PLACING_LABEL}={kind}"}
                 group.create_task(self._follow(f"leases of {kind}", leases, selector, decode_lease, heard))
 
-    def wrote(self, chosen: NodeChoices) -> None:
+    def wrote(self, chosen: ChoiceLease) -> None:
         """Take note of what was written, of which the watch may tell later."""
         if chosen.lease is not None:
             self._own[chosen.lease.name] = chosen.lease
@@ -142,7 +142,7 @@ class ClusterWatch:
         decode: Callable[[Mapping[str, object]], Item],
         heard: Callable[[Mapping[str, Item]], None],
     ) -> None:
-        source = Selection(self._connection, label, path, selector, decode)
+        source = ObjectSource(self._connection, label, path, selector, decode)
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for found in snapshots:

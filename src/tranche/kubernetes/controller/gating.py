@@ -7,7 +7,7 @@ from typing import Any
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.claims.annotations import PodDemand
+from tranche.kubernetes.claims.annotations import AnnotatedRequest
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.controller.injection import (
     added,
@@ -18,7 +18,7 @@ from tranche.kubernetes.controller.injection import (
 )
 
 
-def gating(pod: Json, demand: PodDemand, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
+def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
     """The JSON patch that has the pod wait, and has its container handed the share; empty when it is so already.
 
     A pod that names one of the schedulers `take_over` gets the cluster's own.

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import Backoff, Informer
-from tranche.kubernetes.api.selection import Selection
+from tranche.kubernetes.api.selection import ObjectSource
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
 from tranche.kubernetes.component import Readiness
 
@@ -48,7 +48,7 @@ class GpuModelWatch:
     async def run(self) -> None:
         """Follow them until cancelled."""
         selector = {"fieldSelector": f"spec.driver={DRIVER}"}
-        source = Selection(self._connection, "resource slices", _PATH, selector, only_cards)
+        source = ObjectSource(self._connection, "resource slices", _PATH, selector, only_cards)
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for found in snapshots:

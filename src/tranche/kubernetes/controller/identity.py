@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.controller.certificate import ServingCertificate, make_certificate
 from tranche.kubernetes.controller.trust import bundle_with
-from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient, WebhookConfiguration
+from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient, WebhookConfig
 
 SETTLE_SECONDS = 2.0
 """So long the API servers of a cluster may take to hear of a certificate that one of them has stored."""
@@ -97,7 +97,7 @@ class WebhookIdentity:
                 if not self._look(found):
                     await self._publish()
 
-    def _look(self, found: WebhookConfiguration | None) -> bool:
+    def _look(self, found: WebhookConfig | None) -> bool:
         """Whether all that this one serves and will serve is trusted."""
         if found is None:
             self._missing = f"there is no MutatingWebhookConfiguration {self._configuration.name}"

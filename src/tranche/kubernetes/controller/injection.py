@@ -11,7 +11,7 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION
-from tranche.kubernetes.claims.annotations import CONTAINER, PodDemand, pod_demand
+from tranche.kubernetes.claims.annotations import CONTAINER, AnnotatedRequest, pod_demand
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.observation.resources import is_device_resource
 
@@ -29,7 +29,7 @@ _TEMPLATE_NAME = re.compile(r"tranche-[0-9a-f]{16}", re.ASCII)
 _KINDS = ("initContainers", "containers")
 
 
-def demand_of(pod: Json) -> PodDemand | None:
+def demand_of(pod: Json) -> AnnotatedRequest | None:
     """What a pod that is created asks for by annotations; None when nothing has to be done for it.
 
     UsageError as `pod_demand`, and for one that says itself what was chosen for it.
@@ -68,7 +68,9 @@ def claim_template(namespace: str, devices: Mapping[str, Any], request: str, now
     }
 
 
-def injection(pod: Json, demand: PodDemand, template: str, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
+def injection(
+    pod: Json, demand: AnnotatedRequest, template: str, take_over: Collection[str] = ()
+) -> list[dict[str, Any]]:
     """The JSON patch that gives the pod its claim, by the template of that name; empty when it has it.
 
     A pod that names one of the schedulers `take_over` gets the cluster's own, which alone knows claims of Tranche.

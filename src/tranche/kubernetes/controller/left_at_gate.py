@@ -20,7 +20,7 @@ _MOST_SAID = 50
 _log = logging.getLogger(__name__)
 
 
-class LeftAtGate:
+class StrandedPodWatch:
     """A component of clusters with claims. Each replica looks; what all say is one event. `random` gives numbers from 0 to 1."""
 
     name = "left-at-gate"

@@ -14,7 +14,7 @@ UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 
 
 @dataclass(frozen=True, slots=True)
-class PlacingRules:
+class PlacingRequirement:
     """What a pod says of nodes. `needs` are amounts by resource, CPU in thousandths. `terms` is the required node affinity, of
     which one must hold; None where there is none.
     """
@@ -37,7 +37,7 @@ class NodeCapacity:
     free: Mapping[str, int] = field(default_factory=dict)
 
 
-def why_not(rules: PlacingRules, node: NodeCapacity) -> str:
+def why_not(rules: PlacingRequirement, node: NodeCapacity) -> str:
     """What keeps the pod from the node, in words that complete `the node ...`; "" when nothing does."""
     if not node.ready:
         return "is not ready"
@@ -52,7 +52,7 @@ def why_not(rules: PlacingRules, node: NodeCapacity) -> str:
     return ""
 
 
-def why_not_by_labels(rules: PlacingRules, node: NodeCapacity) -> str:
+def why_not_by_labels(rules: PlacingRequirement, node: NodeCapacity) -> str:
     """The same, as far as the pod's node selector and node affinity are concerned."""
     if lacking := unmet(rules.node_selector, node.labels):
         return f"has not the label {lacking[0]} of the pod's nodeSelector"

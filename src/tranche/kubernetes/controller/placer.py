@@ -16,9 +16,9 @@ from tranche.core.request import Request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
-from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules, why_not
-from tranche.kubernetes.controller.spread import Spread, SpreadPod, SpreadRule
-from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRequirement, why_not
+from tranche.kubernetes.controller.spread import SpreadPod, SpreadRequirement, SpreadState
+from tranche.kubernetes.gates.leases import ChosenShare
 from tranche.planning.across import ChosenMachine, decide_across
 from tranche.planning.allocate import Granted
 from tranche.planning.foresee import with_granted
@@ -34,11 +34,11 @@ class GatedPod:
     name: str
     uid: str
     request: Request
-    rules: PlacingRules = field(default_factory=PlacingRules)
+    rules: PlacingRequirement = field(default_factory=PlacingRequirement)
     priority: int = 0
     created: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
-    spread: tuple[SpreadRule, ...] = ()
+    spread: tuple[SpreadRequirement, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -62,7 +62,7 @@ class PodPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Unplaced:
+class UnplacedPod:
     """A pod that goes on waiting, and what is in the way on each node. Where `possible` is False no node could ever serve it."""
 
     pod: GatedPod
@@ -76,8 +76,8 @@ def place(
     *,
     unknown: Mapping[str, str] | None = None,
     avoided: Mapping[str, frozenset[str]] | None = None,
-    spread: Spread | None = None,
-) -> tuple[PodPlacement | Unplaced, ...]:
+    spread: SpreadState | None = None,
+) -> tuple[PodPlacement | UnplacedPod, ...]:
     """What becomes of each pod, those of the highest priority first and among equals the oldest.
 
     `unknown` says of more nodes why nothing can be had of them now; `avoided` are nodes that have refused a pod, by its uid.
@@ -86,8 +86,8 @@ def place(
     nothing free: smaller ones behind it go ahead.
     """
     known = {node.room.name: node for node in nodes}
-    kinds = spread or Spread(tuple(node.room for node in known.values()))
-    found: list[PodPlacement | Unplaced] = []
+    kinds = spread or SpreadState(tuple(node.room for node in known.values()))
+    found: list[PodPlacement | UnplacedPod] = []
     for pod in sorted(pods, key=lambda each: (-each.priority, each.created, each.namespace, each.name)):
         away = {name: reason for name, node in known.items() if (reason := why_not(pod.rules, node.room))}
         if pod.spread:
@@ -103,7 +103,7 @@ def place(
             reasons = (
                 {name: f"the node {why}" for name, why in away.items()} | dict(unknown or {}) | dict(chosen.reasons)
             )
-            found.append(Unplaced(pod, reasons, possible or bool(unknown)))
+            found.append(UnplacedPod(pod, reasons, possible or bool(unknown)))
             continue
         found.append(PodPlacement(pod, chosen.name, chosen.granted))
         known[chosen.name] = _with(known[chosen.name], pod, chosen.granted)
@@ -111,7 +111,7 @@ def place(
     return tuple(found)
 
 
-def ungating(raw_pod: Json, node: str, host: str, choice: ShareChoice) -> list[dict[str, Any]]:
+def ungating(raw_pod: Json, node: str, host: str, choice: ChosenShare) -> list[dict[str, Any]]:
     """The JSON patch that writes the choice on the pod, binds it to its node and takes the gate away; `host` is what a selector
     names the node by.
 
@@ -131,7 +131,7 @@ def ungating(raw_pod: Json, node: str, host: str, choice: ShareChoice) -> list[d
     ]
 
 
-def choice_text(node: str, choice: ShareChoice) -> str:
+def choice_text(node: str, choice: ChosenShare) -> str:
     """The choice as it is written on the pod, for people: the node, and what the pod gets of its GPUs."""
     grants = [grant_to_dict(each) for each in choice.grants]
     return json.dumps({"node": node, "grants": grants}, sort_keys=True, separators=(",", ":"))

@@ -13,10 +13,10 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
 from tranche.kubernetes.controller.cluster_state import ClusterState
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
-from tranche.kubernetes.controller.placing import Placing, PlacingApi, Round
+from tranche.kubernetes.controller.placing import PlacingApi, PlacingResult, PlacingRunner
 from tranche.kubernetes.controller.retry_history import RetryHistory
 from tranche.kubernetes.controller.waiting_words import waiting_text
-from tranche.kubernetes.rollout.leadership import Leadership
+from tranche.kubernetes.rollout.leadership import LeaderLease
 
 _TRY_SECONDS = 3.0
 _GATHER_SECONDS = 0.1
@@ -29,7 +29,7 @@ _MOST_SAID = 20
 _log = logging.getLogger(__name__)
 
 
-class PlacerApi(PlacingApi, Protocol):
+class _PlacerApi(PlacingApi, Protocol):
     """What the placer asks of the API server beside its rounds."""
 
     async def make_anew(self, pod: ClusterPod) -> bool:
@@ -41,16 +41,16 @@ class PlacerApi(PlacingApi, Protocol):
         ...
 
 
-class PlacerLoop:
+class PlacingLeader:
     """A component. `clock` is monotonic, in seconds; `random` gives numbers from 0 to 1."""
 
     name = "placer"
 
     def __init__(
         self,
-        api: PlacerApi,
+        api: _PlacerApi,
         watch: ClusterWatch,
-        leadership: Leadership,
+        leadership: LeaderLease,
         *,
         clock: Callable[[], float],
         random: Callable[[], float],
@@ -59,7 +59,7 @@ class PlacerLoop:
         self._api = api
         self._watch = watch
         self._leadership = leadership
-        self._placing = Placing(api)
+        self._placing = PlacingRunner(api)
         self._clock = clock
         self._random = random
         self._sleep = sleep
@@ -100,7 +100,7 @@ class PlacerLoop:
                     await self._watch.changed.wait()
             self._watch.changed.set()
 
-    async def _look(self) -> Round:
+    async def _look(self) -> PlacingResult:
         now = self._watch.now()
         self._tries = self._tries.look(now, self._clock())
         done = await self._placing.round(now, self._tries.avoided(now, self._clock()))
@@ -124,7 +124,7 @@ class PlacerLoop:
             except TrancheError as error:
                 _log.warning("pod not made anew", extra={"pod": str(pod), "error": str(error)})
 
-    async def _say(self, now: ClusterState, done: Round) -> None:
+    async def _say(self, now: ClusterState, done: PlacingResult) -> None:
         words = {each.pod.uid: waiting_text(each) for each in done.waiting} | dict(done.wrong)
         self._said = {uid: said for uid, said in self._said.items() if uid in words}
         moment, count = self._clock(), 0

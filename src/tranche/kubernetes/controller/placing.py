@@ -19,8 +19,8 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import ChosenFor
 from tranche.kubernetes.controller.cluster_pods import ClusterPod
 from tranche.kubernetes.controller.cluster_state import ClusterState, gpu_nodes, spread_of
-from tranche.kubernetes.controller.placer import PodPlacement, Unplaced, place
-from tranche.kubernetes.gates.leases import NodeChoices, ShareChoice
+from tranche.kubernetes.controller.placer import PodPlacement, UnplacedPod, place
+from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare
 
 _log = logging.getLogger(__name__)
 
@@ -35,21 +35,21 @@ class ChoiceState(StrEnum):
 class PlacingApi(Protocol):
     """What a round asks of the API server. Errors are those of `KubeApi`; after one it is not known what was done."""
 
-    async def write(self, chosen: NodeChoices) -> NodeChoices | None:
+    async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         """Write a node's choices in the place of the version that they were read in; None when there is another by now."""
         ...
 
-    async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ShareChoice) -> bool:
+    async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ChosenShare) -> bool:
         """Write the choice on a pod and take its gate away; False when the pod is another by now, or waits no more."""
         ...
 
-    async def standing(self, choice: ShareChoice, host: str) -> ChoiceState:
+    async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
         """What the choice of a node of that host name is to its pod, by the API server's word of now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class PlacingResult:
     """What came of one: the pods that were let go, by uid, and why others go on waiting.
 
     `written` are the choices of nodes that were written, `unwritten` the nodes whose choices could not be. `unfinished` says that
@@ -57,24 +57,24 @@ class Round:
     """
 
     let_go: frozenset[str] = frozenset()
-    waiting: tuple[Unplaced, ...] = ()
+    waiting: tuple[UnplacedPod, ...] = ()
     wrong: Mapping[str, str] = field(default_factory=dict)
-    written: tuple[NodeChoices, ...] = ()
+    written: tuple[ChoiceLease, ...] = ()
     unwritten: frozenset[str] = frozenset()
     unfinished: bool = False
 
 
-class Placing:
+class PlacingRunner:
     """Makes rounds. It keeps nothing between them."""
 
     def __init__(self, api: PlacingApi) -> None:
         self._api = api
         self._let_go: set[str] = set()
-        self._written: list[NodeChoices] = []
+        self._written: list[ChoiceLease] = []
         self._unwritten: set[str] = set()
         self._unfinished = False
 
-    async def round(self, now: ClusterState, avoided: Mapping[str, frozenset[str]] | None = None) -> Round:
+    async def round(self, now: ClusterState, avoided: Mapping[str, frozenset[str]] | None = None) -> PlacingResult:
         """Do what is to be done now. `avoided` are nodes that are not to be chosen, by the uid of a pod."""
         self._let_go, self._written, self._unwritten, self._unfinished = set(), [], set(), False
         for node, chosen in sorted(now.choices.items()):
@@ -85,9 +85,11 @@ class Placing:
         waiting = await self._choose(now, avoided or {})
         wrong = {pod.uid: pod.wrong for pod in now.pods.values() if pod.wrong} | dict(_refused_for_ever(now))
         let_go, unwritten = frozenset(self._let_go), frozenset(self._unwritten)
-        return Round(let_go, waiting, wrong, tuple(self._written), unwritten, self._unfinished or bool(unwritten))
+        return PlacingResult(
+            let_go, waiting, wrong, tuple(self._written), unwritten, self._unfinished or bool(unwritten)
+        )
 
-    async def _clear(self, now: ClusterState, node: str, chosen: NodeChoices) -> None:
+    async def _clear(self, now: ClusterState, node: str, chosen: ChoiceLease) -> None:
         """Forget the choices of pods that are over, once the API server has said so for each."""
         host, gone = now.host(node), []
         for choice in chosen.choices.values():
@@ -106,7 +108,7 @@ class Placing:
         if gone:
             await self._write(chosen.without(gone))
 
-    async def _choose(self, now: ClusterState, avoided: Mapping[str, frozenset[str]]) -> tuple[Unplaced, ...]:
+    async def _choose(self, now: ClusterState, avoided: Mapping[str, frozenset[str]]) -> tuple[UnplacedPod, ...]:
         pods = {
             pod.uid: pod
             for pod in now.pods.values()
@@ -122,23 +124,23 @@ class Placing:
                 by_node.setdefault(each.node, []).append(each)
         for node, placements in by_node.items():
             await self._reserve(now, node, placements, pods)
-        return tuple(each for each in found if isinstance(each, Unplaced))
+        return tuple(each for each in found if isinstance(each, UnplacedPod))
 
     async def _reserve(
         self, now: ClusterState, node: str, placements: Sequence[PodPlacement], pods: Mapping[str, ClusterPod]
     ) -> None:
         seen = now.gpus[node].generation
         choices = [
-            ShareChoice(each.pod.namespace, each.pod.name, each.pod.uid, each.granted.grants, seen)
+            ChosenShare(each.pod.namespace, each.pod.name, each.pod.uid, each.granted.grants, seen)
             for each in placements
         ]
-        before = now.choices.get(node) or NodeChoices(node, owner=(node, now.nodes[node].uid))
+        before = now.choices.get(node) or ChoiceLease(node, owner=(node, now.nodes[node].uid))
         if await self._write(before.with_choices(choices)) is None:
             return
         for choice in choices:
             await self._finish(now, pods[choice.uid], node, choice)
 
-    async def _finish(self, now: ClusterState, pod: ClusterPod, node: str, choice: ShareChoice) -> None:
+    async def _finish(self, now: ClusterState, pod: ClusterPod, node: str, choice: ChosenShare) -> None:
         try:
             if await self._api.let_go(pod, node, now.host(node), choice):
                 self._let_go.add(pod.uid)
@@ -146,7 +148,7 @@ class Placing:
         except TrancheError as error:
             self._note("a pod was not let go", choice, error)
 
-    async def _write(self, chosen: NodeChoices) -> NodeChoices | None:
+    async def _write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         try:
             written = await self._api.write(chosen)
         except TrancheError as error:
@@ -158,7 +160,7 @@ class Placing:
             self._written.append(written)
         return written
 
-    def _note(self, what: str, choice: ShareChoice, error: TrancheError) -> None:
+    def _note(self, what: str, choice: ChosenShare, error: TrancheError) -> None:
         self._unfinished = True
         _log.warning(what, extra={"pod": f"{choice.namespace}/{choice.name}", "error": str(error)})
 

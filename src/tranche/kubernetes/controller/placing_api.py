@@ -9,11 +9,11 @@ from tranche.core.printable import shortened
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import timestamp
 from tranche.kubernetes.api.leases import LeaseApi
-from tranche.kubernetes.api.objects import Severity
+from tranche.kubernetes.api.objects import KubeEventType
 from tranche.kubernetes.controller.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.controller.placer import ungating
 from tranche.kubernetes.controller.placing import ChoiceState
-from tranche.kubernetes.gates.leases import NodeChoices, ShareChoice, choices_from_lease, choices_to_lease
+from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
 
 _JSON_PATCH = "application/json-patch+json"
 
@@ -26,14 +26,14 @@ class PlacingClient:
         self._leases = leases
         self._now = now
 
-    async def write(self, chosen: NodeChoices) -> NodeChoices | None:
+    async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         """Write a node's choices; None when there is another version by now."""
         lease = choices_to_lease(chosen)
         made = self._leases.create if chosen.lease is None else self._leases.replace
         answer = await made(lease)
         return None if answer is None else choices_from_lease(answer)
 
-    async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ShareChoice) -> bool:
+    async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ChosenShare) -> bool:
         """Write the choice on the pod and take its gate away."""
         path, patch = _path(pod.namespace, pod.name), ungating(pod.raw, node, host, choice)
         what = f"let pod {pod} go to node {node}"
@@ -44,7 +44,7 @@ class PlacingClient:
         answer.accepted()
         return True
 
-    async def standing(self, choice: ShareChoice, host: str) -> ChoiceState:
+    async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
         """What the choice is to its pod now."""
         what = f"read pod {choice.namespace}/{choice.name}"
         answer = await self._connection.ask(what, "GET", _path(choice.namespace, choice.name))
@@ -86,7 +86,7 @@ class PlacingClient:
                 "name": pod.name,
                 "uid": pod.uid,
             },
-            "type": Severity.NORMAL.value,
+            "type": KubeEventType.NORMAL.value,
             "reason": reason,
             "message": shortened(message),
             "source": {"component": "tranche-controller"},

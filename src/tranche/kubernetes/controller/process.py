@@ -18,25 +18,25 @@ from http import HTTPStatus
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.component import Component
 from tranche.kubernetes.controller.cluster_watch import ClusterWatch
 from tranche.kubernetes.controller.gating import gating
 from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.controller.identity import WebhookIdentity
-from tranche.kubernetes.controller.left_at_gate import LeftAtGate
-from tranche.kubernetes.controller.placer_loop import PlacerLoop
+from tranche.kubernetes.controller.left_at_gate import StrandedPodWatch
+from tranche.kubernetes.controller.placer_loop import PlacingLeader
 from tranche.kubernetes.controller.placing_api import PlacingClient
-from tranche.kubernetes.controller.sweeper import Sweeper
+from tranche.kubernetes.controller.sweeper import TemplateCleanupTask
 from tranche.kubernetes.controller.template_store import TemplateStore
 from tranche.kubernetes.controller.webhook import PodWebhook
 from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
-from tranche.kubernetes.rollout.leadership import Leadership
+from tranche.kubernetes.rollout.leadership import LeaderLease
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.tier_watch import InTier, TierWatch
+from tranche.kubernetes.tier_watch import BackendComponent, BackendWatch
 
 LEAVE_SECONDS = 5.0
 """For so long after SIGTERM the webhook answers: the API server goes on asking this replica until it has heard that it leaves."""
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 class ControllerOptions:
     """How one replica is set up.
 
-    `tier` is the administrator's word on how the cluster gives shares, None to find out. `namespace` "" means the one that the
+    `backend` is the administrator's word on how the cluster gives shares, None to find out. `namespace` "" means the one that the
     way to the API server names. `service` is the Service in it by which the API server finds the webhook, and `configuration` the
     MutatingWebhookConfiguration. `replica` is this one's name among others.
     """
@@ -69,7 +69,7 @@ class ControllerOptions:
     health_port: int
     lifetime: timedelta
     take_over: Sequence[str] = ()
-    tier: Tier | None = None
+    backend: AllocationBackend | None = None
     leave_seconds: float = LEAVE_SECONDS
 
 
@@ -101,30 +101,30 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         options.lifetime,
         now=now,
     )
-    tier = TierWatch(connection, options.tier)
+    backend = BackendWatch(connection, options.backend)
     leases = LeaseClient(connection, options.namespace or server.namespace, now=now, random=random.random)
     client = PlacingClient(connection, leases, now=now)
-    placer = PlacerLoop(
+    placer = PlacingLeader(
         client,
         ClusterWatch(connection, options.namespace or server.namespace, random=random.random),
-        Leadership(leases, options.replica, clock=time.monotonic, name=PLACER_LEASE, label=PLACING_LABEL),
+        LeaderLease(leases, options.replica, clock=time.monotonic, name=PLACER_LEASE, label=PLACING_LABEL),
         clock=time.monotonic,
         random=random.random,
     )
     components: list[Component] = [
         identity,
-        tier,
-        InTier(cards, tier.latest, BY_CLAIMS),
-        InTier(Sweeper(store, random=random.random), tier.latest, BY_CLAIMS),
-        InTier(LeftAtGate(connection, client.say, random=random.random), tier.latest, BY_CLAIMS),
-        InTier(placer, tier.latest, frozenset((Tier.GATES,))),
+        backend,
+        BackendComponent(cards, backend.latest, BY_CLAIMS),
+        BackendComponent(TemplateCleanupTask(store, random=random.random), backend.latest, BY_CLAIMS),
+        BackendComponent(StrandedPodWatch(connection, client.say, random=random.random), backend.latest, BY_CLAIMS),
+        BackendComponent(placer, backend.latest, frozenset((AllocationBackend.GATES,))),
     ]
     supervisor = Supervisor(components, clock=time.monotonic)
 
-    def known_tier() -> Tier | None:
-        return tier.latest.value if tier.latest.synced else None
+    def known_backend() -> AllocationBackend | None:
+        return backend.latest.value if backend.latest.synced else None
 
-    webhook = PodWebhook(store, cards, known_tier, gating, take_over=options.take_over)
+    webhook = PodWebhook(store, cards, known_backend, gating, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()

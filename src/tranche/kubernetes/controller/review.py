@@ -17,7 +17,7 @@ _VERSION = "admission.k8s.io/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class PodReview:
+class AdmissionRequest:
     """A pod that somebody creates. Nothing may be written for a `dry_run`."""
 
     uid: str
@@ -26,7 +26,7 @@ class PodReview:
     dry_run: bool = False
 
 
-def read_review(body: bytes) -> PodReview | None:
+def read_review(body: bytes) -> AdmissionRequest | None:
     """The pod that is asked about; None for another question, which does not concern the webhook.
 
     Raises:
@@ -44,7 +44,7 @@ def read_review(body: bytes) -> PodReview | None:
         raise KubernetesRejected(f"the question is of version {version}, not {_VERSION}")
     if not created or not isinstance(pod, Mapping) or request.get("subResource"):
         return None
-    return PodReview(uid, namespace, pod, bool(request.get("dryRun")))
+    return AdmissionRequest(uid, namespace, pod, bool(request.get("dryRun")))
 
 
 def allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.api.node_rules import Requirement
-from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRules, why_not_by_labels
+from tranche.kubernetes.controller.node_fit import NodeCapacity, PlacingRequirement, why_not_by_labels
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadRule:
+class SpreadRequirement:
     """At most `skew` more pods that meet all of `selector` in one domain of the node label `key` than in the emptiest."""
 
     key: str
@@ -32,18 +32,22 @@ class SpreadPod:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SpreadState:
     """All nodes of the cluster, and its pods that run or are about to."""
 
     nodes: tuple[NodeCapacity, ...] = ()
     pods: tuple[SpreadPod, ...] = ()
 
-    def with_pod(self, pod: SpreadPod) -> Spread:
+    def with_pod(self, pod: SpreadPod) -> SpreadState:
         """With one more."""
         return replace(self, pods=(*self.pods, pod))
 
     def reasons(
-        self, pod: SpreadPod, rules: Iterable[SpreadRule], placing: PlacingRules, rooms: Iterable[NodeCapacity]
+        self,
+        pod: SpreadPod,
+        rules: Iterable[SpreadRequirement],
+        placing: PlacingRequirement,
+        rooms: Iterable[NodeCapacity],
     ) -> Mapping[str, str]:
         """What keeps the pod from those of these nodes where something does, in words that complete `the node ...`."""
         rooms, found = tuple(rooms), {}
@@ -60,7 +64,7 @@ class Spread:
                     )
         return found
 
-    def _counts(self, pod: SpreadPod, rule: SpreadRule, placing: PlacingRules) -> Mapping[str, int]:
+    def _counts(self, pod: SpreadPod, rule: SpreadRequirement, placing: PlacingRequirement) -> Mapping[str, int]:
         counted = [each for each in self.nodes if rule.key in each.labels and not why_not_by_labels(placing, each)]
         found = dict.fromkeys((each.labels[rule.key] for each in counted), 0)
         domains = {each.name: each.labels[rule.key] for each in counted}
@@ -70,5 +74,5 @@ class Spread:
         return found
 
 
-def _meets(rule: SpreadRule, labels: Mapping[str, str]) -> bool:
+def _meets(rule: SpreadRequirement, labels: Mapping[str, str]) -> bool:
     return bool(rule.selector) and all(each.holds(labels) for each in rule.selector)

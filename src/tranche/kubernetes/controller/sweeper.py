@@ -15,7 +15,7 @@ SWEEP_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
-class Sweeper:
+class TemplateCleanupTask:
     """Each replica sweeps: what one has removed is gone for the others. `random` gives numbers from 0 to 1."""
 
     name = "sweeper"

@@ -17,7 +17,7 @@ _EACH, _ALL = 2, 16
 
 
 @dataclass(frozen=True, slots=True)
-class TrustedCertificate:
+class _TrustedCertificate:
     """One certificate as PEM, whom it was made out to, and from and until when it is valid, in seconds since 1970."""
 
     pem: str
@@ -26,7 +26,7 @@ class TrustedCertificate:
     ends: float
 
 
-def read_bundle(pem: str) -> tuple[TrustedCertificate, ...]:
+def read_bundle(pem: str) -> tuple[_TrustedCertificate, ...]:
     """The certificates in a text, in its order; what is none is passed over."""
     return tuple(found for block in _BLOCK.findall(pem) if (found := _read(block)) is not None)
 
@@ -37,12 +37,12 @@ def bundle_with(pem: str, own: Iterable[str], now: float) -> str:
     What stands in it already keeps its place, so that nothing is written when nothing has to be.
     """
     mine = [each for text in own for each in read_bundle(text)]
-    kept: list[TrustedCertificate] = []
+    kept: list[_TrustedCertificate] = []
     for each in (*read_bundle(pem), *mine):
         if each.ends > now and all(each.pem != other.pem for other in kept):
             kept.append(each)
     ranked = sorted(kept, key=lambda each: (each in mine, each.begins), reverse=True)
-    wanted: list[TrustedCertificate] = []
+    wanted: list[_TrustedCertificate] = []
     for each in ranked:
         of_one = [other for other in wanted if other.name == each.name]
         if len(wanted) < _ALL and (len(of_one) < _EACH or each in mine):
@@ -50,7 +50,7 @@ def bundle_with(pem: str, own: Iterable[str], now: float) -> str:
     return "".join(f"{each.pem}\n" for each in kept if each in wanted)
 
 
-def _read(block: str) -> TrustedCertificate | None:
+def _read(block: str) -> _TrustedCertificate | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=block)
@@ -62,4 +62,4 @@ def _read(block: str) -> TrustedCertificate | None:
     except (ssl.SSLError, ValueError, KeyError):
         return None
     lines = "\n".join(line.strip() for line in block.splitlines() if line.strip())
-    return TrustedCertificate(lines, names.get("commonName", ""), begins, ends)
+    return _TrustedCertificate(lines, names.get("commonName", ""), begins, ends)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tranche.core.printable import shortened
-from tranche.kubernetes.controller.placer import Unplaced
+from tranche.kubernetes.controller.placer import UnplacedPod
 from tranche.kubernetes.gates.chosen_view import CHOSEN
 
 _MOST_NODES = 6
@@ -13,7 +13,7 @@ _LONGEST_REASON = 160
 _CHOSEN = re.compile(rf"\b{CHOSEN}[0-9a-zA-Z-]+")
 
 
-def waiting_text(found: Unplaced) -> str:
+def waiting_text(found: UnplacedPod) -> str:
     """`no node can give --gpu-memory 4Gi now: ...`, nodes with one reason together."""
     groups: dict[str, list[str]] = {}
     for node, reason in sorted(found.reasons.items()):

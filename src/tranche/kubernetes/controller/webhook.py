@@ -19,23 +19,23 @@ from tranche.core.errors import (
 from tranche.core.printable import one_line
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.claims.annotations import PodDemand, in_annotations
+from tranche.kubernetes.claims.annotations import AnnotatedRequest, in_annotations
 from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.controller.injection import demand_of, injection, template_name
-from tranche.kubernetes.controller.review import PodReview, allowed, read_review, refused, uid_of
+from tranche.kubernetes.controller.review import AdmissionRequest, allowed, read_review, refused, uid_of
 from tranche.kubernetes.serving.http_server import HttpResponse
 
 PATH = "/pods"
 
-Gating = Callable[[Json, PodDemand, Collection[str]], list[dict[str, Any]]]
+Gating = Callable[[Json, AnnotatedRequest, Collection[str]], list[dict[str, Any]]]
 """The patch that has a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.controller.gating`."""
 
 _log = logging.getLogger(__name__)
 
 
-class Templates(Protocol):
+class _Templates(Protocol):
     """Where templates of claims are kept."""
 
     async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
@@ -43,7 +43,7 @@ class Templates(Protocol):
         ...
 
 
-class GpuModels(Protocol):
+class _GpuModels(Protocol):
     """What is known of the cluster's shared GPUs."""
 
     @property
@@ -55,21 +55,21 @@ class GpuModels(Protocol):
 class PodWebhook:
     """Answers AdmissionReviews. `take_over` are the schedulers whose pods get the cluster's own.
 
-    `tier` says how the cluster gives shares; None while that is not known.
+    `backend` says how the cluster gives shares; None while that is not known.
     """
 
     def __init__(
         self,
-        templates: Templates,
-        cards: GpuModels,
-        tier: Callable[[], Tier | None],
+        templates: _Templates,
+        cards: _GpuModels,
+        backend: Callable[[], AllocationBackend | None],
         gating: Gating,
         *,
         take_over: Collection[str] = (),
     ) -> None:
         self._templates = templates
         self._cards = cards
-        self._tier = tier
+        self._backend = backend
         self._gating = gating
         self._take_over = frozenset(take_over)
 
@@ -84,14 +84,14 @@ class PodWebhook:
         answered = allowed(uid_of(body)) if review is None else await self.review(review)
         return HttpResponse(HTTPStatus.OK, json.dumps(answered).encode())
 
-    async def review(self, review: PodReview) -> Json:
+    async def review(self, review: AdmissionRequest) -> Json:
         """The answer about one pod."""
         try:
             demand = demand_of(review.pod)
             if demand is None:
                 return allowed(review.uid)
-            if (tier := self._tier()) not in BY_CLAIMS:
-                _refuse_tier(tier)
+            if (backend := self._backend()) not in BY_CLAIMS:
+                _refuse_backend(backend)
                 return allowed(review.uid, self._gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # What is wrong with the pod is said before anything is written for it.
@@ -114,7 +114,7 @@ class PodWebhook:
             )
         return claim_spec(request, shared_cards(slices or (), request.gpu_model)).devices
 
-    def _refused(self, review: PodReview, status: HTTPStatus, error: TrancheError) -> Json:
+    def _refused(self, review: AdmissionRequest, status: HTTPStatus, error: TrancheError) -> Json:
         meta = review.pod.get("metadata") or {}
         pod = meta.get("name") or meta.get("generateName") or ""
         _log.info(
@@ -125,10 +125,10 @@ class PodWebhook:
         return refused(review.uid, status.value, in_annotations(message))
 
 
-def _refuse_tier(tier: Tier | None) -> None:
-    if tier is None:
+def _refuse_backend(backend: AllocationBackend | None) -> None:
+    if backend is None:
         raise KubernetesUnavailable("it is not known yet how this cluster gives shares")
-    if tier is Tier.NONE:
+    if backend is AllocationBackend.NONE:
         raise UsageError(
             "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
             hint="they need Kubernetes 1.27 or newer",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import Backoff, Informer
-from tranche.kubernetes.api.selection import Selection, named
+from tranche.kubernetes.api.selection import ObjectSource, named
 
 _PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
 
 @dataclass(frozen=True, slots=True)
-class WebhookConfiguration:
+class WebhookConfig:
     """A `MutatingWebhookConfiguration` as the API server has it."""
 
     raw: Json
@@ -61,14 +61,14 @@ class ConfigurationClient:
         self._random = random
         self._sleep = sleep
 
-    async def get(self) -> WebhookConfiguration | None:
+    async def get(self) -> WebhookConfig | None:
         """It now; None when there is none."""
         answer = await self._connection.ask(
             f"read the webhook configuration {self.name}", "GET", f"{_PATH}/{self.name}"
         )
-        return None if answer.status == 404 else WebhookConfiguration(answer.accepted())
+        return None if answer.status == 404 else WebhookConfig(answer.accepted())
 
-    async def trust(self, found: WebhookConfiguration, bundle: str) -> bool:
+    async def trust(self, found: WebhookConfig, bundle: str) -> bool:
         """Write other trusted certificates; False when somebody else has written it since it was read."""
         what = f"write the webhook configuration {self.name}"
         answer = await self._connection.ask(what, "PUT", f"{_PATH}/{self.name}", found.with_bundle(bundle))
@@ -76,10 +76,10 @@ class ConfigurationClient:
             answer.accepted()
         return answer.status not in (404, 409)
 
-    async def watch(self) -> AsyncGenerator[WebhookConfiguration | None, None]:
+    async def watch(self) -> AsyncGenerator[WebhookConfig | None, None]:
         """It now, then after each change; None while there is none."""
-        source = Selection(
-            self._connection, f"webhook configuration {self.name}", _PATH, named(self.name), WebhookConfiguration
+        source = ObjectSource(
+            self._connection, f"webhook configuration {self.name}", _PATH, named(self.name), WebhookConfig
         )
         informer = Informer(source, Backoff(self._random), sleep=self._sleep)
         async with aclosing(informer.snapshots()) as snapshots:

@@ -29,18 +29,20 @@ def counted_elsewhere(node: KubeNode, served: Collection[str]) -> frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Abandoned:
+class AbandonedResourceTracker:
     """Since when each resource is counted and not served, in seconds of a monotonic clock."""
 
     since: Mapping[str, float] = field(default_factory=dict)
 
-    def look(self, counted: Collection[str], now: float) -> Abandoned:
+    def look(self, counted: Collection[str], now: float) -> AbandonedResourceTracker:
         """After a look at the node: what it no longer counts is forgotten."""
-        return Abandoned({name: self.since.get(name, now) for name in counted})
+        return AbandonedResourceTracker({name: self.since.get(name, now) for name in counted})
 
-    def spare(self, resources: Collection[str], now: float) -> Abandoned:
+    def spare(self, resources: Collection[str], now: float) -> AbandonedResourceTracker:
         """After those were found to be served by somebody else: their time begins anew."""
-        return Abandoned({name: now if name in resources else since for name, since in self.since.items()})
+        return AbandonedResourceTracker(
+            {name: now if name in resources else since for name, since in self.since.items()}
+        )
 
     def due(self, now: float) -> frozenset[str]:
         """The resources that have been counted without being served for long enough."""

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tranche.core.allocation import NodeView, Part
+from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.errors import KubernetesForbidden, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.state import DaemonState
-from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod, PodRef, Severity
+from tranche.kubernetes.api.objects import KubeApi, KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.checkup import FORGOTTEN, FORGOTTEN_HINT, forgotten_pods
 
@@ -21,19 +21,19 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class PluginCondition:
     """Something that holds now and that people should see. `reason` is one CamelCase word.
 
     It is said of the node, and of a `pod` instead where one is named.
     """
 
-    severity: Severity
+    severity: KubeEventType
     reason: str
     message: str
     pod: KubePod | None = None
 
 
-class Announcer:
+class ConditionReporter:
     """Says what is new. What the API server does not take is said later."""
 
     def __init__(self, api: KubeApi, node: LatestValue[KubeNode | None], *, clock: Callable[[], float]) -> None:
@@ -41,10 +41,10 @@ class Announcer:
         self._api = api
         self._node = node
         self._clock = clock
-        self._said: dict[str, Announcement] = {}
+        self._said: dict[str, PluginCondition] = {}
         self._not_before = 0.0
 
-    async def say(self, current: Mapping[str, Announcement]) -> None:
+    async def say(self, current: Mapping[str, PluginCondition]) -> None:
         """Say what is in `current`, by its key, and was not said the last time."""
         self._said = {key: said for key, said in self._said.items() if key in current}
         node = self._node.value if self._node.synced else None
@@ -63,7 +63,7 @@ class Announcer:
                     return
             self._said[key] = announcement
 
-    async def _record(self, node: KubeNode, announcement: Announcement) -> None:
+    async def _record(self, node: KubeNode, announcement: PluginCondition) -> None:
         severity, reason, message = announcement.severity, announcement.reason, announcement.message
         if announcement.pod is None:
             await self._api.create_node_event(node, severity, reason, message)
@@ -71,36 +71,38 @@ class Announcer:
             await self._api.create_pod_event(announcement.pod, node.name, severity, reason, message)
 
 
-def announced_of_register(view: NodeView) -> Mapping[str, Announcement]:
+def announced_of_register(view: NodeView) -> Mapping[str, PluginCondition]:
     """What goes wrong, or will, with pods and shared devices of that view, each under a key of its own."""
     return {**_forgotten_pods(forgotten_pods(view.allocations)), **_shared_devices(view)}
 
 
-def _forgotten_pods(pods: Sequence[str]) -> Mapping[str, Announcement]:
+def _forgotten_pods(pods: Sequence[str]) -> Mapping[str, PluginCondition]:
     if not pods:
         return {}
     named = ", ".join(pods[:_NAMED]) + (f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else "")
     message = f"{FORGOTTEN}: {named}; {FORGOTTEN_HINT}"
-    return {"forgotten": Announcement(Severity.WARNING, "PodsUnknownToKubelet", message)}
+    return {"forgotten": PluginCondition(KubeEventType.WARNING, "PodsUnknownToKubelet", message)}
 
 
-def _shared_devices(view: NodeView) -> Mapping[str, Announcement]:
-    found: dict[str, Announcement] = {}
+def _shared_devices(view: NodeView) -> Mapping[str, PluginCondition]:
+    found: dict[str, PluginCondition] = {}
     for gpu in view.node:
         if any(daemon.state is DaemonState.READY and not daemon.every_user for daemon in gpu.daemons):
             message = (
                 f"the MPS of this driver serves one user at a time on {gpu.label}: the first CUDA call of a container "
                 "that runs as another user than root (runAsUser) waits without end"
             )
-            found[f"one user {gpu.uuid}"] = Announcement(Severity.WARNING, "MpsServesOneUser", message)
+            found[f"one user {gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, "MpsServesOneUser", message)
     for allocation in view.allocations:
-        if any(isinstance(grant, Part) and grant.unlimited for grant in allocation.grants):
+        if any(isinstance(grant, FractionalShare) and grant.unlimited for grant in allocation.grants):
             message = (
                 f"nothing limits the GPU memory of {allocation.keeper} ({allocation.id}) any more: see tranche events"
             )
-            found[f"unlimited {allocation.id}"] = Announcement(Severity.WARNING, "ShareUnlimited", message)
+            found[f"unlimited {allocation.id}"] = PluginCondition(KubeEventType.WARNING, "ShareUnlimited", message)
             if (keeper := allocation.keeper) and isinstance(keeper, PodKeeper) and keeper.admitted and keeper.uid:
                 pod = KubePod(PodRef(keeper.namespace, keeper.name), keeper.uid)
                 message = "nothing limits the GPU memory of this pod any more, and nobody more is let in beside it"
-                found[f"unlimited pod {keeper.uid}"] = Announcement(Severity.WARNING, "ShareUnlimited", message, pod)
+                found[f"unlimited pod {keeper.uid}"] = PluginCondition(
+                    KubeEventType.WARNING, "ShareUnlimited", message, pod
+                )
     return found

@@ -14,8 +14,8 @@ from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin import sharing_config
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, Setting, Unsupported, ValueKind
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
+from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, ConfigOption, UnsupportedOption, ValueKind
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.observation.resources import MigStrategy
 
 _VERSION = "v1"
@@ -71,7 +71,7 @@ class PluginConfig:
     shared_policy: SharedPolicy = SharedPolicy.DISTRIBUTED
     disabled_health_checks: str = ""
     enabled_health_checks: str = ""
-    sharing: ReplicaRules = NOT_SHARED
+    sharing: ReplicaPolicy = NOT_SHARED
     virtual_gpus: int = 0
     virtual_threads: int | None = None
     virtual_limited: bool = True
@@ -169,7 +169,7 @@ def _document(file: object) -> Mapping[str, Any]:
 
 
 def _refuse(
-    setting: Unsupported,
+    setting: UnsupportedOption,
     document: Mapping[str, Any],
     environment: Mapping[str, str],
     flags: Mapping[str, str | Sequence[str]],
@@ -201,7 +201,7 @@ def _refuse_unknown(document: Mapping[str, Any]) -> None:
 
 
 def _lookup(
-    setting: Setting,
+    setting: ConfigOption,
     document: Mapping[str, Any],
     environment: Mapping[str, str],
     flags: Mapping[str, str | Sequence[str]],
@@ -216,7 +216,7 @@ def _lookup(
     return None if value is None else (value, ".".join(setting.place))
 
 
-def _parse(setting: Setting, value: object, where: str) -> object:
+def _parse(setting: ConfigOption, value: object, where: str) -> object:
     if setting.kind is ValueKind.LIST:
         listed = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value).split(",")
         parts = [part for item in listed for part in _text(item).split(",")]

@@ -14,12 +14,12 @@ from tranche.kubernetes.api.objects import ConfigMap, KubeApi, KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
-from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, Fallback, selected_key
+from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.health import xid_policy
-from tranche.kubernetes.observation.replicas import ReplicaRules
+from tranche.kubernetes.observation.replicas import ReplicaPolicy
 from tranche.kubernetes.observation.resources import MigStrategy
-from tranche.node.yaml_reader import NotYaml, load_yaml
+from tranche.node.yaml_reader import YamlError, load_yaml
 
 _FIRST_NODE_SECONDS = 10.0
 _LOOK_SECONDS = 10.0
@@ -40,13 +40,13 @@ class StartSettings:
     file: str = ""
     config_map: str = ""
     default_key: str = ""
-    fallbacks: tuple[Fallback, ...] = DEFAULT_FALLBACKS
+    fallbacks: tuple[FallbackStrategy, ...] = DEFAULT_FALLBACKS
 
     def read(self, text: str) -> PluginConfig:
         """The configuration with that text as its file; PluginConfigInvalid otherwise."""
         try:
             document = load_yaml(text)
-        except NotYaml as error:
+        except YamlError as error:
             raise PluginConfigInvalid(f"the configuration is not YAML: {error}") from error
         config = read_config(document, environment=self.environment, flags=self.flags)
         xid_policy(config.disabled_health_checks, config.enabled_health_checks)
@@ -90,7 +90,7 @@ class ConfigSource:
         """`driver_obstacle` says what of this machine a CDI specification would lack, "" for nothing; it blocks."""
         self.latest: LatestValue[PluginConfig] = LatestValue()
         self.strategy: LatestValue[MigStrategy] = LatestValue()
-        self.sharing: LatestValue[ReplicaRules] = LatestValue()
+        self.sharing: LatestValue[ReplicaPolicy] = LatestValue()
         self.problem: LatestValue[str] = LatestValue()
         self.exposed: LatestValue[str] = LatestValue()
         self._driver_obstacle = driver_obstacle

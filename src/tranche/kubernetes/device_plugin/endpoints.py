@@ -13,7 +13,7 @@ from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.listed_devices import KubeletDevices
 from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
-from tranche.kubernetes.device_plugin.server import Allocator, Endpoint, Starter
+from tranche.kubernetes.device_plugin.server import ContainerStartHandler, DeviceRequestHandler, ResourceServer
 
 LINGER_SECONDS = 5.0
 _FIRST_PAUSE = 2.0
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 class _Place:
     """One endpoint: when to announce it (again), and since when it is listened to, or unwanted and without a device."""
 
-    endpoint: Endpoint
+    endpoint: ResourceServer
     not_before: float = 0.0
     pause: float = _FIRST_PAUSE
     watched_since: float | None = None
@@ -37,7 +37,7 @@ class _Place:
         self.not_before, self.pause = 0.0, _FIRST_PAUSE
 
 
-class Endpoints:
+class ResourceServerManager:
     """Level-based: `settle` may be called at any time and as often as one likes, and does what is missing.
 
     The devices of a resource that is no longer wanted leave its list (`DeviceList`), and then it is withdrawn; not while another
@@ -49,9 +49,9 @@ class Endpoints:
         self,
         folder: Path,
         kubelet_socket: Path | None,
-        allocator: Allocator,
+        allocator: DeviceRequestHandler,
         clock: Callable[[], float],
-        starter: Starter | None = None,
+        starter: ContainerStartHandler | None = None,
     ) -> None:
         """`kubelet_socket` None: serve, but announce nothing. `clock` is monotonic, in seconds. With a `starter` the kubelet asks
         before each start of a container.
@@ -125,7 +125,7 @@ class Endpoints:
         self._places.clear()
 
     def _new_place(self, resource: str) -> _Place:
-        return _Place(Endpoint(resource, self._folder, self._allocator, self._clock, self._starter))
+        return _Place(ResourceServer(resource, self._folder, self._allocator, self._clock, self._starter))
 
     async def _withdraw(self, resource: str, now: float) -> None:
         place = self._places[resource]

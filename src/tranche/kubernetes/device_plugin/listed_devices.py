@@ -54,7 +54,7 @@ def listed(
 
 
 @dataclass(frozen=True, slots=True)
-class DepartingDevices:
+class _DepartingDevices:
     """Devices of a resource that are listed no more, by id, and may still be counted.
 
     `seen` is whether the node's status was seen to count them; `read_at` is since when the kubelet has read a list in which
@@ -71,7 +71,7 @@ class ListedDevices:
     """The devices that are listed, and those that are leaving, by resource. `kubelet` is the run of the kubelet that was told."""
 
     listed: Grants = field(default_factory=dict)
-    leaving: Mapping[str, DepartingDevices] = field(default_factory=dict)
+    leaving: Mapping[str, _DepartingDevices] = field(default_factory=dict)
     kubelet: object = None
 
     def look(
@@ -86,7 +86,7 @@ class ListedDevices:
         """
         found = {}
         for resource in self.listed.keys() | self.leaving.keys():
-            here, before = listed.get(resource, {}), self.leaving.get(resource, DepartingDevices())
+            here, before = listed.get(resource, {}), self.leaving.get(resource, _DepartingDevices())
             last = {**before.devices, **self.listed.get(resource, {})}
             gone = {name: grant for name, grant in last.items() if name not in here}
             same = kubelet.run == self.kubelet and gone.keys() <= before.devices.keys()
@@ -94,9 +94,9 @@ class ListedDevices:
             seen = (same and before.seen) or (more and allocatable is not None)
             read_at = (before.read_at if same else None) or now
             if any(name in gone for name in kubelet.ids.get(resource, ())):
-                found[resource] = DepartingDevices(gone, seen)
+                found[resource] = _DepartingDevices(gone, seen)
             elif gone and (more or not (seen or now - read_at >= STATUS_SECONDS)):
-                found[resource] = DepartingDevices(gone, seen, read_at)
+                found[resource] = _DepartingDevices(gone, seen, read_at)
         return ListedDevices(listed, found, kubelet.run)
 
     @property

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.errors import UsageError
-from tranche.core.fences import fenced
+from tranche.core.fences import unavailable
 from tranche.core.sharing import Sharing
 from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
-from tranche.kubernetes.observation.replicas import ReplicaRules, held_with
+from tranche.kubernetes.observation.replicas import ReplicaPolicy, held_with
 from tranche.kubernetes.observation.resources import PluginDevice
 from tranche.node.adoption import MEMORY_LIMIT
 from tranche.planning.options import PROHIBITED
@@ -25,7 +25,7 @@ from tranche.planning.options import PROHIBITED
 _SHARED_MEMORY = "/dev/shm"
 
 
-def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaRules) -> None:
+def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaPolicy) -> None:
     """UsageError for a container that asks for more replicas than it may, or for replicas that it could not use."""
     replicas = [device for device in devices if device.replica is not None]
     alike = [device for device in replicas if not (rules.virtual and device.sharing is Sharing.MPS)]
@@ -38,11 +38,11 @@ def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaRules) -> None
         )
 
 
-def why_fenced(device: PluginDevice) -> str:
+def why_unavailable(device: PluginDevice) -> str:
     """Why nobody more may be let in on that device's daemon; "" when they may, and for a device that has no daemon."""
     if device.replica is None or device.sharing is not Sharing.MPS:
         return ""
-    return fenced(device.gpu, device.grant.slot)
+    return unavailable(device.gpu, device.grant.slot)
 
 
 def why_prohibited(device: PluginDevice) -> str:
@@ -60,7 +60,7 @@ def with_mps(
     (uuid,) = {device.uuid for device in clients}
     folder = f"/mps/{resource}/pipe"
     (part,) = held_with(clients).grants
-    assert isinstance(part, Part)
+    assert isinstance(part, FractionalShare)
     threads = clients[0].threads
     percent = None if threads is None else min(100, threads * len(clients))
     told = {MEMORY_LIMIT: str(part.memory)} if part.kept else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from tranche.core.allocation import Allocation, Grant, Part, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, overlap
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.observation.resources import PluginDevice
 
@@ -70,7 +70,11 @@ def knew(allocation: Allocation, run: str) -> bool:
 
 def _excludes(held: Grant, device: PluginDevice, allocation: Allocation) -> bool:
     mine = device.grant
-    if isinstance(held, Part) and isinstance(mine, Part) and (held.device, held.sharing) == (mine.device, mine.sharing):
+    if (
+        isinstance(held, FractionalShare)
+        and isinstance(mine, FractionalShare)
+        and (held.device, held.sharing) == (mine.device, mine.sharing)
+    ):
         return isinstance(allocation.keeper, PodKeeper) and device.id in allocation.keeper.replicas
     return overlap(held, mine)
 
@@ -87,13 +91,13 @@ def given_as(device: PluginDevice, resource: str, allocations: Iterable[Allocati
 def _offered_replicas(replicas: Sequence[PluginDevice], resource: str, allocations: Iterable[Allocation]) -> set[str]:
     """The ids of those that may be offered, of all replicas of one device."""
     share = replicas[0].grant
-    assert isinstance(share, Part)
+    assert isinstance(share, FractionalShare)
     room = replicas[0].memory
     ours: set[str] = set()
     others: set[str] = set()
     for allocation in allocations:
         for held in allocation.grants:
-            if isinstance(held, Part) and (held.device, held.sharing) == (share.device, share.sharing):
+            if isinstance(held, FractionalShare) and (held.device, held.sharing) == (share.device, share.sharing):
                 room -= held.memory
             elif overlap(share, held):
                 return set()

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
@@ -19,25 +19,25 @@ from tranche.core.state import GpuState, NodeState
 from tranche.documents.slices import why_withheld
 from tranche.hardware.cdi import write_spec
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api.objects import KubeNode, Severity
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.abandoned import Abandoned, counted_elsewhere
+from tranche.kubernetes.device_plugin.abandoned import AbandonedResourceTracker, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
-from tranche.kubernetes.device_plugin.announcements import Announcement, Announcer, announced_of_register
+from tranche.kubernetes.device_plugin.announcements import ConditionReporter, PluginCondition, announced_of_register
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.device_plugin.endpoints import Endpoints
+from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
 from tranche.kubernetes.device_plugin.listed_devices import ListableDevice, ListedDevices, listed
 from tranche.kubernetes.device_plugin.machine import Machine
-from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_fenced, why_prohibited, with_mps
+from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_prohibited, why_unavailable, with_mps
 from tranche.kubernetes.device_plugin.offers import free, given_as, offered
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.refused_devices import RefusedDevices
 from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.observation.health import FaultyDevices, recall_lost
 from tranche.kubernetes.observation.inventory import Inventory, Snapshot
 from tranche.kubernetes.observation.pod_register import PodRegister
@@ -74,11 +74,11 @@ class DevicePlugin:
         faults: LatestValue[FaultyDevices],
         node: LatestValue[KubeNode | None],
         machine: Machine,
-        announcer: Announcer,
+        announcer: ConditionReporter,
         *,
         clock: Callable[[], float],
         cdi_folder: Path = CDI_FOLDER,
-        ways: AdvertisementArbiter | None = None,
+        ways: AdvertisementState | None = None,
         to_claims: Callable[[], Collection[str] | None] = tuple,
         laid_out: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -110,13 +110,13 @@ class DevicePlugin:
         self._basis: tuple[object, ...] | None = None
         self._listable: Mapping[str, Sequence[ListableDevice]] = {}
         self._wanted: Mapping[str, Sequence[ListedDevice]] = {}
-        self._news: Mapping[str, Announcement] = {}
-        self._abandoned = Abandoned()
+        self._news: Mapping[str, PluginCondition] = {}
+        self._abandoned = AbandonedResourceTracker()
         self._insisted = RefusedDevices()
         self._pursued_at = 0.0
         self._run = ""
         self._emptied: frozenset[str] = frozenset()
-        self._endpoints: Endpoints | None = None
+        self._endpoints: ResourceServerManager | None = None
         self._failure = "the devices were not offered yet"
 
     def ready(self) -> Readiness:
@@ -137,7 +137,7 @@ class DevicePlugin:
         # What a layout is about to take must not be offered by an agent that has just started and has forgotten it.
         await self._inventory.marks_known(_FIRST_SECONDS)
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
-        self._endpoints = Endpoints(config.plugin_folder, socket, self, self._clock)
+        self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, self._clock)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._wake_with(self._inventory.latest))
@@ -155,7 +155,7 @@ class DevicePlugin:
         async for _ in source.changes():
             self._wake.set()
 
-    async def _keep_settled(self, endpoints: Endpoints) -> None:
+    async def _keep_settled(self, endpoints: ResourceServerManager) -> None:
         while True:
             self._wake.clear()
             if (run := self._pods.kubelet_run) not in ("", self._run):
@@ -198,7 +198,7 @@ class DevicePlugin:
                         await asyncio.sleep(_TICK_SECONDS)
         self._run = run
 
-    def _say(self, found: Mapping[str, Sequence[ListableDevice]], endpoints: Endpoints) -> None:
+    def _say(self, found: Mapping[str, Sequence[ListableDevice]], endpoints: ResourceServerManager) -> None:
         """Tell the other way what may be counted as listed."""
         node = self._node.value if self._node.synced else None
         devices = {resource: {each.device.id: each.grant for each in members} for resource, members in found.items()}
@@ -221,14 +221,14 @@ class DevicePlugin:
         since = self._unknown_since = now if self._unknown_since is None else self._unknown_since
         return None if now - since < UNKNOWN_SECONDS else ()
 
-    def _to_be_emptied(self, endpoints: Endpoints) -> Collection[str]:
+    def _to_be_emptied(self, endpoints: ResourceServerManager) -> Collection[str]:
         """The abandoned resources: served with no device until the node shows that it has none."""
         node = self._node.value if self._node.synced and self._config.latest.value.kubelet_socket else None
         now = self._clock()
         served = self._wanted.keys() | endpoints.leaving
         self._abandoned = self._abandoned.look(counted_elsewhere(node, served) if node is not None else (), now)
-        spared = {resource for resource in self._abandoned.due(now) if endpoints.another_serves(resource)}
-        self._abandoned = self._abandoned.spare(spared, now)
+        protected = {resource for resource in self._abandoned.due(now) if endpoints.another_serves(resource)}
+        self._abandoned = self._abandoned.spare(protected, now)
         due = self._abandoned.due(now)
         for resource in due - self._emptied:
             _log.warning(
@@ -237,7 +237,7 @@ class DevicePlugin:
         self._emptied = due
         return due
 
-    def _blindness(self, endpoints: Endpoints) -> str:
+    def _blindness(self, endpoints: ResourceServerManager) -> str:
         """Why nothing may be given away, when the inventory could not be read for a while; "" otherwise.
 
         Time without a kubelet does not count: the inventory asks it who holds what, and a kubelet that comes back must not be
@@ -274,10 +274,10 @@ class DevicePlugin:
         def listable(resource: Resource) -> Iterator[ListableDevice]:
             for device in offered(resource.devices, resource.name, allocations):
                 given = given_as(device, resource.name, allocations)
-                condemned = device.uuid in snapshot.condemned
-                # A pod may have been given it just before it was condemned.
-                if given or not condemned:
-                    fit = not (condemned or device.id in self._insisted.refused or self._why_unfit(device, lost))
+                draining = device.uuid in snapshot.draining
+                # A pod may have been given it just before it was draining.
+                if given or not draining:
+                    fit = not (draining or device.id in self._insisted.refused or self._why_unfit(device, lost))
                     told = ListedDevice(device.id, fit, numa_nodes[device.gpu.uuid])
                     yield ListableDevice(told, device.grant, given)
 
@@ -297,12 +297,12 @@ class DevicePlugin:
             await self._announcer.say({**self._news, **self._config_news(), **self._conflicts()})
             await asyncio.sleep(_NEWS_SECONDS)
 
-    def _conflicts(self) -> Mapping[str, Announcement]:
+    def _conflicts(self) -> Mapping[str, PluginCondition]:
         if self._endpoints is None:
             return {}
         return {
-            f"conflict {resource}": Announcement(
-                Severity.WARNING,
+            f"conflict {resource}": PluginCondition(
+                KubeEventType.WARNING,
                 "DevicePluginConflict",
                 f"another device plugin serves {resource} on this node too: the kubelet asks the one that registered last",
             )
@@ -310,10 +310,10 @@ class DevicePlugin:
             if self._endpoints.another_serves(resource)
         }
 
-    def _config_news(self) -> Mapping[str, Announcement]:
+    def _config_news(self) -> Mapping[str, PluginCondition]:
         said = {"DevicePluginConfigInvalid": self._config.problem, "VisibleDevicesNotEnforced": self._config.exposed}
         return {
-            reason: Announcement(Severity.WARNING, reason, live.value)
+            reason: PluginCondition(KubeEventType.WARNING, reason, live.value)
             for reason, live in said.items()
             if live.synced and live.value
         }
@@ -354,30 +354,34 @@ class DevicePlugin:
 
     def _why_no_more(self, device: PluginDevice) -> str:
         """Why nobody more may share the device; "" when they may, and for one that one pod alone gets."""
-        if why := why_fenced(device):
+        if why := why_unavailable(device):
             return why
         part = device.grant
-        ids = unlimited_on(part.device, self._inventory.latest.value.view.allocations) if isinstance(part, Part) else ()
+        ids = (
+            unlimited_on(part.device, self._inventory.latest.value.view.allocations)
+            if isinstance(part, FractionalShare)
+            else ()
+        )
         return f"nothing limits the memory of {', '.join(ids)} any more, who share it" if ids else ""
 
-    def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, Announcement]:
+    def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, PluginCondition]:
         found = {}
         if advertised.problem:
             message = f"nvidia.com/gpu is 0 under MIG strategy single: {advertised.problem}"
-            found["single"] = Announcement(Severity.WARNING, "MigStrategySingleInvalid", message)
+            found["single"] = PluginCondition(KubeEventType.WARNING, "MigStrategySingleInvalid", message)
         for warning in advertised.warnings:
-            found[warning] = Announcement(Severity.WARNING, "SlicesNotAdvertised", warning)
+            found[warning] = PluginCondition(KubeEventType.WARNING, "SlicesNotAdvertised", warning)
         for why in advertised.unshared:
-            found[why] = Announcement(Severity.WARNING, "DevicesNotShared", why)
+            found[why] = PluginCondition(KubeEventType.WARNING, "DevicesNotShared", why)
         if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
             message = f"programs on shared GPUs fail when the agent ends, since its MPS daemons end with it: {why}"
-            found["tied"] = Announcement(Severity.WARNING, "MpsDaemonsEndWithAgent", message)
+            found["tied"] = PluginCondition(KubeEventType.WARNING, "MpsDaemonsEndWithAgent", message)
         found |= announced_of_register(self._inventory.latest.value.view)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
                 reason = "GpuStillCut" if why == self._why_still_cut(device) else "GpuUnhealthy"
-                found[f"sick {device.gpu.uuid}"] = Announcement(Severity.WARNING, reason, message)
+                found[f"sick {device.gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, reason, message)
         return found
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
@@ -396,7 +400,7 @@ class DevicePlugin:
         if config.unchosen:
             raise KubernetesUnavailable("the API server has not said yet which container runtime this node has")
         refuse_request(devices, config.sharing)
-        self._refuse_condemned(devices)
+        self._refuse_draining(devices)
         for device in devices:
             if why := why_prohibited(device) or self._why_still_cut(device):
                 raise GpuBusy(f"{device.gpu.label}: {why}")
@@ -409,7 +413,7 @@ class DevicePlugin:
                 await self._inventory.refresh()
             raise
         try:
-            self._refuse_condemned(devices)
+            self._refuse_draining(devices)
         except GpuBusy:
             await self._pods.take_back(allocation_id)
             raise
@@ -432,9 +436,9 @@ class DevicePlugin:
                 hint="delete the pod; its successor will be placed anew",
             )
 
-    def _refuse_condemned(self, devices: Sequence[PluginDevice]) -> None:
+    def _refuse_draining(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:
-            if self._inventory.is_condemned(device.uuid):
+            if self._inventory.is_draining(device.uuid):
                 raise GpuBusy(
                     f"device {device.uuid} is about to be taken away by a change of the GPUs",
                     hint="delete the pod; its successor will be placed anew",

@@ -10,7 +10,7 @@ from tranche.core.errors import PluginConfigInvalid
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 
 
-class Fallback(StrEnum):
+class FallbackStrategy(StrEnum):
     """What a node without the label uses: the key `default`, the only key, or no file at all."""
 
     NAMED = "named"
@@ -18,7 +18,7 @@ class Fallback(StrEnum):
     EMPTY = "empty"
 
 
-DEFAULT_FALLBACKS = (Fallback.NAMED, Fallback.SINGLE)
+DEFAULT_FALLBACKS = (FallbackStrategy.NAMED, FallbackStrategy.SINGLE)
 
 
 def selected_key(
@@ -26,7 +26,7 @@ def selected_key(
     keys: Collection[str],
     *,
     default: str = "",
-    fallbacks: Sequence[Fallback] = DEFAULT_FALLBACKS,
+    fallbacks: Sequence[FallbackStrategy] = DEFAULT_FALLBACKS,
 ) -> str | None:
     """The key to use, None for an empty configuration: the label's, else `default`, else by the fallbacks in their order.
 
@@ -42,11 +42,11 @@ def selected_key(
                 hint=f"it has: {', '.join(sorted(keys)) or 'none'}",
             )
     for fallback in fallbacks:
-        if fallback is Fallback.NAMED and "default" in keys:
+        if fallback is FallbackStrategy.NAMED and "default" in keys:
             return "default"
-        if fallback is Fallback.SINGLE and len(keys) == 1:
+        if fallback is FallbackStrategy.SINGLE and len(keys) == 1:
             return next(iter(keys))
-        if fallback is Fallback.EMPTY:
+        if fallback is FallbackStrategy.EMPTY:
             return None
     raise PluginConfigInvalid(
         f"the node has no label {CONFIG_LABEL}, and the ConfigMap no configuration to fall back on",

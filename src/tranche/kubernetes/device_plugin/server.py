@@ -21,7 +21,7 @@ _HEALTH = {True: "Healthy", False: "Unhealthy"}
 _log = logging.getLogger(__name__)
 
 
-class Allocator(Protocol):
+class DeviceRequestHandler(Protocol):
     """Who answers for the devices. Both methods are called from the event loop."""
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
@@ -35,7 +35,7 @@ class Allocator(Protocol):
         ...
 
 
-class Starter(Protocol):
+class ContainerStartHandler(Protocol):
     """Who is asked before each start of a container that was given devices."""
 
     async def start(self, device_ids: Sequence[str]) -> None:
@@ -43,16 +43,16 @@ class Starter(Protocol):
         ...
 
 
-class Endpoint:
+class ResourceServer:
     """The server of one resource. It can be stopped and started again. `clock` is monotonic, in seconds."""
 
     def __init__(
         self,
         resource: str,
         folder: Path,
-        allocator: Allocator,
+        allocator: DeviceRequestHandler,
         clock: Callable[[], float],
-        starter: Starter | None = None,
+        starter: ContainerStartHandler | None = None,
     ) -> None:
         self.resource = resource
         self.starter = starter

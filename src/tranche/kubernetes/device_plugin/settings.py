@@ -23,7 +23,7 @@ class ValueKind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigOption:
     """One setting. `field` is its name in PluginConfig; `place` its path in the file (empty: it has none).
 
     `aliases` are older names of the flag.
@@ -40,7 +40,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
+class UnsupportedOption:
     """A setting of NVIDIA's plugin that is refused unless it has one of the `harmless` values, as text; "" is an empty one."""
 
     name: str
@@ -62,8 +62,10 @@ DEVICE_IDS = ("uuid", "index")
 SHARED_POLICIES = ("distributed", "spread", "packed")
 
 
-def _flag(field: str, name: str, kind: ValueKind, help_: str, *place: str, choices: tuple[str, ...] = ()) -> Setting:
-    return Setting(field, f"--{name}", (name.upper().replace("-", "_"),), place, kind, help_, choices)
+def _flag(
+    field: str, name: str, kind: ValueKind, help_: str, *place: str, choices: tuple[str, ...] = ()
+) -> ConfigOption:
+    return ConfigOption(field, f"--{name}", (name.upper().replace("-", "_"),), place, kind, help_, choices)
 
 
 def _setting(
@@ -74,8 +76,8 @@ def _setting(
     kind: ValueKind,
     help_: str,
     *aliases: str,
-) -> Setting:
-    return Setting(field, flag, environment, place, kind, help_, aliases=aliases)
+) -> ConfigOption:
+    return ConfigOption(field, flag, environment, place, kind, help_, aliases=aliases)
 
 
 _PLUGIN = ("flags", "plugin")
@@ -175,7 +177,7 @@ SETTINGS = (
         "sharedDevicesAllocationPolicy",
         choices=SHARED_POLICIES,
     ),
-    Setting(
+    ConfigOption(
         "virtual_gpus",
         "--vgpu",
         ("TRANCHE_VGPU",),
@@ -183,7 +185,7 @@ SETTINGS = (
         ValueKind.NUMBER,
         "Offer each GPU and slice also as so many virtual GPUs (k8s.amazonaws.com/vgpu), by MPS; --vgpu alone: 10.",
     ),
-    Setting(
+    ConfigOption(
         "virtual_threads",
         "--vgpu-thread-percentage",
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",),
@@ -191,7 +193,7 @@ SETTINGS = (
         ValueKind.PERCENT,
         "Let each virtual GPU have no more than so many percent of its device's multiprocessors.",
     ),
-    Setting(
+    ConfigOption(
         "virtual_limited",
         "--vgpu-memory-limit",
         ("TRANCHE_VGPU_MEMORY_LIMIT",),
@@ -219,12 +221,14 @@ SETTINGS = (
 """Every setting that is served, under the names that NVIDIA's plugin takes; the health checks' flags are ours."""
 
 
-def _refused(name: str, place: tuple[str, ...], harmless: tuple[str, ...], why: str, *variables: str) -> Unsupported:
-    return Unsupported(name, f"--{name}", (name.upper().replace("-", "_"), *variables), place, harmless, why)
+def _refused(
+    name: str, place: tuple[str, ...], harmless: tuple[str, ...], why: str, *variables: str
+) -> UnsupportedOption:
+    return UnsupportedOption(name, f"--{name}", (name.upper().replace("-", "_"), *variables), place, harmless, why)
 
 
-def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str, *variables: str) -> Unsupported:
-    return Unsupported(".".join(place), "", variables, place, harmless, why)
+def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str, *variables: str) -> UnsupportedOption:
+    return UnsupportedOption(".".join(place), "", variables, place, harmless, why)
 
 
 _MPS_ROOT = "the sockets of MPS daemons lie in the state folder"
@@ -264,8 +268,12 @@ UNSUPPORTED = (
     _file_only(
         ("flags", "gfd", "machineTypeFile"), ("", "/sys/class/dmi/id/product_name"), _LABELS, "GFD_MACHINE_TYPE_FILE"
     ),
-    Unsupported("GFD_MIG_STRATEGY", "", ("GFD_MIG_STRATEGY",), (), ("",), "labels follow the device plugin's strategy"),
-    Unsupported("GFD_CONFIG_FILE", "", ("GFD_CONFIG_FILE",), (), ("",), "labels follow the device plugin's settings"),
+    UnsupportedOption(
+        "GFD_MIG_STRATEGY", "", ("GFD_MIG_STRATEGY",), (), ("",), "labels follow the device plugin's strategy"
+    ),
+    UnsupportedOption(
+        "GFD_CONFIG_FILE", "", ("GFD_CONFIG_FILE",), (), ("",), "labels follow the device plugin's settings"
+    ),
     _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
     _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
 )

@@ -14,7 +14,7 @@ from tranche.core.board import catalogue
 from tranche.core.errors import PluginConfigInvalid
 from tranche.core.sharing import Sharing
 from tranche.core.spelling import did_you_mean
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource
 from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
 PLACE = "sharing"
@@ -30,7 +30,7 @@ _RULE_FIELDS = ("name", "replicas", "rename", "devices")
 _DEVICE = re.compile(r"\d+|\d+:\d+|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Fa-f-]+|MIG-GPU-[0-9A-Fa-f-]+/\d+/\d+")
 
 
-def read_sharing(block: object) -> ReplicaRules:
+def read_sharing(block: object) -> ReplicaPolicy:
     """The rules of a decoded `sharing`, None for one that is not there; PluginConfigInvalid otherwise."""
     if block is None:
         return NOT_SHARED
@@ -45,7 +45,7 @@ def read_sharing(block: object) -> ReplicaRules:
     return NOT_SHARED
 
 
-def _rules(block: object, where: str, sharing: Sharing) -> ReplicaRules:
+def _rules(block: object, where: str, sharing: Sharing) -> ReplicaPolicy:
     fields = _mapping(block, where, _FIELDS)
     by_default = _boolean(fields, "renameByDefault", where)
     listed = fields.get("resources")
@@ -56,7 +56,7 @@ def _rules(block: object, where: str, sharing: Sharing) -> ReplicaRules:
     rules = tuple(_rule(each, f"{where}.resources[{place}]", by_default, sharing) for place, each in enumerate(listed))
     _refuse_twice(rules, where)
     one = _boolean(fields, "failRequestsGreaterThanOne", where, default=sharing is Sharing.MPS)
-    return ReplicaRules(rules, one_per_request=one)
+    return ReplicaPolicy(rules, one_per_request=one)
 
 
 def _rule(entry: object, where: str, rename_by_default: bool, sharing: Sharing) -> SharedResource:

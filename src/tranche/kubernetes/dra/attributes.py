@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tranche.core.allocation import Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Slice, WholeGpu
 from tranche.core.quantity import MIB
 from tranche.core.state import GpuState, NodeState
 from tranche.kubernetes.claims.vocabulary import AttributeName, DeviceType
@@ -27,13 +27,13 @@ AttributeValue = bool | str | int | VersionValue
 
 
 def attributes_of(
-    offered: WholeGpu | Slice | Part, gpu: GpuState, number: int, node: NodeState, pcie_root: str = ""
+    offered: WholeGpu | Slice | FractionalShare, gpu: GpuState, number: int, node: NodeState, pcie_root: str = ""
 ) -> Mapping[str, AttributeValue]:
     """The attributes of a device that gives the grant; what is not known is left out.
 
     `number` is the GPU's in device names. `pcie_root` is the kernel's name of the root that the GPU hangs on: `pci0000:10`.
     """
-    device = offered.device if isinstance(offered, Part) else offered
+    device = offered.device if isinstance(offered, FractionalShare) else offered
     profile = device.profile if isinstance(device, Slice) else None
     walls = offered.walls
     found: dict[str, AttributeValue | None] = {
@@ -66,7 +66,7 @@ def version_of(text: str) -> VersionValue | None:
     return VersionValue(".".join([*numbers, "0", "0"][:3])) if numbers else None
 
 
-def _type(offered: WholeGpu | Slice | Part) -> str:
-    if isinstance(offered, Part):
+def _type(offered: WholeGpu | Slice | FractionalShare) -> str:
+    if isinstance(offered, FractionalShare):
         return DeviceType.SHARED
     return DeviceType.SLICE if isinstance(offered, Slice) else DeviceType.WHOLE

@@ -13,17 +13,17 @@ from typing import Protocol
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
-from tranche.node.claims import ClaimRequest, ClaimReservation
+from tranche.node.claims import ClaimRequest, ReservedClaim
 
 
 class ClaimBackend(Protocol):
-    """`tranche.node.claims.Claims`; both methods block."""
+    """`tranche.node.claims.ClaimRegister`; both methods block."""
 
-    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ClaimReservation | TrancheError | None, ...]:
+    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
         """Decide on all of these; None for one that must be asked for again when the plans before it have ended."""
         ...
 
-    def fulfil(self, promise: ClaimReservation) -> Allocation:
+    def fulfil(self, promise: ReservedClaim) -> Allocation:
         """Carry a promise's plan out."""
         ...
 
@@ -46,7 +46,7 @@ class _Waiting:
             self.outcome.set_result(outcome)
 
 
-class ClaimBacklog:
+class ClaimQueue:
     """Serves claims until `run` is cancelled."""
 
     def __init__(
@@ -95,9 +95,9 @@ class ClaimBacklog:
             self._busy |= each.gpus
         return taken
 
-    async def _decide(self, batch: list[_Waiting]) -> list[list[tuple[_Waiting, ClaimReservation]]]:
+    async def _decide(self, batch: list[_Waiting]) -> list[list[tuple[_Waiting, ReservedClaim]]]:
         """The promises, in chains: those of a chain have GPUs in common."""
-        promised: list[tuple[_Waiting, ClaimReservation]] = []
+        promised: list[tuple[_Waiting, ReservedClaim]] = []
         again: list[_Waiting] = []
         try:
             answers = await asyncio.to_thread(self._realiser().promise, [each.order for each in batch])
@@ -108,7 +108,7 @@ class ClaimBacklog:
             for each, answer in zip(batch, answers, strict=True):
                 if answer is None:
                     again.append(each)
-                elif isinstance(answer, ClaimReservation):
+                elif isinstance(answer, ReservedClaim):
                     promised.append((each, answer))
                 else:
                     each.settle(answer)
@@ -118,7 +118,7 @@ class ClaimBacklog:
         self._free(frozenset(gpu for each in batch for gpu in each.gpus) - used)
         return chains
 
-    async def _carry_out(self, chain: list[tuple[_Waiting, ClaimReservation]]) -> None:
+    async def _carry_out(self, chain: list[tuple[_Waiting, ReservedClaim]]) -> None:
         try:
             for each, promise in chain:
                 try:
@@ -128,7 +128,7 @@ class ClaimBacklog:
         finally:
             self._free(frozenset(gpu for each, _ in chain for gpu in each.gpus))
 
-    def _fulfil(self, order: ClaimRequest, promise: ClaimReservation) -> Allocation:
+    def _fulfil(self, order: ClaimRequest, promise: ReservedClaim) -> Allocation:
         # On one thread: each step from thread to thread waits for a turn, which others have while a backlog is served.
         allocation = self._realiser().fulfil(promise)
         self._finish(order)
@@ -139,8 +139,8 @@ class ClaimBacklog:
         self._wake.set()
 
 
-def _chains(promised: Sequence[tuple[_Waiting, ClaimReservation]]) -> list[list[tuple[_Waiting, ClaimReservation]]]:
-    chains: list[tuple[set[str], list[tuple[_Waiting, ClaimReservation]]]] = []
+def _chains(promised: Sequence[tuple[_Waiting, ReservedClaim]]) -> list[list[tuple[_Waiting, ReservedClaim]]]:
+    chains: list[tuple[set[str], list[tuple[_Waiting, ReservedClaim]]]] = []
     for each in promised:
         gpus = set(each[0].gpus)
         joined = [chain for chain in chains if chain[0] & gpus]

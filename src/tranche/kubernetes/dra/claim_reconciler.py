@@ -14,12 +14,12 @@ from dataclasses import replace
 from tranche.core.allocation import Allocation, Phase
 from tranche.core.devices import shared_memory
 from tranche.core.errors import AllocationUnknown, TrancheError
-from tranche.core.evidence import ClaimEvidence, Liveness, judge_claim
+from tranche.core.evidence import ClaimEvidence, KeeperStatus, judge_claim
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
-from tranche.kubernetes.dra.claim_users import ClaimUsers
+from tranche.kubernetes.dra.claim_users import ClaimUserReader
 from tranche.kubernetes.dra.given import given_devices, order_of
-from tranche.kubernetes.dra.preparer import ClaimNode, Preparer
+from tranche.kubernetes.dra.preparer import ClaimNode, ClaimPreparer
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
@@ -42,11 +42,11 @@ class ClaimReconciler:
         self,
         host: Host,
         node: ClaimNode,
-        preparer: Preparer,
+        preparer: ClaimPreparer,
         read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
         files: ShareFiles,
         *,
-        users: ClaimUsers,
+        users: ClaimUserReader,
         clock: Callable[[], float],
         fallen: LatestValue[frozenset[str]] | None = None,
     ) -> None:
@@ -182,7 +182,7 @@ class ClaimReconciler:
             elif stands is None and uid in self._fallen:
                 fallen[uid] = self._fallen[uid]
             evidence = ClaimEvidence(stands, now - fallen.get(uid, now), listed=None if listed is None else False)
-            if judge_claim(evidence) is Liveness.GONE:
+            if judge_claim(evidence) is KeeperStatus.GONE:
                 await self._preparer.forget(uid, "its claim is over, and nobody gave it back")
                 fallen.pop(uid, None)
         self._fallen = fallen

@@ -22,7 +22,7 @@ from tranche.node.pod_processes import claims_with_processes, running_pods
 _log = logging.getLogger(__name__)
 
 
-class ClaimUsers:
+class ClaimUserReader:
     """`pods` are the node's, perhaps late. `listed` asks the kubelet which CDI devices pods have by claims."""
 
     def __init__(

@@ -30,19 +30,19 @@ class ClaimableDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginHoldings:
+class PluginGrants:
     """What is not for claims: `grants` are counted as the device plugin's; of the resources `strangers` the node counts more."""
 
     grants: frozenset[Grant] = frozenset()
     strangers: frozenset[str] = frozenset()
 
 
-UNKNOWN = PluginHoldings(strangers=frozenset({"anything"}))
+UNKNOWN = PluginGrants(strangers=frozenset({"anything"}))
 """While the device plugin has not said what it lists: what is shown is kept true, and nothing more is shown."""
 
 
 def open_gpus(
-    mode: NodeMode, view: NodeView, other: PluginHoldings, shown: ClaimableDevices, held: Collection[str]
+    mode: NodeMode, view: NodeView, other: PluginGrants, shown: ClaimableDevices, held: Collection[str]
 ) -> frozenset[str]:
     """The GPUs, by UUID, whose devices are to be shown, free or not. `held` are those of which claims have something.
 
@@ -57,9 +57,7 @@ def open_gpus(
     return frozenset(gpu.uuid for gpu in view.node if gpu.uuid not in given_away) | shown.gpus | frozenset(held)
 
 
-def counted_otherwise(
-    devices: Collection[NodeDevice], other: PluginHoldings, shown: ClaimableDevices
-) -> frozenset[str]:
+def counted_otherwise(devices: Collection[NodeDevice], other: PluginGrants, shown: ClaimableDevices) -> frozenset[str]:
     """The devices, by name, that must not be shown as free now.
 
     The device plugin may be taken to give them away, or something across them. Of what nobody knows whose it is, none is shown

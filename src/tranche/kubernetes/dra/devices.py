@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tranche.core.allocation import Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Slice, WholeGpu
 from tranche.core.board import GpuInstanceProfile, board_of
 from tranche.core.grid import Placement, placements
 from tranche.core.profile import ProfileName
@@ -20,7 +20,7 @@ from tranche.core.state import GpuState, NodeState
 from tranche.kubernetes.claims.vocabulary import CapacityName, profile_label
 from tranche.kubernetes.dra.attributes import AttributeValue, attributes_of
 from tranche.kubernetes.dra.counters import consumed_by, counters_of
-from tranche.planning.gpu_rules import GpuRules
+from tranche.planning.gpu_rules import GpuSharing
 from tranche.planning.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity, clients_inside
 
 
@@ -36,7 +36,7 @@ class OfferKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class DeviceCapacity:
     """A capacity. Of a device that several share, a request takes `default` when it names none, and `least` or more by `step`."""
 
     value: int
@@ -74,7 +74,7 @@ class NodeDevice:
     offered: WholeGpu | Slice
     sharing: Sharing | None
     attributes: Mapping[str, AttributeValue] = field(hash=False)
-    capacity: Mapping[str, Amount] = field(hash=False)
+    capacity: Mapping[str, DeviceCapacity] = field(hash=False)
     counters: Mapping[str, int] = field(hash=False)
 
     @property
@@ -92,12 +92,12 @@ class NodeDevice:
         """The profile of the instance; None where the GPU is not cut."""
         return self.offered.profile if isinstance(self.offered, Slice) else None
 
-    def grant(self, consumed: Mapping[str, int]) -> WholeGpu | Slice | Part:
+    def grant(self, consumed: Mapping[str, int]) -> WholeGpu | Slice | FractionalShare:
         """What a claim has that consumed so much of the capacities: bytes of memory, percent of compute."""
         if self.sharing is None:
             return self.offered
         memory = consumed.get(CapacityName.MEMORY, self.capacity[CapacityName.MEMORY].value)
-        return Part(self.offered, memory, self.sharing, consumed.get(CapacityName.COMPUTE) or None)
+        return FractionalShare(self.offered, memory, self.sharing, consumed.get(CapacityName.COMPUTE) or None)
 
 
 def devices_of(node: NodeState, pcie_roots: Mapping[str, str] | None = None) -> tuple[NodeDevice, ...]:
@@ -138,7 +138,7 @@ def sharing_of(gpu: GpuState, node: NodeState) -> Sharing | None:
 
     A memory limit of the driver is put on a control group, and no container has one before the kubelet is answered.
     """
-    rules = GpuRules(means=node.sharing)
+    rules = GpuSharing(means=node.sharing)
     ways = (each for each in Sharing if each is not Sharing.MEMORY_LIMITS)
     return next((each for each in ways if not rules.why_not(each, gpu)), None)
 
@@ -152,10 +152,10 @@ def _devices_on(gpu: GpuState, number: int, node: NodeState, root: str) -> Itera
         kind: OfferKind,
         offered: WholeGpu | Slice,
         sharing: Sharing | None,
-        amounts: Mapping[str, Amount],
+        amounts: Mapping[str, DeviceCapacity],
         counters: Mapping[str, int],
     ) -> NodeDevice:
-        stands_for = offered if sharing is None else Part(offered, 1, sharing)
+        stands_for = offered if sharing is None else FractionalShare(offered, 1, sharing)
         attributes = attributes_of(stands_for, gpu, number, node, root)
         return NodeDevice(name, kind, number, offered, sharing, attributes, amounts, counters)
 
@@ -180,30 +180,33 @@ def _clients(node: NodeState) -> int:
     return node.sharing.mps_clients or FEWEST_CLIENTS
 
 
-def _whole_amounts(gpu: GpuState) -> Mapping[str, Amount]:
+def _whole_amounts(gpu: GpuState) -> Mapping[str, DeviceCapacity]:
     board = board_of(gpu.pci_device_id, gpu.name, gpu.memory)
-    found: dict[str, Amount] = {CapacityName.MEMORY: Amount(gpu.usable_memory), CapacityName.SHARE: Amount(100)}
+    found: dict[str, DeviceCapacity] = {
+        CapacityName.MEMORY: DeviceCapacity(gpu.usable_memory),
+        CapacityName.SHARE: DeviceCapacity(100),
+    }
     if board is not None and board.sm is not None:
-        found[CapacityName.MULTIPROCESSORS] = Amount(board.sm)
+        found[CapacityName.MULTIPROCESSORS] = DeviceCapacity(board.sm)
     return found
 
 
-def _slice_amounts(profile: GpuInstanceProfile, spot: Placement, gpu: GpuState) -> Mapping[str, Amount]:
-    found: dict[str, Amount] = {CapacityName.SHARE: Amount(100 * spot.size // gpu.memory_slices)}
+def _slice_amounts(profile: GpuInstanceProfile, spot: Placement, gpu: GpuState) -> Mapping[str, DeviceCapacity]:
+    found: dict[str, DeviceCapacity] = {CapacityName.SHARE: DeviceCapacity(100 * spot.size // gpu.memory_slices)}
     if profile.memory is not None:
-        found[CapacityName.MEMORY] = Amount(profile.memory)
+        found[CapacityName.MEMORY] = DeviceCapacity(profile.memory)
     if profile.sm is not None:
-        found[CapacityName.MULTIPROCESSORS] = Amount(profile.sm)
+        found[CapacityName.MULTIPROCESSORS] = DeviceCapacity(profile.sm)
     return found
 
 
-def _shared_amounts(sharing: Sharing, memory: int, clients: int) -> Mapping[str, Amount]:
+def _shared_amounts(sharing: Sharing, memory: int, clients: int) -> Mapping[str, DeviceCapacity]:
     """What can be given away of a device of which programs can have so many bytes; nothing when a context alone fills it."""
     room, least = capacity(sharing, memory) // MIB * MIB, CONTEXT_MEMORY[sharing]
     if room < least:
         return {}
-    found: dict[str, Amount] = {CapacityName.MEMORY: Amount(room, default=room, least=least, step=MIB)}
+    found: dict[str, DeviceCapacity] = {CapacityName.MEMORY: DeviceCapacity(room, default=room, least=least, step=MIB)}
     if sharing is Sharing.MPS:
-        found[CapacityName.COMPUTE] = Amount(ALL_COMPUTE, default=0)
-        found[CapacityName.CLIENTS] = Amount(clients, default=1, least=1)
+        found[CapacityName.COMPUTE] = DeviceCapacity(ALL_COMPUTE, default=0)
+        found[CapacityName.CLIENTS] = DeviceCapacity(clients, default=1, least=1)
     return found

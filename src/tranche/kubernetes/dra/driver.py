@@ -19,18 +19,18 @@ from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
-from tranche.kubernetes.dra.claim_users import ClaimUsers
+from tranche.kubernetes.dra.claim_users import ClaimUserReader
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.kept_room import kept_sizes
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer
-from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, Preparer
-from tranche.kubernetes.dra.registration import PluginRegistration, PluginSockets
+from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, ClaimPreparer
+from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.observation.device_health_watch import faulty
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 
 _TICK_SECONDS = 1.0
 _CALM_SECONDS = 0.5
@@ -55,7 +55,7 @@ class ClaimDriver:
 
     def __init__(
         self,
-        services: NodeServices,
+        services: NodeContext,
         *,
         kubelet_folder: Path,
         instance: str,
@@ -94,17 +94,17 @@ class ClaimDriver:
         self._changed = asyncio.Event()
         self._refused = asyncio.Event()
         self._refused.set()  # what was so before this agent began, it finds out at its first look
-        self._preparer = Preparer(node, read, share_files, self._changed.set, self._refused.set, patience)
+        self._preparer = ClaimPreparer(node, read, share_files, self._changed.set, self._refused.set, patience)
         self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
         self._node = services.node
         self._pods = services.node_pods
-        users = ClaimUsers(services.node_pods, services.pods.listed_by_claims, proc=proc)
+        users = ClaimUserReader(services.node_pods, services.pods.listed_by_claims, proc=proc)
         self._care = ClaimReconciler(
             host, node, self._preparer, read, share_files, users=users, clock=clock, fallen=fallen
         )
-        sockets = PluginSockets(kubelet_folder, instance)
+        sockets = PluginSocketFiles(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
-        self._registration = PluginRegistration(sockets, server, LatestValue() if registered is None else registered)
+        self._registration = RegistrationServer(sockets, server, LatestValue() if registered is None else registered)
 
     def ready(self) -> Readiness:
         """Ready while it serves where the kubelet looks for it, and the kubelet has it."""

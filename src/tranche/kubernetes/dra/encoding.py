@@ -10,7 +10,7 @@ from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity
 from tranche.kubernetes.claims.vocabulary import CapacityName, TaintKey
 from tranche.kubernetes.dra.attributes import AttributeValue, VersionValue
-from tranche.kubernetes.dra.devices import Amount, NodeDevice
+from tranche.kubernetes.dra.devices import DeviceCapacity, NodeDevice
 
 _QUANTITIES = ("value", "default", "min", "max", "step")
 
@@ -84,7 +84,7 @@ def _attribute(value: AttributeValue) -> Json:
             return {"string": value}
 
 
-def _capacity(name: str, amount: Amount) -> Json:
+def _capacity(name: str, amount: DeviceCapacity) -> Json:
     def quantity(value: int) -> str:
         return format_bytes(value) if name == CapacityName.MEMORY else str(value)
 

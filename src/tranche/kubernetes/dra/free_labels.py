@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tranche.core.allocation import NodeView, Part
+from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.quantity import MIB
 from tranche.kubernetes.claims.vocabulary import (
     FREE_GPUS_LABEL,
@@ -41,6 +41,6 @@ def _left(device: NodeDevice, view: NodeView) -> int:
     if memory is None:
         return 0
     grants = view.grants_on(device.gpu_uuid) if device.sharing is not None else ()
-    given = sum(each.memory for each in grants if isinstance(each, Part) and each.device == device.offered)
+    given = sum(each.memory for each in grants if isinstance(each, FractionalShare) and each.device == device.offered)
     left = memory.value - given
     return left if left >= memory.least else 0

@@ -17,7 +17,7 @@ from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
 _PLACES = {OfferKind.SLICE: 1, OfferKind.SHARED_GPU: 2, OfferKind.SHARED_SLICE: 3, OfferKind.WHOLE: 4}
 
 
-class OfferGroup(NamedTuple):
+class _OfferGroup(NamedTuple):
     """A kind of device, in the order in which the scheduler shall try the kinds. `memory` is that of a profile, in MiB."""
 
     place: int
@@ -30,20 +30,20 @@ class OfferGroup(NamedTuple):
         return f"{self.place}-{self.memory:07}-{self.label}" if self.memory else f"{self.place}-{self.label}"
 
 
-def group_of(device: NodeDevice) -> OfferGroup:
+def group_of(device: NodeDevice) -> _OfferGroup:
     """The group that the device is in."""
     place = _PLACES[device.kind]
     if device.profile is None:
-        return OfferGroup(place, 0, device.kind)
+        return _OfferGroup(place, 0, device.kind)
     # A profile whose memory no source shows is as large as its name says.
     known = device.capacity.get(CapacityName.MEMORY)
     memory = device.profile.memory_gb * 1024 if known is None else known.value // MIB
-    return OfferGroup(place, memory, profile_label(device.profile))
+    return _OfferGroup(place, memory, profile_label(device.profile))
 
 
-def grouped(devices: Iterable[NodeDevice]) -> Mapping[OfferGroup, tuple[NodeDevice, ...]]:
+def grouped(devices: Iterable[NodeDevice]) -> Mapping[_OfferGroup, tuple[NodeDevice, ...]]:
     """The devices by group, in the groups' order."""
-    found: dict[OfferGroup, list[NodeDevice]] = {}
+    found: dict[_OfferGroup, list[NodeDevice]] = {}
     for each in devices:
         found.setdefault(group_of(each), []).append(each)
     return {group: tuple(found[group]) for group in sorted(found)}

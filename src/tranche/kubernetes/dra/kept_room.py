@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import NodeView, Part, Slice
+from tranche.core.allocation import FractionalShare, NodeView, Slice
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, AttributeName, TaintKey
@@ -26,16 +26,16 @@ _MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSize:
+class KeptRoom:
     """So many places of a profile; of whole GPUs for None."""
 
     profile: ProfileName | None
     count: int = 1
 
 
-def parse_kept(text: str) -> tuple[KeptSize, ...]:
+def parse_kept(text: str) -> tuple[KeptRoom, ...]:
     """The sizes that `whole=1, 3g.20gb=2` names; a size alone is one of it. UsageError for anything else."""
-    found: dict[ProfileName | None, KeptSize] = {}
+    found: dict[ProfileName | None, KeptRoom] = {}
     for word in filter(None, (each.strip() for each in text.split(","))):
         name, _, number = (part.strip() for part in word.partition("="))
         profile = None if name == _WHOLE else parse_profile(name)
@@ -43,11 +43,11 @@ def parse_kept(text: str) -> tuple[KeptSize, ...]:
             raise UsageError(f"'{word}' is not a size with a number: the number is 0 to {_MOST}")
         if profile in found:
             raise UsageError(f"{name} is named twice")
-        found[profile] = KeptSize(profile, int(number) if number else 1)
+        found[profile] = KeptRoom(profile, int(number) if number else 1)
     return tuple(found.values())
 
 
-def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptSize, ...], str]:
+def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptRoom, ...], str]:
     """What an administrator has a node keep, by its annotations; nothing, and what is wrong, for words that are no sizes."""
     try:
         return parse_kept(annotations.get(KEEP_ANNOTATION, "")), ""
@@ -58,7 +58,7 @@ def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptSize, ...], st
 def kept_places(
     devices: Sequence[NodeDevice],
     view: NodeView,
-    sizes: Sequence[KeptSize],
+    sizes: Sequence[KeptRoom],
     reasons: Mapping[str, Sequence[TaintKey]],
     before: Collection[str] = (),
 ) -> tuple[NodeDevice, ...]:
@@ -112,7 +112,9 @@ def _held(place: NodeDevice, view: NodeView) -> int | None:
         if not excludes(place, grant):
             continue
         slot = grant.slot
-        if not isinstance(grant, Part) and (slot is None or (size is not None and slot.placement.size >= size)):
+        if not isinstance(grant, FractionalShare) and (
+            slot is None or (size is not None and slot.placement.size >= size)
+        ):
             return None
         held += 1 if slot is None else slot.placement.size
     return held

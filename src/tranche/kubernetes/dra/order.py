@@ -16,7 +16,7 @@ from tranche.core.state import InstanceKey
 from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
 from tranche.planning.gpu_occupancy import GpuOccupancy, tenancy
 from tranche.planning.options import reusable
-from tranche.planning.tables import Geometry, geometry_of, potential
+from tranche.planning.tables import PlacementTable, geometry_of, potential
 
 
 class _Cost(NamedTuple):
@@ -93,7 +93,7 @@ def _sequence(devices: Sequence[NodeDevice], tenancy: GpuOccupancy) -> list[tupl
 def _cost(
     device: NodeDevice,
     taken: int,
-    geometry: Geometry,
+    geometry: PlacementTable,
     idle: Collection[InstanceKey],
     tenancy: GpuOccupancy,
 ) -> _Cost:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView, overlap
 from tranche.core.errors import NotOffered
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.dra.devices import NodeDevice
@@ -46,7 +46,7 @@ class Permission:
     def _why_not(self, given: GivenDevice, device: NodeDevice, view: NodeView) -> str:
         if not self.mode.by_claims:
             return f"the node's mode is {self.mode}, in which claims get nothing"
-        if not is_offered(device, self.mode, GpuUse.AUTO):
+        if not is_offered(device, self.mode, GpuPolicy.AUTO):
             what = "slices" if device.sharing is None else "parts of devices"
             return f"the node's mode is {self.mode}, in which claims get no {what}"
         use = view.use_of(device.gpu_uuid)

@@ -48,8 +48,8 @@ class DeviceHealth:
     message: str = ""
 
 
-class ClaimHandler(Protocol):
-    """Who does what the kubelet asks; see `tranche.kubernetes.dra.preparer.Preparer`."""
+class _ClaimHandler(Protocol):
+    """Who does what the kubelet asks; see `tranche.kubernetes.dra.preparer.ClaimPreparer`."""
 
     async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
         """The claim's devices, once all is there; a TrancheError says why not."""
@@ -67,7 +67,7 @@ class PluginServer:
         self,
         socket: Path,
         pool: str,
-        servant: ClaimHandler,
+        servant: _ClaimHandler,
         health: LatestValue[tuple[DeviceHealth, ...]],
         *,
         now: Callable[[], float],

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tranche.core.allocation import Grant, NodeView, Part, overlap
+from tranche.core.allocation import FractionalShare, Grant, NodeView, overlap
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
@@ -31,7 +31,7 @@ Reasons = Mapping[str, Sequence[TaintKey]]
 
 
 @dataclass(frozen=True, slots=True)
-class SliceContent:
+class PoolSlice:
     """A ResourceSlice by name: `devices` or else `counters`, as the API has them."""
 
     name: str
@@ -48,8 +48,8 @@ class _Entry(NamedTuple):
 
 
 def pool_contents(
-    node_name: str, devices: Sequence[NodeDevice], view: NodeView, reasons: Reasons, shown: Sequence[SliceContent]
-) -> tuple[SliceContent, ...]:
+    node_name: str, devices: Sequence[NodeDevice], view: NodeView, reasons: Reasons, shown: Sequence[PoolSlice]
+) -> tuple[PoolSlice, ...]:
     """The slices of the pool, by name. `reasons` speak against devices, by device name; `shown` is what the pool shows now."""
     before = {str(each["name"]): each for content in shown for each in content.devices}
     free = {each.name for each in devices if not reasons.get(each.name) and not is_taken(each, view)}
@@ -69,21 +69,21 @@ def pool_contents(
     sets |= {str(each["name"]): each for content in shown for each in content.counters if each["name"] not in sets}
     kept = [sets[name] for name in sorted(needed & sets.keys())]
     counters = (
-        SliceContent(_name(node_name, _COUNTERS, number), counters=tuple(kept[start : start + MOST_COUNTER_SETS]))
+        PoolSlice(_name(node_name, _COUNTERS, number), counters=tuple(kept[start : start + MOST_COUNTER_SETS]))
         for number, start in enumerate(range(0, len(kept), MOST_COUNTER_SETS))
     )
     return (*counters, *_with_devices(node_name, entries, shown, free))
 
 
 def _with_devices(
-    node_name: str, entries: Sequence[_Entry], shown: Sequence[SliceContent], free: Collection[str]
-) -> Iterator[SliceContent]:
+    node_name: str, entries: Sequence[_Entry], shown: Sequence[PoolSlice], free: Collection[str]
+) -> Iterator[PoolSlice]:
     by_name = {content.name: content for content in shown}
     for title in sorted({each.title for each in entries}):
         members = [each for each in entries if each.title == title]
         for number, chunk in enumerate(_chunks(members)):
             name = _name(node_name, title, number)
-            content = SliceContent(name, devices=tuple(each.device for each in chunk))
+            content = PoolSlice(name, devices=tuple(each.device for each in chunk))
             yield _least_moved(content, by_name.get(name), free)
 
 
@@ -101,7 +101,7 @@ def _chunks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
     return [[each for each in entries if each.number in part] for part in parts]
 
 
-def _least_moved(wanted: SliceContent, shown: SliceContent | None, free: Collection[str]) -> SliceContent:
+def _least_moved(wanted: PoolSlice, shown: PoolSlice | None, free: Collection[str]) -> PoolSlice:
     """The wanted content in the order that is shown, where only devices that nobody can have now would change places."""
     if shown is None:
         return wanted
@@ -111,11 +111,11 @@ def _least_moved(wanted: SliceContent, shown: SliceContent | None, free: Collect
         return wanted
     if [name for name in names if name in free] != [name for name in by_name if name in free]:
         return wanted
-    return SliceContent(wanted.name, devices=tuple(by_name[name] for name in names))
+    return PoolSlice(wanted.name, devices=tuple(by_name[name] for name in names))
 
 
 def _remembered(
-    node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[SliceContent]
+    node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
 ) -> Iterator[_Entry]:
     """What is shown and is no device of the node any more, while it may come back, or claims have something of its GPU: a GPU
     that the driver does not show now, or a mechanism of sharing that the machine does not offer now.
@@ -138,7 +138,7 @@ def _remembered(
 
 def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
     """What claims have: a device, and whether they have a part of it."""
-    return {(each.device, True) if isinstance(each, Part) else (each, False) for each in _claim_grants(view)}
+    return {(each.device, True) if isinstance(each, FractionalShare) else (each, False) for each in _claim_grants(view)}
 
 
 def is_taken(device: NodeDevice, view: NodeView) -> bool:
@@ -146,7 +146,7 @@ def is_taken(device: NodeDevice, view: NodeView) -> bool:
     return any(
         overlap(device.offered, each)
         for each in view.grants_on(device.gpu_uuid)
-        if not (device.sharing is not None and isinstance(each, Part) and each.device == device.offered)
+        if not (device.sharing is not None and isinstance(each, FractionalShare) and each.device == device.offered)
     )
 
 

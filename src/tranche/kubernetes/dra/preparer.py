@@ -15,13 +15,13 @@ from tranche.core.keeper import ChosenFor
 from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
-from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimBacklog
+from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimQueue
 from tranche.kubernetes.dra.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
 from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, WaitingRequests
+from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, ClaimRetryQueue
 from tranche.planning.realise import ChosenDevice
 
 BUDGET_SECONDS = 40.0
@@ -33,8 +33,8 @@ _Outcome = TypeVar("_Outcome")
 _log = logging.getLogger(__name__)
 
 
-class ClaimStore(ClaimBackend, Protocol):
-    """`tranche.node.claims.Claims`; every method blocks."""
+class _ClaimStore(ClaimBackend, Protocol):
+    """`tranche.node.claims.ClaimRegister`; every method blocks."""
 
     def give_back(self, uid: str, *, why: str) -> bool:
         """Take back what the claim of that uid has; whether it had something."""
@@ -54,7 +54,7 @@ class ClaimNode:
     """
 
     pool: str
-    claims: Callable[[], ClaimStore]
+    claims: Callable[[], _ClaimStore]
     observe_gpu: Callable[[str], GpuState]
     devices: Callable[[], Awaitable[Mapping[str, NodeDevice]]]
     permission: Callable[[Sequence[GivenDevice]], Awaitable[Permission]]
@@ -63,7 +63,7 @@ class ClaimNode:
     mps_pipes: Callable[[str], Path]
 
 
-class Preparer:
+class ClaimPreparer:
     """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
 
     `changed` is called whenever a claim has come to have something, or has nothing any more; `met` when one cannot have what
@@ -80,14 +80,14 @@ class Preparer:
         met: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.backlog = ClaimBacklog(node.claims, lambda order: self.write_file(order.keeper, order.grants))
+        self.backlog = ClaimQueue(node.claims, lambda order: self.write_file(order.keeper, order.grants))
         self._node = node
         self._read = read
         self._share_files = share_files
         self._changed = changed
         self._met = met
         self._patience = patience
-        self._waiting = WaitingRequests()
+        self._waiting = ClaimRetryQueue()
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
         self._giving_back: dict[str, asyncio.Task[None]] = {}

@@ -14,11 +14,11 @@ from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.resource_slices import NodeSlice
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.encoding import plain, with_times
-from tranche.kubernetes.dra.pool import SliceContent
+from tranche.kubernetes.dra.pool import PoolSlice
 
 
 @dataclass(frozen=True, slots=True)
-class Owner:
+class SliceOwner:
     """The node, by whose end its slices go."""
 
     name: str
@@ -26,7 +26,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceWrites:
+class SliceUpdate:
     """What is to be written, in that order: slices that are not there, slices in the place of what is there, and removals."""
 
     generation: int
@@ -41,8 +41,8 @@ class SliceWrites:
 
 
 def slice_writes(
-    wanted: Sequence[SliceContent], known: Sequence[NodeSlice], owner: Owner, generation: int = 0
-) -> SliceWrites:
+    wanted: Sequence[PoolSlice], known: Sequence[NodeSlice], owner: SliceOwner, generation: int = 0
+) -> SliceUpdate:
     """What turns the slices that are known into the wanted ones. `generation` is the newest that was ever seen."""
     names = {each.name: each for each in known}
     standing = {(each.generation, each.count) for each in known}
@@ -58,10 +58,10 @@ def slice_writes(
         elif not _same(made, before):
             replace.append(made)
     gone = {each.name for each in wanted}
-    return SliceWrites(number, tuple(create), tuple(replace), tuple(each for each in known if each.name not in gone))
+    return SliceUpdate(number, tuple(create), tuple(replace), tuple(each for each in known if each.name not in gone))
 
 
-def _made(content: SliceContent, before: NodeSlice | None, owner: Owner, generation: int, count: int) -> NodeSlice:
+def _made(content: PoolSlice, before: NodeSlice | None, owner: SliceOwner, generation: int, count: int) -> NodeSlice:
     shown = {} if before is None else {str(each["name"]): each for each in before.devices}
     devices = tuple(with_times(each, shown.get(str(each["name"]), {})) for each in content.devices)
     return NodeSlice(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
-from tranche.kubernetes.api.objects import KubeNode, Severity
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
@@ -19,7 +19,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.dra.claimable_devices import (
     UNKNOWN,
     ClaimableDevices,
-    PluginHoldings,
+    PluginGrants,
     UnconfirmedGpus,
     counted_otherwise,
     open_gpus,
@@ -27,15 +27,15 @@ from tranche.kubernetes.dra.claimable_devices import (
 )
 from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
-from tranche.kubernetes.dra.kept_room import KeptSize, kept_places, kept_sizes, set_apart
-from tranche.kubernetes.dra.pool import Reasons, SliceContent, pool_contents
-from tranche.kubernetes.dra.publication import Owner, SliceWrites, slice_writes
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.kept_room import KeptRoom, kept_places, kept_sizes, set_apart
+from tranche.kubernetes.dra.pool import PoolSlice, Reasons, pool_contents
+from tranche.kubernetes.dra.publication import SliceOwner, SliceUpdate, slice_writes
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementArbiter, PluginAdvertisement
+from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.observation.device_health_watch import faulty
 from tranche.kubernetes.observation.health import FaultyDevices
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 
 PAUSE_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.5
@@ -59,14 +59,14 @@ class SlicePublisher:
 
     def __init__(
         self,
-        services: NodeServices,
+        services: NodeContext,
         slices: SliceApi,
         *,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: LatestValue[bool] | None = None,
         reserved: LatestValue[frozenset[str]] | None = None,
         fallen: LatestValue[frozenset[str]] | None = None,
-        ways: AdvertisementArbiter | None = None,
+        ways: AdvertisementState | None = None,
         pause: float = PAUSE_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -78,7 +78,7 @@ class SlicePublisher:
         self._registered = registered
         self._fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
         self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
-        self._ways = AdvertisementArbiter() if ways is None else ways
+        self._ways = AdvertisementState() if ways is None else ways
         if ways is None:
             self._ways.plugin.publish(PluginAdvertisement())
         self._opening = UnconfirmedGpus()
@@ -199,11 +199,11 @@ class SlicePublisher:
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
         return bool(writes.count) or not basis.waiting
 
-    def _now(self, node: KubeNode, sizes: tuple[KeptSize, ...], view: NodeView) -> _Basis:
+    def _now(self, node: KubeNode, sizes: tuple[KeptRoom, ...], view: NodeView) -> _Basis:
         other = UNKNOWN
         if self._ways.plugin.synced:
             offer = self._ways.plugin.value
-            other = PluginHoldings(offer.grants, offer.strangers(node.allocatable))
+            other = PluginGrants(offer.grants, offer.strangers(node.allocatable))
         mode, known, faults = mode_in_force(node.labels), self._known.value, self._device_health.faults.value
         fallen = self._fallen.value if self._fallen.synced else frozenset()
         return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
@@ -215,14 +215,14 @@ class SlicePublisher:
             message = (
                 f"{MODE_LABEL}={word} is no mode, so nothing is given away here: it is one of {', '.join(NodeMode)}"
             )
-            await self._services.api.create_node_event(node, Severity.WARNING, "NodeModeUnknown", message)
+            await self._services.api.create_node_event(node, KubeEventType.WARNING, "NodeModeUnknown", message)
         self._unknown_mode = word
 
-    async def _sizes(self, node: KubeNode) -> tuple[KeptSize, ...]:
+    async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
         """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
         sizes, problem = kept_sizes(node.annotations)
         if problem and problem != self._unknown_size:
-            await self._services.api.create_node_event(node, Severity.WARNING, "KeptRoomUnknown", problem)
+            await self._services.api.create_node_event(node, KubeEventType.WARNING, "KeptRoomUnknown", problem)
         self._unknown_size = problem
         return sizes
 
@@ -249,7 +249,7 @@ class SlicePublisher:
             self._roots = (gpus, await asyncio.to_thread(self._pcie_roots, view))
         return await asyncio.to_thread(devices_of, view.node, self._roots[1])
 
-    async def _write(self, writes: SliceWrites) -> bool:
+    async def _write(self, writes: SliceUpdate) -> bool:
         """Whether all was written, and the watch has shown it.
 
         Whoever writes at the same time wins: what then is not as it shall be is seen, and written at the next look.
@@ -297,11 +297,11 @@ class _Basis(NamedTuple):
     name: str
     uid: str
     mode: NodeMode
-    sizes: tuple[KeptSize, ...]
+    sizes: tuple[KeptRoom, ...]
     view: NodeView
     known: tuple[NodeSlice, ...]
     faults: FaultyDevices
-    other: PluginHoldings
+    other: PluginGrants
     fallen: frozenset[str]
 
     @property
@@ -326,17 +326,17 @@ class _Basis(NamedTuple):
 
 def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
-) -> tuple[SliceWrites, Mapping[str, str | None], frozenset[str]]:
+) -> tuple[SliceUpdate, Mapping[str, str | None], frozenset[str]]:
     """What is to be written, the labels of the node, and the devices, by name, that are kept for larger requests."""
     name, uid, mode, sizes, view, known, faults, other, fallen = basis
     opened = basis.open_gpus
     offered = tuple(each for each in devices if each.gpu_uuid in opened)
-    against: Reasons = reasons_against(offered, view, TaintCauses(mode, frozenset(faulty(faults, view.node)), fallen))
+    against: Reasons = reasons_against(offered, view, TaintFacts(mode, frozenset(faulty(faults, view.node)), fallen))
     counted = counted_otherwise(offered, other, _shown(known))
     against = {
         name: tuple(sorted({*why, *((TaintKey.MODE,) if name in counted else ())})) for name, why in against.items()
     }
-    shown = tuple(SliceContent(each.name, each.devices, each.counters) for each in known)
+    shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in known)
     if sizes and mode.by_claims:
         kept = {
             str(device["name"])
@@ -349,7 +349,7 @@ def _decide(
     contents = pool_contents(name, offered, view, against, shown)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     reserved = frozenset(each for each, why in against.items() if TaintKey.RESERVED in why)
-    return slice_writes(contents, known, Owner(name, uid), generation), labels, reserved
+    return slice_writes(contents, known, SliceOwner(name, uid), generation), labels, reserved
 
 
 def _shown(known: Sequence[NodeSlice]) -> ClaimableDevices:

@@ -38,7 +38,7 @@ def socket_folder(kubelet_folder: Path) -> Path:
     return kubelet_folder / "plugins" / DRIVER
 
 
-class PluginSockets:
+class PluginSocketFiles:
     """The two sockets of one agent. `instance` tells agents of one node apart: the uid of the agent's pod, or "" without one."""
 
     def __init__(self, kubelet_folder: Path, instance: str) -> None:
@@ -81,13 +81,13 @@ class PluginSockets:
                 path.unlink(missing_ok=True)
 
 
-class PluginRegistration:
+class RegistrationServer:
     """Serves the driver and its registration until `stop`. `refusal` says why the kubelet does not want the driver, "" else.
 
     `registered` is told whether the kubelet has the driver where it is served now.
     """
 
-    def __init__(self, sockets: PluginSockets, plugin: PluginServer, registered: LatestValue[bool]) -> None:
+    def __init__(self, sockets: PluginSocketFiles, plugin: PluginServer, registered: LatestValue[bool]) -> None:
         self._sockets = sockets
         self._plugin = plugin
         self._server: Any = None

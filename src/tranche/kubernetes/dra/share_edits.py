@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tranche.core.allocation import Part
+from tranche.core.allocation import FractionalShare
 from tranche.core.devices import device_uuid
 from tranche.core.errors import SharingUnavailable, VerificationFailed
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
@@ -72,7 +72,7 @@ def _edits(
         raise VerificationFailed(f"{gpu.label}: {grant.slot or 'the GPU'} is not there any more")
     more = files.device_by_cdi(uuid)
     mounts, environment = more.mounts, (*more.environment, mark)
-    if isinstance(grant, Part):
+    if isinstance(grant, FractionalShare):
         mounts, environment = (*mounts, *_part_mounts(grant, uuid, pipes)), (*environment, *_part_environment(grant))
     return ContainerEdits((*_nodes(grant, gpu, files), *more.device_nodes), mounts, environment, more.hooks)
 
@@ -80,20 +80,20 @@ def _edits(
 def _nodes(grant: ChosenDevice, gpu: GpuState, files: DeviceFiles) -> tuple[DeviceNode, ...]:
     if grant.slot is None:
         return files.gpu_nodes(gpu)
-    instance = gpu.instance_in(Occupant(grant.slot.profile, grant.slot.placement))
+    instance = gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))
     if instance is None or instance.whole_slice is None:
         raise VerificationFailed(f"{gpu.label}: {grant.slot} is not there any more")
     return files.slice_nodes(gpu, instance, instance.whole_slice)
 
 
-def _part_mounts(part: Part, uuid: str, pipes: Callable[[str], Path]) -> tuple[Mount, ...]:
+def _part_mounts(part: FractionalShare, uuid: str, pipes: Callable[[str], Path]) -> tuple[Mount, ...]:
     if part.sharing is not Sharing.MPS:
         return ()
     shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
     return (Mount(str(pipes(uuid)), _PIPES_INSIDE, read_only=False), shared)
 
 
-def _part_environment(part: Part) -> tuple[tuple[str, str], ...]:
+def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
     told = (MEMORY_LIMIT, str(part.memory))
     match part.sharing:
         case Sharing.TIME_SLICING:

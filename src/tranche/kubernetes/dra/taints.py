@@ -10,8 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, overlap
-from tranche.core.gpu_use import GpuUse
-from tranche.core.grid import Occupant
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import GpuInstance
 from tranche.kubernetes.claims.node_mode import NodeMode
@@ -23,7 +23,7 @@ from tranche.planning.realise import foreign_in_the_way
 
 
 @dataclass(frozen=True, slots=True)
-class TaintCauses:
+class TaintFacts:
     """What speaks against devices beside the view: the node's mode, what reported an error that programs do not survive, and
     claims, by uid, that are over while their pods run on: the scheduler takes for free what these have.
     """
@@ -34,7 +34,7 @@ class TaintCauses:
 
 
 def reasons_against(
-    devices: Collection[NodeDevice], view: NodeView, known: TaintCauses
+    devices: Collection[NodeDevice], view: NodeView, known: TaintFacts
 ) -> dict[str, tuple[TaintKey, ...]]:
     """Why each device cannot be had, by its name; nothing where it can."""
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
@@ -52,7 +52,7 @@ def reasons_against(
 
 
 def _reasons(
-    device: NodeDevice, here: GpuOccupancy, held: Collection[Grant], view: NodeView, known: TaintCauses
+    device: NodeDevice, here: GpuOccupancy, held: Collection[Grant], view: NodeView, known: TaintFacts
 ) -> set[TaintKey]:
     uuid = device.gpu_uuid
     found = set()
@@ -70,7 +70,7 @@ def _reasons(
     return found
 
 
-def _cordoned(here: GpuOccupancy, known: TaintCauses) -> bool:
+def _cordoned(here: GpuOccupancy, known: TaintFacts) -> bool:
     """Whether the administrator wants nothing more of the GPU given away; what is faulty is said by a taint of its own."""
     return any(
         isinstance(each.place, WholeGpu) and each.place not in known.faulty
@@ -79,16 +79,18 @@ def _cordoned(here: GpuOccupancy, known: TaintCauses) -> bool:
     )
 
 
-def is_offered(device: NodeDevice, mode: NodeMode, use: GpuUse) -> bool:
+def is_offered(device: NodeDevice, mode: NodeMode, use: GpuPolicy) -> bool:
     """Whether claims get such a device in the mode, where the administrator's word on the GPU is `use`."""
     if not mode.by_claims:
         return False
     if device.sharing is not None:
         return (
-            mode.offers_parts and use in (GpuUse.AUTO, GpuUse.SHARED) and not (use is GpuUse.SHARED and device.profile)
+            mode.offers_parts
+            and use in (GpuPolicy.AUTO, GpuPolicy.SHARED)
+            and not (use is GpuPolicy.SHARED and device.profile)
         )
     if device.profile is not None:
-        return mode.offers_slices and use in (GpuUse.AUTO, GpuUse.MIG)
+        return mode.offers_slices and use in (GpuPolicy.AUTO, GpuPolicy.MIG)
     return True
 
 
@@ -108,12 +110,12 @@ def excludes(device: NodeDevice, grant: Grant) -> bool:
         return True
     if isinstance(offered, WholeGpu) or slot is None:
         return False
-    here, there = Occupant(offered.profile, offered.placement), Occupant(slot.profile, slot.placement)
+    here, there = PlacedInstance(offered.profile, offered.placement), PlacedInstance(slot.profile, slot.placement)
     return here.conflicts(there)
 
 
 def _in_the_way(device: NodeDevice, instance: GpuInstance) -> bool:
     if not isinstance(device.offered, Slice):
         return True
-    here = Occupant(device.offered.profile, device.offered.placement)
-    return here.conflicts(Occupant(instance.profile, instance.placement))
+    here = PlacedInstance(device.offered.profile, device.offered.placement)
+    return here.conflicts(PlacedInstance(instance.profile, instance.placement))

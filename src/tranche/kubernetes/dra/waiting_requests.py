@@ -41,7 +41,7 @@ class _Guest:
     given_up: bool = False
 
 
-class WaitingRequests:
+class ClaimRetryQueue:
     """Those who wait, by uid; to be used from one event loop."""
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.observation.resources import MigStrategy
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -24,16 +24,16 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class FeatureLabeler:
+class FeatureLabelWriter:
     """A component of the node agent. `clock` is seconds since the epoch."""
 
     name = "feature-labels"
 
     def __init__(
         self,
-        services: NodeServices,
+        services: NodeContext,
         strategy: LatestValue[MigStrategy],
-        sharing: LatestValue[ReplicaRules],
+        sharing: LatestValue[ReplicaPolicy],
         *,
         heeds_mode: bool = False,
         clock: Callable[[], float] = time.time,

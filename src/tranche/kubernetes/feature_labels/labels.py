@@ -14,7 +14,7 @@ from tranche.core.quantity import MIB
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from tranche.hardware.host_facts import HostFacts
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaRules, SharedResource, can_share
+from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, can_share
 from tranche.kubernetes.observation.resources import (
     DOMAIN,
     GPU_RESOURCE,
@@ -82,7 +82,7 @@ def is_feature_label(key: str) -> bool:
 
 
 def feature_labels(
-    node: NodeState, strategy: MigStrategy, facts: HostFacts, sharing: ReplicaRules = NOT_SHARED
+    node: NodeState, strategy: MigStrategy, facts: HostFacts, sharing: ReplicaPolicy = NOT_SHARED
 ) -> dict[str, str]:
     """The labels of the node; none for a machine without a GPU. Lost GPUs count for nothing.
 

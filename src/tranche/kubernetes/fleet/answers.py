@@ -10,7 +10,7 @@ from tranche.core.quantity import format_memory
 from tranche.kubernetes.api.node_rules import meets, unmet, untolerated
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
-from tranche.kubernetes.fleet.device_request import DeviceAlternative, DeviceMismatch, DeviceRequest
+from tranche.kubernetes.fleet.device_request import DeviceMismatch, DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.fleet.pool_usage import (
@@ -59,7 +59,7 @@ KEPT_OUT = (
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAnswer:
+class NodeFit:
     """What a node says. `reason` is a stable word. `devices` are what the pod would get by a claim; where a controller chooses,
     `text` says it. `missing` is memory in bytes.
 
@@ -75,13 +75,13 @@ class NodeAnswer:
     could: bool = False
 
 
-def node_answer(pod: FleetPod, demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeAnswer:
+def node_answer(pod: FleetPod, demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeFit:
     """What the node says to the pod's demands."""
     out = kept_out(pod, node)
     found = _of_devices(demands, node, room)
     if out is None or found.reason in (NodeReason.NO_DEVICES, NodeReason.NODE_MODE):
         return found
-    return NodeAnswer(node.name, out[0], out[1], could=found.could)
+    return NodeFit(node.name, out[0], out[1], could=found.could)
 
 
 def kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
@@ -99,32 +99,32 @@ def kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
     return None
 
 
-def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeAnswer:
+def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeFit:
     if room is None or not room.pool.devices:
         if node.resources and node.mode is NodeMode.STATIC:
             text = "its GPUs are given away by layouts and the device plugin (mode static)"
-            return NodeAnswer(node.name, NodeReason.NODE_MODE, text)
-        return NodeAnswer(node.name, NodeReason.NO_DEVICES, "it offers no GPUs to claims")
+            return NodeFit(node.name, NodeReason.NODE_MODE, text)
+        return NodeFit(node.name, NodeReason.NO_DEVICES, "it offers no GPUs to claims")
     if not room.pool.complete:
-        return NodeAnswer(node.name, NodeReason.PUBLISHING, "it publishes its devices just now", could=True)
+        return NodeFit(node.name, NodeReason.PUBLISHING, "it publishes its devices just now", could=True)
     given = served_together(room, demands)
     if why := _refused_parts(demands, room, given):
-        return NodeAnswer(node.name, NodeReason.REFUSED, why[0], could=why[1])
+        return NodeFit(node.name, NodeReason.REFUSED, why[0], could=why[1])
     if given is not None:
         devices = tuple(each for several in given for each in several)
-        return NodeAnswer(node.name, NodeReason.FITS, "", devices=devices, could=True)
+        return NodeFit(node.name, NodeReason.FITS, "", devices=devices, could=True)
     refusals = [_refused(each, node, room) for each in demands if served_together(room, (each,)) is None]
     if never := next((each for each in refusals if not each.could), None):
         return never
     if any(each.reason != NodeReason.HELD for each in refusals):
         return next(each for each in refusals if each.reason != NodeReason.HELD)
     if served_together(room_of(room.pool, ()), demands) is None:
-        return NodeAnswer(node.name, NodeReason.TOO_FEW, "it never has all that is asked for at once")
+        return NodeFit(node.name, NodeReason.TOO_FEW, "it never has all that is asked for at once")
     if refusals:
         return refusals[0]
     holders = tuple(dict.fromkeys(each.claim.holder for each in room.holdings))
     text = "it has each thing that is asked for, and not all of them at once"
-    return NodeAnswer(node.name, NodeReason.HELD, text, holders=holders, could=True)
+    return NodeFit(node.name, NodeReason.HELD, text, holders=holders, could=True)
 
 
 def _refused_parts(
@@ -146,7 +146,7 @@ def _refused_parts(
     return (f"{text}: {why}", not later) if why else None
 
 
-def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeAnswer:
+def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit:
     """Why no alternative is served: the one that came nearest."""
     fitting = [
         (each, device) for each in demand.alternatives for device in room.pool.devices if not each.misfit(device)
@@ -163,22 +163,22 @@ def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeAns
             kept = [taint for each, device in fitting for taint in against(device, each)]
             return _tainted(node, kept) if kept and number <= MOST_DEVICES else _never_every(node, number)
         number = max(each.count for each, _ in offered)
-        return NodeAnswer(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
+        return NodeFit(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
     busy = [(each, device) for each, device in offered if not room.free(device, each)]
     holders = tuple(dict.fromkeys(held.claim.holder for _, device in busy for held in room.holders(device)))
     missing, text = _lacking(demand, room, busy)
     text += _withheld(fitting)
-    return NodeAnswer(node.name, NodeReason.HELD, text, missing, holders=holders, could=True)
+    return NodeFit(node.name, NodeReason.HELD, text, missing, holders=holders, could=True)
 
 
-def _never_every(node: FleetNode, number: int) -> NodeAnswer:
+def _never_every(node: FleetNode, number: int) -> NodeFit:
     text = f"every device that would serve is asked for, {number:,} of them"
     if number > MOST_DEVICES:
-        return NodeAnswer(node.name, NodeReason.TOO_MANY, f"{text}, and a claim has {MOST_DEVICES} at most")
-    return NodeAnswer(node.name, NodeReason.TOO_FEW, f"{text}, and they cannot be had together")
+        return NodeFit(node.name, NodeReason.TOO_MANY, f"{text}, and a claim has {MOST_DEVICES} at most")
+    return NodeFit(node.name, NodeReason.TOO_FEW, f"{text}, and they cannot be had together")
 
 
-def _withheld(fitting: Sequence[tuple[DeviceAlternative, FleetDevice]]) -> str:
+def _withheld(fitting: Sequence[tuple[DeviceRequestOption, FleetDevice]]) -> str:
     """What would serve as well and nobody is given, and why."""
     kept = {device.name: (device, taints) for each, device in fitting if (taints := against(device, each))}
     texts = _texts(taint.key for _, taints in kept.values() for taint in taints)
@@ -196,7 +196,7 @@ def _places(devices: Collection[FleetDevice], more: str = "") -> str:
 
 
 def _lacking(
-    demand: DeviceRequest, room: PoolUsage, busy: Sequence[tuple[DeviceAlternative, FleetDevice]]
+    demand: DeviceRequest, room: PoolUsage, busy: Sequence[tuple[DeviceRequestOption, FleetDevice]]
 ) -> tuple[int, str]:
     shared = [(each, device) for each, device in busy if device.shared and device.name in room.by_device]
     if shared:
@@ -214,10 +214,10 @@ def _lacking(
     return 0, f"others have everything on its {on} that would serve ({number} place{'s' if number > 1 else ''})"
 
 
-def _never(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeAnswer:
+def _never(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit:
     misses = [each.misfit(device) for each in demand.alternatives for device in room.pool.devices]
     nearest = max((each for each in misses if each is not None), key=_nearness)
-    return NodeAnswer(node.name, nearest.reason, nearest.text, nearest.missing)
+    return NodeFit(node.name, nearest.reason, nearest.text, nearest.missing)
 
 
 def _nearness(each: DeviceMismatch) -> tuple[int, int]:
@@ -233,13 +233,13 @@ _TAINT_TEXTS = {
 }
 
 
-def _tainted(node: FleetNode, taints: Iterable[DeviceTaint]) -> NodeAnswer:
+def _tainted(node: FleetNode, taints: Iterable[DeviceTaint]) -> NodeFit:
     keys = {taint.key for taint in taints}
     if keys == {TaintKey.MODE}:
         mode = f"mode {node.mode}" if node.mode is not None else f"unknown mode '{node.labels.get('tranche.dev/mode')}'"
-        return NodeAnswer(node.name, NodeReason.NODE_MODE, f"its {mode} does not offer what would serve")
+        return NodeFit(node.name, NodeReason.NODE_MODE, f"its {mode} does not offer what would serve")
     text = "; ".join(_texts(keys))
-    return NodeAnswer(node.name, NodeReason.DEVICE_TAINT, f"what would serve cannot be had: {text}", could=True)
+    return NodeFit(node.name, NodeReason.DEVICE_TAINT, f"what would serve cannot be had: {text}", could=True)
 
 
 def _texts(taints: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
-from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceConditions, read_conditions
+from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceCondition, read_conditions
 from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -45,7 +45,7 @@ class DeviceMismatch:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceAlternative:
+class DeviceRequestOption:
     """One alternative of a claim's request. None is what is not asked for; `memory` in bytes, `share` and `compute` in percent.
 
     `type` and `label` are what its class holds: a type of device, and a profile's label. `every` asks for all devices of a node
@@ -60,7 +60,7 @@ class DeviceAlternative:
     memory: int | None = None
     share: int | None = None
     compute: int | None = None
-    conditions: DeviceConditions = NO_CONDITIONS
+    conditions: DeviceCondition = NO_CONDITIONS
     distinct: bool = False
     every: bool = False
     tolerations: tuple[Toleration, ...] = ()
@@ -123,7 +123,7 @@ class DeviceRequest:
     """
 
     name: str
-    alternatives: tuple[DeviceAlternative, ...] = ()
+    alternatives: tuple[DeviceRequestOption, ...] = ()
     foreign: str = ""
     classes: tuple[str, ...] = ()
     claim: str = ""
@@ -142,10 +142,10 @@ def demanded_by_limits(pod: FleetPod) -> tuple[DeviceRequest, ...]:
     found = []
     for name, count in sorted(pod.limits.items()):
         if name == WHOLE_RESOURCE:
-            found.append(DeviceRequest(name, (DeviceAlternative(type=DeviceType.WHOLE, count=count),)))
+            found.append(DeviceRequest(name, (DeviceRequestOption(type=DeviceType.WHOLE, count=count),)))
         elif name.startswith("nvidia.com/mig-"):
             label = name.removeprefix("nvidia.com/mig-").replace(".", "-")
-            found.append(DeviceRequest(name, (DeviceAlternative(type=DeviceType.SLICE, label=label, count=count),)))
+            found.append(DeviceRequest(name, (DeviceRequestOption(type=DeviceType.SLICE, label=label, count=count),)))
     return tuple(found)
 
 
@@ -163,14 +163,16 @@ def _demanded(raw: Mapping[str, Any], distinct: bool) -> DeviceRequest:
     return DeviceRequest(name, tuple(alternatives), classes=classes)
 
 
-def _class(name: str) -> DeviceAlternative | None:
+def _class(name: str) -> DeviceRequestOption | None:
     if name in tuple(DeviceClassName):
-        return DeviceAlternative(type=_CLASS_TYPES[DeviceClassName(name)])
+        return DeviceRequestOption(type=_CLASS_TYPES[DeviceClassName(name)])
     label = name.removeprefix("tranche-")
-    return DeviceAlternative(type=DeviceType.SLICE, label=label) if label != name and profile_of_label(label) else None
+    return (
+        DeviceRequestOption(type=DeviceType.SLICE, label=label) if label != name and profile_of_label(label) else None
+    )
 
 
-def _wanted(raw: Mapping[str, Any], of_class: DeviceAlternative) -> DeviceAlternative:
+def _wanted(raw: Mapping[str, Any], of_class: DeviceRequestOption) -> DeviceRequestOption:
     capacity = (raw.get("capacity") or {}).get("requests") or {}
     conditions, unread = read_conditions(
         str((each.get("cel") or {}).get("expression") or "") for each in raw.get("selectors") or ()
@@ -196,7 +198,7 @@ def _label(profile: str) -> str:
     return profile_label(name)
 
 
-def in_words(wanted: DeviceAlternative) -> str:
+def in_words(wanted: DeviceRequestOption) -> str:
     """What is asked for, for people: `2 × slice 1g.5gb`, `share of 4 GiB`."""
     kind = {
         None: "share",

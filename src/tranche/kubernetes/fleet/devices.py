@@ -76,7 +76,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSlice:
+class _FleetSlice:
     """A ResourceSlice by name, as its pool needs it. `generation` and `count` are the pool's by its word."""
 
     name: str
@@ -88,12 +88,12 @@ class FleetSlice:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
 
 
-def decode_fleet_slice(raw: Mapping[str, Any]) -> FleetSlice:
+def decode_fleet_slice(raw: Mapping[str, Any]) -> _FleetSlice:
     """A `resource.k8s.io/v1.ResourceSlice`; another driver's without its devices."""
     spec = part(raw, "spec")
     pool, driver, node = part(spec, "pool"), str(spec.get("driver") or ""), str(spec.get("nodeName") or "")
     ours = driver == DRIVER
-    return FleetSlice(
+    return _FleetSlice(
         name=str(part(raw, "metadata").get("name") or ""),
         driver=driver,
         node=node,
@@ -109,16 +109,16 @@ def decode_pools(resource_slices: Iterable[Mapping[str, Any]]) -> Mapping[str, P
     return pools_of(map(decode_fleet_slice, resource_slices))
 
 
-def pools_of(resource_slices: Iterable[FleetSlice]) -> Mapping[str, Pool]:
+def pools_of(resource_slices: Iterable[_FleetSlice]) -> Mapping[str, Pool]:
     """The pools of Tranche's driver by node, each of its newest generation. The scheduler goes by the names of the slices."""
-    by_pool: dict[str, list[FleetSlice]] = {}
+    by_pool: dict[str, list[_FleetSlice]] = {}
     for each in sorted(resource_slices, key=lambda each: each.name):
         if each.driver == DRIVER and each.node:
             by_pool.setdefault(each.node, []).append(each)
     return {node: _pool(node, slices) for node, slices in sorted(by_pool.items())}
 
 
-def _pool(node: str, slices: Sequence[FleetSlice]) -> Pool:
+def _pool(node: str, slices: Sequence[_FleetSlice]) -> Pool:
     newest = max(each.generation for each in slices)
     current = [each for each in slices if each.generation == newest]
     counters = {name: counters for each in current for name, counters in each.counters.items()}

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from tranche.core.quantity import format_memory
 from tranche.core.spelling import did_you_mean
-from tranche.kubernetes.fleet.answers import NodeAnswer, NodeReason, node_answer
+from tranche.kubernetes.fleet.answers import NodeFit, NodeReason, node_answer
 from tranche.kubernetes.fleet.device_request import DeviceRequest, demanded_by, demanded_by_limits, in_words
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
@@ -68,7 +68,7 @@ class FleetExplanation:
     message: str
     wanted: tuple[str, ...] = ()
     given: tuple[HeldDevice, ...] = ()
-    get: NodeAnswer | None = None
+    get: NodeFit | None = None
     groups: tuple[NodeGroup, ...] = ()
     unnamed: int = 0
     remedies: tuple[str, ...] = ()
@@ -200,7 +200,7 @@ def _waits(
     return replace(found, status=WaitStatus.WAITING, message=message, get=None)
 
 
-def explain_answers(pod: str, answers: Sequence[NodeAnswer], whole: bool, then: str = "") -> FleetExplanation:
+def explain_answers(pod: str, answers: Sequence[NodeFit], whole: bool, then: str = "") -> FleetExplanation:
     """What nodes answer, put together. `then` is what a pod still waits for that a node could serve now.
 
     Where the answers are not of the `whole` cluster, another node could serve it, so that nothing is impossible.
@@ -220,7 +220,7 @@ def explain_answers(pod: str, answers: Sequence[NodeAnswer], whole: bool, then: 
     return FleetExplanation(pod, status, message, get=named, groups=groups[:_GROUPS], unnamed=unnamed)
 
 
-def _status(answers: Sequence[NodeAnswer]) -> tuple[WaitStatus, str]:
+def _status(answers: Sequence[NodeFit]) -> tuple[WaitStatus, str]:
     """What is so where no node can serve it now."""
     if not answers:
         return WaitStatus.IMPOSSIBLE, "the cluster has no nodes"
@@ -231,8 +231,8 @@ def _status(answers: Sequence[NodeAnswer]) -> tuple[WaitStatus, str]:
     return WaitStatus.WAITING, f"{number} serve it now; {f'{able:,} of them' if len(answers) > 1 else 'it'} could later"
 
 
-def _groups(answers: Iterable[NodeAnswer]) -> tuple[NodeGroup, ...]:
-    together: dict[tuple[str, tuple[str, bool]], list[NodeAnswer]] = {}
+def _groups(answers: Iterable[NodeFit]) -> tuple[NodeGroup, ...]:
+    together: dict[tuple[str, tuple[str, bool]], list[NodeFit]] = {}
     for each in answers:
         together.setdefault((each.reason, _shape(each)), []).append(each)
     groups = [_group(each) for each in together.values()]
@@ -241,12 +241,12 @@ def _groups(answers: Iterable[NodeAnswer]) -> tuple[NodeGroup, ...]:
     return tuple(group for _, group in order)
 
 
-def _shape(answer: NodeAnswer) -> tuple[str, bool]:
+def _shape(answer: NodeFit) -> tuple[str, bool]:
     """What answers have in common that differ in amounts alone."""
     return ("" if answer.reason == NodeReason.HELD else answer.text, answer.missing > 0)
 
 
-def _group(answers: Sequence[NodeAnswer]) -> NodeGroup:
+def _group(answers: Sequence[NodeFit]) -> NodeGroup:
     nearest = min(answers, key=lambda each: each.missing)
     holders = tuple(dict.fromkeys(name for each in answers[:_NAMED] for name in each.holders))
     return NodeGroup(

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.claims.vocabulary import DeviceType
-from tranche.kubernetes.fleet.device_request import DeviceAlternative
+from tranche.kubernetes.fleet.device_request import DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.fleet.pool_usage import HeldDevice, PoolUsage
 
-_ANYTHING = DeviceAlternative()
+_ANYTHING = DeviceRequestOption()
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The label by which feature discovery says how many GPUs a node has."""
 
@@ -128,7 +128,7 @@ def _gpu(
     free = (
         room.memory_left(device) if device.shared else device.memory
         for device in devices
-        if not device.taints and room.free(device, DeviceAlternative(memory=1) if device.shared else _ANYTHING)
+        if not device.taints and room.free(device, DeviceRequestOption(memory=1) if device.shared else _ANYTHING)
     )
     return FleetGpu(
         node=room.pool.node,

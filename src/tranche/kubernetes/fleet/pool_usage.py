@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.claims.vocabulary import TaintKey
-from tranche.kubernetes.fleet.device_request import DeviceAlternative, DeviceRequest
+from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
 from tranche.planning.realise import why_not_together
@@ -61,7 +61,7 @@ class PoolUsage:
             or (each.device.counter_set == device.counter_set and set(each.device.counters) & set(device.counters))
         )
 
-    def free(self, device: FleetDevice, wanted: DeviceAlternative) -> bool:
+    def free(self, device: FleetDevice, wanted: DeviceRequestOption) -> bool:
         """Whether the device serves one more, taints aside."""
         own = self.by_device.get(device.name, ())
         if device.shared and own:
@@ -73,7 +73,7 @@ class PoolUsage:
             not device.shared or self._part_fits(device, wanted, own)
         )
 
-    def _part_fits(self, device: FleetDevice, wanted: DeviceAlternative, own: Sequence[HeldDevice]) -> bool:
+    def _part_fits(self, device: FleetDevice, wanted: DeviceRequestOption, own: Sequence[HeldDevice]) -> bool:
         if self.memory_left(device) < device.consumed(wanted.memory):
             return False
         if device.clients is not None and len(own) >= device.clients:
@@ -102,7 +102,7 @@ def room_of(pool: Pool, claims: Iterable[FleetClaim]) -> PoolUsage:
     return PoolUsage(pool, holdings, left, by_device)
 
 
-def against(device: FleetDevice, wanted: DeviceAlternative) -> tuple[DeviceTaint, ...]:
+def against(device: FleetDevice, wanted: DeviceRequestOption) -> tuple[DeviceTaint, ...]:
     """The taints for which the device is not given away now, and one for room that is kept for others."""
     found = tuple(
         taint
@@ -112,7 +112,7 @@ def against(device: FleetDevice, wanted: DeviceAlternative) -> tuple[DeviceTaint
     return (*found, DeviceTaint(TaintKey.RESERVED)) if device.kept and not wanted.by_name else found
 
 
-def served(room: PoolUsage, wanted: DeviceAlternative) -> tuple[FleetDevice, ...] | None:
+def served(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[FleetDevice, ...] | None:
     """The devices that the scheduler would give now, in its order; None without enough of them."""
     found = served_together(room, (DeviceRequest("", (wanted,)),))
     return None if found is None else found[0]
@@ -147,17 +147,17 @@ def _together(room: PoolUsage, demands: Sequence[DeviceRequest]) -> tuple[tuple[
     return None
 
 
-def had_together(room: PoolUsage, wanted: DeviceAlternative) -> int:
+def had_together(room: PoolUsage, wanted: DeviceRequestOption) -> int:
     """How many of the devices that are wanted the scheduler could give now, one after the other."""
     return len(_several(room, wanted)[0])
 
 
-def _all_of(room: PoolUsage, wanted: DeviceAlternative) -> tuple[tuple[FleetDevice, ...], PoolUsage] | None:
+def _all_of(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[tuple[FleetDevice, ...], PoolUsage] | None:
     taken = _several(room, wanted)
     return None if len(taken[0]) < wanted.count else taken
 
 
-def _several(room: PoolUsage, wanted: DeviceAlternative) -> tuple[tuple[FleetDevice, ...], PoolUsage]:
+def _several(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[tuple[FleetDevice, ...], PoolUsage]:
     """As many as there are, up to the count that is wanted."""
     taken: list[FleetDevice] = []
     while len(taken) < wanted.count and (device := next(_servable(room, wanted, taken), None)) is not None:
@@ -166,7 +166,7 @@ def _several(room: PoolUsage, wanted: DeviceAlternative) -> tuple[tuple[FleetDev
     return tuple(taken), room
 
 
-def _every(room: PoolUsage, wanted: DeviceAlternative) -> tuple[tuple[FleetDevice, ...], PoolUsage] | None:
+def _every(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[tuple[FleetDevice, ...], PoolUsage] | None:
     devices = tuple(each for each in room.pool.devices if wanted.misfit(each) is None)
     if not 0 < len(devices) <= MOST_DEVICES:
         return None
@@ -177,7 +177,7 @@ def _every(room: PoolUsage, wanted: DeviceAlternative) -> tuple[tuple[FleetDevic
     return devices, room
 
 
-def _less(room: PoolUsage, device: FleetDevice, wanted: DeviceAlternative) -> PoolUsage:
+def _less(room: PoolUsage, device: FleetDevice, wanted: DeviceRequestOption) -> PoolUsage:
     """The room when one more has the device, or what is wanted of it."""
     memory = device.consumed(wanted.memory) if device.shared else None
     given = ClaimedDevice(device.node, device.name, memory=memory, compute=wanted.compute)
@@ -185,7 +185,7 @@ def _less(room: PoolUsage, device: FleetDevice, wanted: DeviceAlternative) -> Po
     return room_of(room.pool, [*dict.fromkeys(each.claim for each in room.holdings), guest])
 
 
-def _servable(room: PoolUsage, wanted: DeviceAlternative, taken: Sequence[FleetDevice]) -> Iterator[FleetDevice]:
+def _servable(room: PoolUsage, wanted: DeviceRequestOption, taken: Sequence[FleetDevice]) -> Iterator[FleetDevice]:
     gpus = {each.uuid for each in taken} if wanted.distinct else set()
     for device in room.pool.devices:
         if (

@@ -10,8 +10,8 @@ from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
-from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeAnswer, NodeReason
-from tranche.kubernetes.fleet.device_request import DeviceAlternative, DeviceRequest
+from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeFit, NodeReason
+from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.fleet.pool_usage import (
     MOST_DEVICES,
@@ -31,7 +31,7 @@ _CLAIMS = 100
 def remedies(
     pod: FleetPod,
     demands: Sequence[DeviceRequest],
-    answers: Sequence[NodeAnswer],
+    answers: Sequence[NodeFit],
     nodes: Sequence[FleetNode],
     rooms: Mapping[str, PoolUsage],
 ) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def remedies(
 def _all(
     pod: FleetPod,
     demands: Sequence[DeviceRequest],
-    answers: Sequence[NodeAnswer],
+    answers: Sequence[NodeFit],
     nodes: Mapping[str, FleetNode],
     rooms: Mapping[str, PoolUsage],
     open_rooms: Sequence[PoolUsage],
@@ -98,7 +98,7 @@ def _less(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Itera
         yield f"{format_memory(best[0] // MIB * MIB)} could be had now, on node {best[1]}"
 
 
-def _most(room: PoolUsage, wanted: DeviceAlternative) -> int:
+def _most(room: PoolUsage, wanted: DeviceRequestOption) -> int:
     found = 0
     for device in room.pool.devices:
         if wanted.misfit(device) is None and not against(device, wanted) and room.free(device, wanted):
@@ -106,9 +106,7 @@ def _most(room: PoolUsage, wanted: DeviceAlternative) -> int:
     return found
 
 
-def _fewer(
-    demands: Sequence[DeviceRequest], answers: Sequence[NodeAnswer], rooms: Sequence[PoolUsage]
-) -> Iterator[str]:
+def _fewer(demands: Sequence[DeviceRequest], answers: Sequence[NodeFit], rooms: Sequence[PoolUsage]) -> Iterator[str]:
     """The most devices that could be had together."""
     if len(demands) != 1:
         return
@@ -132,11 +130,11 @@ def _weaker(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Ite
             return
 
 
-def _unisolated(wanted: DeviceAlternative) -> DeviceAlternative:
+def _unisolated(wanted: DeviceRequestOption) -> DeviceRequestOption:
     return replace(wanted, conditions=replace(wanted.conditions, isolations=frozenset()))
 
 
-def _nodes(pod: FleetPod, answers: Sequence[NodeAnswer]) -> Iterator[str]:
+def _nodes(pod: FleetPod, answers: Sequence[NodeFit]) -> Iterator[str]:
     """Nodes that could serve it, were it let onto them."""
     texts = {
         NodeReason.NODE_CORDONED: "kubectl uncordon {node}: it could serve this",
@@ -151,7 +149,7 @@ def _nodes(pod: FleetPod, answers: Sequence[NodeAnswer]) -> Iterator[str]:
 
 def _modes(
     demands: Sequence[DeviceRequest],
-    answers: Sequence[NodeAnswer],
+    answers: Sequence[NodeFit],
     nodes: Mapping[str, FleetNode],
     rooms: Mapping[str, PoolUsage],
 ) -> Iterator[str]:

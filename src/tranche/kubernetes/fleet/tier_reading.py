@@ -7,31 +7,31 @@ from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier, TierSigns, tier_by_signs
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend, BackendFacts, backend_by_signs
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL, SHARE_RESOURCE, DeviceClassName
-from tranche.kubernetes.tier_watch import ask_tier
+from tranche.kubernetes.tier_watch import ask_backend
 
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 
 
-async def tier_in_force(connection: ApiConnection, namespace: str = "") -> Tier:
-    """The tier by the version of the API server and by what the caller may read of what its administrator has set up.
+async def backend_in_force(connection: ApiConnection, namespace: str = "") -> AllocationBackend:
+    """The backend by the version of the API server and by what the caller may read of what its administrator has set up.
 
     With a namespace, which is to be that of the agents, leases are read there alone.
 
     KubernetesUnavailable when the API server does not answer.
     """
-    by_version = await ask_tier(connection)
+    by_version = await ask_backend(connection)
     reader = ClusterReader(connection)
     found = await reader.object("the device class", f"{CLASSES}/{DeviceClassName.ANY}")
     classes = None if found is None and reader.unread else found is not None
     if classes or by_version not in BY_CLAIMS:
-        return tier_by_signs(by_version, TierSigns(classes))
+        return backend_by_signs(by_version, BackendFacts(classes))
     nodes = await reader.objects("nodes", "/api/v1/nodes")
     if any(handed_out(each) not in ("", "0") for each in nodes or ()):
-        return tier_by_signs(by_version, TierSigns(classes, handed=True))
+        return backend_by_signs(by_version, BackendFacts(classes, handed=True))
     leases = await reader.objects("what nodes have", _leases(namespace), labelSelector=PLACING_LABEL)
-    return tier_by_signs(by_version, TierSigns(classes, told=bool(leases)))
+    return backend_by_signs(by_version, BackendFacts(classes, told=bool(leases)))
 
 
 def _leases(namespace: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tranche.core.allocation import ComputeSlice, NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ChosenFor, PlacedPodKeeper
-from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.kubernetes.gates.leases import ChosenShare
 from tranche.planning import effect
 from tranche.planning.plan import Plan
 from tranche.planning.realise import given, realise
@@ -17,7 +17,7 @@ CHOSEN = "chosen-"
 """What the ids of such shares begin with; the pod's uid follows."""
 
 
-def with_choices(view: NodeView, choices: Iterable[ShareChoice]) -> NodeView:
+def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
     """The view once every choice is made true that the node's agent has not taken up yet."""
     taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
     for choice in choices:

@@ -15,9 +15,9 @@ from tranche.core.keeper import NOT_KNOWN_YET, ChosenFor, PodKeeper
 from tranche.core.request import Request
 from tranche.core.wire import grant_from_dict
 from tranche.documents import describe
-from tranche.kubernetes.claims.tier import BY_CLAIMS, Tier
+from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeAnswer, NodeReason, kept_out
+from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeFit, NodeReason, kept_out
 from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_answers, explain_pod
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod
@@ -49,16 +49,16 @@ _WITH_CLAIM_ADVICE = (
 _WAITS = frozenset((WaitStatus.PREPARING, WaitStatus.STARTABLE, WaitStatus.WAITING, WaitStatus.IMPOSSIBLE))
 
 
-def explain_waiting(pod: FleetPod, fleet: Fleet | GateFleet, tier: Tier) -> FleetExplanation:
+def explain_waiting(pod: FleetPod, fleet: Fleet | GateFleet, backend: AllocationBackend) -> FleetExplanation:
     """Why the pod waits, or what it has, in a cluster that gives shares in that way; of a pod that asks at the gate by what nodes
     tell of themselves. Pure.
     """
     found = explain_gated(pod, pod.by_gate, fleet) if isinstance(fleet, GateFleet) else explain_pod(pod, fleet)
     if found.status not in _WAITS or pod.node:
         return found
-    if pod.asks_at_gate and pod.gated and tier in BY_CLAIMS:
+    if pod.asks_at_gate and pod.gated and backend in BY_CLAIMS:
         return _for_ever(pod, found.wanted, LEFT_AT_GATE, AT_GATE_ADVICE)
-    if not pod.asks_at_gate and (pod.claims or pod.templates) and tier is Tier.GATES:
+    if not pod.asks_at_gate and (pod.claims or pod.templates) and backend is AllocationBackend.GATES:
         return _for_ever(pod, found.wanted, _LEFT_WITH_CLAIM, _WITH_CLAIM_ADVICE)
     return found
 
@@ -105,33 +105,33 @@ def explain_views(pod: FleetPod, request: Request, fleet: GateFleet, then: str =
     return replace(found, remedies=tuple(islice(remedies, _ADVICE)))
 
 
-def _answers(pod: FleetPod, request: Request, fleet: GateFleet, views: Mapping[str, NodeView]) -> list[NodeAnswer]:
+def _answers(pod: FleetPod, request: Request, fleet: GateFleet, views: Mapping[str, NodeView]) -> list[NodeFit]:
     found = []
     for name in sorted({*fleet.nodes, *views, *fleet.unknown}):
         if name in fleet.unknown:
-            answer = NodeAnswer(name, NodeReason.PUBLISHING, fleet.unknown[name], could=True)
+            answer = NodeFit(name, NodeReason.PUBLISHING, fleet.unknown[name], could=True)
         elif name in views:
             answer = _answer(name, views[name], request)
         else:
-            answer = NodeAnswer(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
+            answer = NodeFit(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
         out = kept_out(pod, fleet.nodes[name]) if name in fleet.nodes and name not in fleet.unknown else None
-        found.append(answer if out is None else NodeAnswer(name, *out, could=answer.could))
+        found.append(answer if out is None else NodeFit(name, *out, could=answer.could))
     return found
 
 
-def _answer(name: str, view: NodeView, request: Request) -> NodeAnswer:
+def _answer(name: str, view: NodeView, request: Request) -> NodeFit:
     """What the planning says of one node."""
     try:
         decision = decide(view, request)
     except TrancheError as error:
-        return NodeAnswer(name, error.reason, error.message)
+        return NodeFit(name, error.reason, error.message)
     if isinstance(decision, Granted):
-        return NodeAnswer(name, NodeReason.FITS, decision.note, could=True)
+        return NodeFit(name, NodeReason.FITS, decision.note, could=True)
     obstacles = decision.obstacles
     reason = str(obstacles[0].reason) if obstacles else NodeReason.HELD
     text = "; ".join(list(dict.fromkeys(each.text for each in obstacles))[:_NAMED])
     holders = dict.fromkeys(each for obstacle in obstacles for each in obstacle.allocation_ids)
-    return NodeAnswer(name, reason, text, holders=tuple(holders), could=True)
+    return NodeFit(name, reason, text, holders=tuple(holders), could=True)
 
 
 def _named(view: NodeView) -> NodeView:

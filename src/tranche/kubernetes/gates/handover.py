@@ -21,12 +21,12 @@ from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
-from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimBacklog
+from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimQueue
 from tranche.kubernetes.dra.share_edits import share_spec
-from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, WaitingRequests
-from tranche.kubernetes.gates.leases import ShareChoice
+from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, ClaimRetryQueue
+from tranche.kubernetes.gates.leases import ChosenShare
 from tranche.kubernetes.gates.placed_files import PlacedFiles, unit_spec
-from tranche.kubernetes.kubelet.pod_resources import Listed
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.claims import ClaimRequest
 from tranche.planning.realise import ChosenDevice
@@ -39,8 +39,8 @@ PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 _log = logging.getLogger(__name__)
 
 
-class PlacedShares(ClaimBackend, Protocol):
-    """`tranche.node.claims.Claims`; every method blocks."""
+class _PlacedShares(ClaimBackend, Protocol):
+    """`tranche.node.claims.ClaimRegister`; every method blocks."""
 
     def give_back(self, uid: str, *, why: str) -> bool:
         """Take back what the pod of that uid has; whether it had something."""
@@ -60,9 +60,9 @@ class ShareNode:
     that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
     """
 
-    shares: Callable[[], PlacedShares]
-    listed: Callable[[], Awaitable[Sequence[Listed]]]
-    chosen: Callable[[], Awaitable[Mapping[str, ShareChoice]]]
+    shares: Callable[[], _PlacedShares]
+    listed: Callable[[], Awaitable[Sequence[ContainerDevices]]]
+    chosen: Callable[[], Awaitable[Mapping[str, ChosenShare]]]
     uid_of: Callable[[PodRef], Awaitable[str]]
     adopt: Callable[[ClaimRequest], None]
     observe_gpu: Callable[[str], GpuState]
@@ -71,7 +71,7 @@ class ShareNode:
     mps_pipes: Callable[[str], Path]
 
 
-class ShareHandover:
+class GatedSharePreparer:
     """Hands shares to the containers of one node. `changed` is called when a pod has come to have something,
     `refused` is told why pods, by uid, cannot have their share.
 
@@ -87,13 +87,13 @@ class ShareHandover:
         patience: float = PATIENCE_SECONDS,
         refused: LatestValue[Mapping[str, str]] | None = None,
     ) -> None:
-        self.backlog = ClaimBacklog(node.shares)
+        self.backlog = ClaimQueue(node.shares)
         self.refused: LatestValue[Mapping[str, str]] = LatestValue() if refused is None else refused
         self._node = node
         self._files = files
         self._changed = changed
         self._patience = patience
-        self._waiting = WaitingRequests()
+        self._waiting = ClaimRetryQueue()
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     @property

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Grant, NodeView, Part, Slice, WholeGpu
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.vocabulary import CapacityName, TaintKey
-from tranche.kubernetes.dra.devices import Amount, NodeDevice, counter_sets, devices_of
+from tranche.kubernetes.dra.devices import DeviceCapacity, NodeDevice, counter_sets, devices_of
 from tranche.kubernetes.dra.kept_room import set_apart
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool, fleet_device
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
-from tranche.kubernetes.gates.leases import NodeGpus, ShareChoice
+from tranche.kubernetes.gates.leases import ChosenShare, NodeGpus
 from tranche.kubernetes.gates.withheld import as_if_by_claims
 
 
 def fleet_of(
     nodes: Mapping[str, FleetNode],
     said: Mapping[str, NodeGpus],
-    chosen: Mapping[str, Mapping[str, ShareChoice]],
+    chosen: Mapping[str, Mapping[str, ChosenShare]],
     unknown: Iterable[str] = (),
     unread: Mapping[str, str] | None = None,
 ) -> Fleet:
@@ -41,7 +41,7 @@ def fleet_of(
 
 
 def _node(
-    said: NodeGpus, mode: NodeMode, chosen: Mapping[str, ShareChoice]
+    said: NodeGpus, mode: NodeMode, chosen: Mapping[str, ChosenShare]
 ) -> tuple[Pool | None, tuple[FleetClaim, ...]]:
     """What a node offers, None without any, and who has what of it."""
     # A GPU that is lost is shown as such, and what it was is known.
@@ -58,7 +58,7 @@ def _node(
     kept = {each.place for each in said.view.withheld if each.for_large}
     places = [each.place for each in said.view.withheld if each.faulty]
     faulty = frozenset(each for each in places if isinstance(each, WholeGpu | Slice))
-    reasons = reasons_against(offered, told, TaintCauses(mode, faulty))
+    reasons = reasons_against(offered, told, TaintFacts(mode, faulty))
     kept_for = [each for each in offered if each.sharing is None and each.offered in kept]
     offered, reasons = set_apart(offered, kept_for, reasons)
     counters = counter_sets(present)
@@ -66,7 +66,7 @@ def _node(
 
 
 def _device(node: str, device: NodeDevice, reasons: Mapping[str, Sequence[TaintKey]]) -> FleetDevice:
-    memory = device.capacity.get(CapacityName.MEMORY, Amount(0))
+    memory = device.capacity.get(CapacityName.MEMORY, DeviceCapacity(0))
     amounts = {name: each.value for name, each in device.capacity.items()}
     return replace(
         fleet_device(node, device.name, device.attributes, amounts),
@@ -79,13 +79,15 @@ def _device(node: str, device: NodeDevice, reasons: Mapping[str, Sequence[TaintK
 
 
 def _holdings(
-    node: str, devices: Iterable[NodeDevice], view: NodeView, chosen: Mapping[str, ShareChoice]
+    node: str, devices: Iterable[NodeDevice], view: NodeView, chosen: Mapping[str, ChosenShare]
 ) -> Iterator[FleetClaim]:
     """What pods have, or are about to have, each as if by a claim without a name of its own."""
     by_offer = {(each.offered.gpu_uuid, each.offered.slot, each.sharing is None): each for each in devices}
 
     def given(grants: Iterable[Grant]) -> tuple[ClaimedDevice, ...]:
-        found = ((each, by_offer.get((each.gpu_uuid, each.slot, not isinstance(each, Part)))) for each in grants)
+        found = (
+            (each, by_offer.get((each.gpu_uuid, each.slot, not isinstance(each, FractionalShare)))) for each in grants
+        )
         return tuple(_given(node, each, device) for each, device in found if device is not None)
 
     taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
@@ -105,7 +107,7 @@ def _holdings(
 
 
 def _given(node: str, grant: Grant, device: NodeDevice) -> ClaimedDevice:
-    if isinstance(grant, Part):
+    if isinstance(grant, FractionalShare):
         return ClaimedDevice(node, device.name, memory=grant.memory, compute=grant.compute)
     return ClaimedDevice(node, device.name)
 

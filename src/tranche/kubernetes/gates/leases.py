@@ -39,7 +39,7 @@ class NodeGpus:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareChoice:
+class ChosenShare:
     """What was chosen for a pod: grants of one node. `seen` is the generation of the node's GPUs by which it was chosen."""
 
     namespace: str
@@ -50,22 +50,22 @@ class ShareChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeChoices:
+class ChoiceLease:
     """The choices of one node, by the pods' uids. `lease` is what they were read from, None before the first is made.
 
     `owner` is name and uid of the node object, with which a new lease goes.
     """
 
     node: str
-    choices: Mapping[str, ShareChoice] = field(default_factory=dict)
+    choices: Mapping[str, ChosenShare] = field(default_factory=dict)
     lease: Lease | None = None
     owner: tuple[str, str] | None = None
 
-    def with_choices(self, added: Iterable[ShareChoice]) -> NodeChoices:
+    def with_choices(self, added: Iterable[ChosenShare]) -> ChoiceLease:
         """With these as well."""
         return replace(self, choices={**self.choices, **{each.uid: each for each in added}})
 
-    def without(self, uids: Iterable[str]) -> NodeChoices:
+    def without(self, uids: Iterable[str]) -> ChoiceLease:
         """Without those of these pods."""
         gone = set(uids)
         return replace(self, choices={uid: each for uid, each in self.choices.items() if uid not in gone})
@@ -87,7 +87,7 @@ def node_of(lease: Lease) -> str:
     return lease.annotations.get(NODE) or lease.name.removeprefix(lease_name(CHOICES, ""))
 
 
-def choices_to_lease(chosen: NodeChoices) -> Lease:
+def choices_to_lease(chosen: ChoiceLease) -> Lease:
     """The lease of a node's choices, in the place of the version that they were read in."""
     data = {uid: _choice_to_dict(each) for uid, each in sorted(chosen.choices.items())}
     text = json.dumps(data, separators=(",", ":"))
@@ -96,21 +96,21 @@ def choices_to_lease(chosen: NodeChoices) -> Lease:
     return replace(before, annotations={NODE: chosen.node, _CHOICES: text})
 
 
-def choices_from_lease(lease: Lease) -> NodeChoices:
+def choices_from_lease(lease: Lease) -> ChoiceLease:
     """What was chosen of a node; UsageError when it cannot be read, so that nothing is chosen beside what nobody knows."""
     try:
         data = read_json(lease.annotations[_CHOICES])
         choices = {str(uid): _choice_from_dict(str(uid), each) for uid, each in data.items()}
-        return NodeChoices(lease.annotations[NODE], choices, lease)
+        return ChoiceLease(lease.annotations[NODE], choices, lease)
     except (KeyError, ValueError, TypeError, AttributeError, TrancheError) as error:
         raise UsageError(f"lease {lease.name} does not say what was chosen: {error}") from error
 
 
-def _choice_to_dict(choice: ShareChoice) -> dict[str, Any]:
+def _choice_to_dict(choice: ChosenShare) -> dict[str, Any]:
     grants = [grant_to_dict(each) for each in choice.grants]
     return {"namespace": choice.namespace, "name": choice.name, "grants": grants, "seen": choice.seen}
 
 
-def _choice_from_dict(uid: str, data: Mapping[str, Any]) -> ShareChoice:
+def _choice_from_dict(uid: str, data: Mapping[str, Any]) -> ChosenShare:
     grants = tuple(grant_from_dict(each) for each in data["grants"])
-    return ShareChoice(str(data["namespace"]), str(data["name"]), uid, grants, int(data["seen"]))
+    return ChosenShare(str(data["namespace"]), str(data["name"]), uid, grants, int(data["seen"]))

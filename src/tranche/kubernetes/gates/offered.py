@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tranche.core.allocation import NodeView
-from tranche.core.gpu_use import GpuUse
+from tranche.core.gpu_use import GpuPolicy
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.claims.node_mode import NodeMode
 
@@ -20,11 +20,11 @@ def offered_view(view: NodeView, mode: NodeMode) -> NodeView:
     return replace(view, node=replace(view.node, sharing=sharing), uses=uses)
 
 
-def _use(word: GpuUse, mode: NodeMode) -> GpuUse:
-    slices = mode.offers_slices and word in (GpuUse.AUTO, GpuUse.MIG)
-    parts = mode.offers_parts and word in (GpuUse.AUTO, GpuUse.SHARED)
+def _use(word: GpuPolicy, mode: NodeMode) -> GpuPolicy:
+    slices = mode.offers_slices and word in (GpuPolicy.AUTO, GpuPolicy.MIG)
+    parts = mode.offers_parts and word in (GpuPolicy.AUTO, GpuPolicy.SHARED)
     if slices and parts:
-        return GpuUse.AUTO
+        return GpuPolicy.AUTO
     if slices:
-        return GpuUse.MIG
-    return GpuUse.SHARED if parts else GpuUse.OFF
+        return GpuPolicy.MIG
+    return GpuPolicy.SHARED if parts else GpuPolicy.OFF

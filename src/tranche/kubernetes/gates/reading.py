@@ -10,18 +10,18 @@ from tranche.core.errors import ClaimsUnavailable, UsageError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node
 from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.fleet.tier_reading import tier_in_force
+from tranche.kubernetes.fleet.tier_reading import backend_in_force
 from tranche.kubernetes.gates.chosen_view import with_choices
 from tranche.kubernetes.gates.lease_pools import fleet_of
 from tranche.kubernetes.gates.leases import (
     CHOICES,
+    ChosenShare,
     NodeGpus,
-    ShareChoice,
     choices_from_lease,
     gpus_from_lease,
     node_of,
@@ -46,7 +46,7 @@ class GateFleet:
     unknown: Mapping[str, str] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
     last_word: str = ""
-    chosen: Mapping[str, Mapping[str, ShareChoice]] = field(default_factory=dict)
+    chosen: Mapping[str, Mapping[str, ChosenShare]] = field(default_factory=dict)
     whole: bool = True
 
     def fleet(self) -> Fleet:
@@ -62,7 +62,7 @@ async def read_gate_fleet(connection: ApiConnection, pod: FleetPod | None = None
         decode_lease(raw) for raw in await reader.objects("what nodes have", _LEASES, labelSelector=PLACING_LABEL) or ()
     ]
     said: dict[str, NodeGpus] = {}
-    chosen: dict[str, Mapping[str, ShareChoice]] = {}
+    chosen: dict[str, Mapping[str, ChosenShare]] = {}
     unknown: dict[str, str] = {}
     for lease in leases:
         try:
@@ -96,7 +96,7 @@ async def read_any_fleet(connection: ApiConnection, namespace: str) -> Fleet:
         found = await read_fleet(connection, namespace)
     except ClaimsUnavailable:
         found = None
-    if found is not None and await tier_in_force(connection) is not Tier.GATES:
+    if found is not None and await backend_in_force(connection) is not AllocationBackend.GATES:
         return found  # leases may be left from before
     told = await read_gate_fleet(connection)
     if told.said or told.unknown or (found is None and told.unread):

@@ -16,18 +16,18 @@ from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.claims.node_mode import mode_in_force
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.device_plugin.endpoints import Endpoints
-from tranche.kubernetes.gates.handover import ShareHandover, ShareNode
-from tranche.kubernetes.gates.leases import CHOICES, ShareChoice, choices_from_lease
+from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
+from tranche.kubernetes.gates.handover import GatedSharePreparer, ShareNode
+from tranche.kubernetes.gates.leases import CHOICES, ChosenShare, choices_from_lease
 from tranche.kubernetes.gates.placed_files import PlacedFiles, cdi_name
 from tranche.kubernetes.gates.share_reconciler import ShareReconciler
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 from tranche.kubernetes.telling.told_view import lease_name
 from tranche.node.claims import ClaimRequest
 from tranche.node.pod_processes import pods_with_processes
@@ -54,7 +54,7 @@ class ShareDriver:
 
     def __init__(
         self,
-        services: NodeServices,
+        services: NodeContext,
         *,
         folders: Callable[[], tuple[Path, Path | None]],
         cdi_folder: Path,
@@ -81,7 +81,7 @@ class ShareDriver:
         )
         placed = PlacedFiles(cdi_folder)
         self._changed = asyncio.Event()
-        self._handover = ShareHandover(node, placed, self._changed.set, refused=refused)
+        self._handover = GatedSharePreparer(node, placed, self._changed.set, refused=refused)
         self._care = ShareReconciler(
             node,
             self._handover,
@@ -91,7 +91,7 @@ class ShareDriver:
             clock=clock,
         )
         self._over = asyncio.Event()
-        self._endpoints: Endpoints | None = None
+        self._endpoints: ResourceServerManager | None = None
         self._failure = "shares are not handed over yet"
 
     def ready(self) -> Readiness:
@@ -105,7 +105,7 @@ class ShareDriver:
         await self._configured()
         await self._services.inventory.latest.first()
         folder, socket = self._folders()
-        self._endpoints = Endpoints(folder, socket, self, self._clock, starter=self)
+        self._endpoints = ResourceServerManager(folder, socket, self, self._clock, starter=self)
         try:
             async with asyncio.TaskGroup() as group:
                 # Before a pod is served: what a lost register has left is another's.
@@ -142,11 +142,11 @@ class ShareDriver:
         """Have the share of the container's pod there."""
         await self._handover.start(device_ids)
 
-    async def _keep_serving(self, endpoints: Endpoints) -> None:
+    async def _keep_serving(self, endpoints: ResourceServerManager) -> None:
         units = tuple(ListedDevice(f"share-{number}") for number in range(UNITS))
         while True:
             node = self._services.node.value if self._services.node.synced else None
-            gates = self._services.tier.synced and self._services.tier.value is Tier.GATES
+            gates = self._services.backend.synced and self._services.backend.value is AllocationBackend.GATES
             serves = gates and mode_in_force(None if node is None else node.labels).by_claims
             held = await asyncio.to_thread(lambda: self._services.host.claims.held_by_pods())
             await endpoints.settle({SHARE_RESOURCE: units} if serves or held else {})
@@ -196,7 +196,7 @@ class ShareDriver:
         )
         holders.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
 
-    async def _chosen(self) -> Mapping[str, ShareChoice]:
+    async def _chosen(self) -> Mapping[str, ChosenShare]:
         lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))
         return {} if lease is None else choices_from_lease(lease).choices
 

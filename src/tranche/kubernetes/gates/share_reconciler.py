@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
-from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, Liveness, judge_claim
+from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, judge_claim
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.gates.handover import ShareHandover, ShareNode, order_for
+from tranche.kubernetes.gates.handover import GatedSharePreparer, ShareNode, order_for
 from tranche.kubernetes.gates.placed_files import PlacedFiles
 
 FORGOTTEN_SECONDS = 5.0
@@ -31,7 +31,7 @@ class ShareReconciler:
     def __init__(
         self,
         node: ShareNode,
-        handover: ShareHandover,
+        handover: GatedSharePreparer,
         files: PlacedFiles,
         pods: Callable[[], Awaitable[Collection[KubePod]]],
         *,
@@ -73,7 +73,7 @@ class ShareReconciler:
             if known is not None and for_long >= FORGOTTEN_SECONDS and not known & set(map(_ref, allocations)):
                 for_long = FALLEN_SECONDS
             evidence = ClaimEvidence(stands, for_long, uid in living)
-            if judge_claim(evidence) is Liveness.GONE and uid not in self._handover.under_way:
+            if judge_claim(evidence) is KeeperStatus.GONE and uid not in self._handover.under_way:
                 await self._give_back(uid, allocations)
                 fallen.pop(uid, None)
                 given = True

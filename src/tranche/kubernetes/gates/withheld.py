@@ -9,37 +9,38 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, NodeView, Slice, WholeGpu, Withheld
+from tranche.core.allocation import Allocation, NodeView, Slice, WholeGpu, WithheldDevice
 from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.dra.devices import devices_of
-from tranche.kubernetes.dra.kept_room import KeptSize, kept_places
-from tranche.kubernetes.dra.taints import TaintCauses, reasons_against
+from tranche.kubernetes.dra.kept_room import KeptRoom, kept_places
+from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
 
 def withheld_places(
     view: NodeView,
     mode: NodeMode,
     faults: Mapping[WholeGpu | Slice, str],
-    sizes: Sequence[KeptSize] = (),
-    before: Collection[Withheld] = (),
-) -> tuple[Withheld, ...]:
+    sizes: Sequence[KeptRoom] = (),
+    before: Collection[WithheldDevice] = (),
+) -> tuple[WithheldDevice, ...]:
     """The places, given why devices are faulty and the sizes that are kept. `before` is what was withheld until now: what is kept
     stays where it is as long as other places are no better. The view withholds what is cordoned.
     """
     found = list(view.withheld)
     found += [
-        Withheld(place, f"{_text(place)} has reported an error ({why})", faulty=True) for place, why in faults.items()
+        WithheldDevice(place, f"{_text(place)} has reported an error ({why})", faulty=True)
+        for place, why in faults.items()
     ]
     if sizes and mode.by_claims:
         devices = devices_of(view.node)
         told = as_if_by_claims(view)
-        reasons = reasons_against(devices, told, TaintCauses(mode, frozenset(faults)))
+        reasons = reasons_against(devices, told, TaintFacts(mode, frozenset(faults)))
         kept = {each.place for each in before if each.for_large}
         names = {each.name for each in devices if each.sharing is None and each.offered in kept}
         places = kept_places(devices, told, sizes, reasons, names)
         found += [
-            Withheld(each.offered, f"{_text(each.offered)} is kept for larger requests", for_large=True)
+            WithheldDevice(each.offered, f"{_text(each.offered)} is kept for larger requests", for_large=True)
             for each in places
         ]
     return tuple(sorted(found, key=lambda each: (each.for_large, str(each.place))))

@@ -10,7 +10,7 @@ from tranche.core.errors import KubernetesNotFound, KubernetesRejected, TrancheE
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.informer import Backoff, Informer
-from tranche.kubernetes.api.selection import Selection, named
+from tranche.kubernetes.api.selection import ObjectSource, named
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod, in_order
 
@@ -102,7 +102,7 @@ class JobClient:
         self, namespace: str, name: str, random: Callable[[], float]
     ) -> AsyncGenerator[KubeJob | None, None]:
         """The job now, then after each change; None while there is none. It heals itself and lasts until it is closed."""
-        source = Selection(self._connection, f"job {namespace}/{name}", _jobs(namespace), named(name), decode_job)
+        source = ObjectSource(self._connection, f"job {namespace}/{name}", _jobs(namespace), named(name), decode_job)
         async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
             async for items in snapshots:
                 yield next(iter(items.values()), None)
@@ -112,7 +112,7 @@ class JobClient:
     ) -> AsyncGenerator[tuple[JobPod, ...], None]:
         """The job's pods now, then after each change. It heals itself and lasts until it is closed."""
         label, path = f"the pods of job {namespace}/{name}", f"/api/v1/namespaces/{namespace}/pods"
-        source = Selection(self._connection, label, path, {"labelSelector": f"{JOB_LABEL}={name}"}, decode_job_pod)
+        source = ObjectSource(self._connection, label, path, {"labelSelector": f"{JOB_LABEL}={name}"}, decode_job_pod)
         async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
             async for items in snapshots:
                 yield in_order(items.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.fleet.documents import explanation_document, given_document
 from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text
@@ -16,7 +16,7 @@ from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
 from tranche.kubernetes.fleet.pool_usage import HeldDevice
 from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.fleet.tier_reading import tier_in_force
+from tranche.kubernetes.fleet.tier_reading import backend_in_force
 from tranche.kubernetes.gates.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gates.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
@@ -27,7 +27,7 @@ _EVENTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class JobDescription:
+class JobSummary:
     """`waiting` explains each pod that has no place. `events` are the last warnings about the pods, newest last.
 
     `chosen` is what a controller has chosen for pods, by name, in words. `unread` is what the caller may not read, so that what
@@ -47,7 +47,7 @@ class JobDescription:
         return tuple(map(device_text, self.holdings.get(pod.name, ()))) or self.chosen.get(pod.name, ())
 
 
-async def describe_job(connection: ApiConnection, namespace: str, name: str) -> JobDescription:
+async def describe_job(connection: ApiConnection, namespace: str, name: str) -> JobSummary:
     """All about that job; KubernetesNotFound when there is none."""
     job = await JobClient(connection).job(namespace, name)
     reader = ClusterReader(connection)
@@ -56,21 +56,21 @@ async def describe_job(connection: ApiConnection, namespace: str, name: str) -> 
     pods, known = in_order(map(decode_job_pod, raw)), [decode_fleet_pod(each) for each in raw]
     warnings = await _warnings(reader, namespace, pods)
     waiting = [each for each in known if not each.node and each.phase == "Pending"]
-    tier = await tier_in_force(connection) if waiting else Tier.NONE
+    backend = await backend_in_force(connection) if waiting else AllocationBackend.NONE
     gated = [each for each in known if each.asks_at_gate]
     chosen: dict[str, tuple[str, ...]] = {}
     if gated:
         told = await read_gate_fleet(connection, gated[0])
         chosen = {each.name: (text,) for each in gated if (text := chosen_text(each, told))}
-        explained = tuple(explain_waiting(each, told, tier) for each in waiting if each.asks_at_gate)
+        explained = tuple(explain_waiting(each, told, backend) for each in waiting if each.asks_at_gate)
         fleet = told.fleet()
     else:
         fleet = await read_fleet(connection, namespace)
-        explained = tuple(explain_waiting(each, fleet, tier) for each in waiting)
-    return JobDescription(job, pods, _holdings(pods, fleet), explained, warnings, chosen, tuple(fleet.unread))
+        explained = tuple(explain_waiting(each, fleet, backend) for each in waiting)
+    return JobSummary(job, pods, _holdings(pods, fleet), explained, warnings, chosen, tuple(fleet.unread))
 
 
-def description_document(found: JobDescription) -> dict[str, object]:
+def description_document(found: JobSummary) -> dict[str, object]:
     """The description as JSON data."""
     return {
         "job": job_document(found.job, found.pods),

@@ -16,7 +16,7 @@ _LONGEST_NAME = 52  # a pod's name adds the job's index and a random part
 
 
 @dataclass(frozen=True, slots=True)
-class Volume:
+class JobMount:
     """Something that a job's container sees at `path`: the persistent volume claim, or the folder of the node, `source`."""
 
     source: str
@@ -40,7 +40,7 @@ class JobRequest:
     command: tuple[str, ...] = ()
     node_selector: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    volumes: tuple[Volume, ...] = ()
+    volumes: tuple[JobMount, ...] = ()
     workdir: str = ""
     interactive: bool = False
     parallelism: int = 1
@@ -116,7 +116,7 @@ def parse_environment(texts: Iterable[str], environ: Mapping[str, str]) -> Mappi
     return found
 
 
-def parse_volume(text: str) -> Volume:
+def parse_volume(text: str) -> JobMount:
     """`CLAIM:/path`, `/folder/of/node:/path`, each also with `:ro`; UsageError for what is none."""
     parts = text.split(":")
     wrong = UsageError(
@@ -128,4 +128,4 @@ def parse_volume(text: str) -> Volume:
     source, path = parts[:2]
     if not path.startswith("/") or not (source.startswith("/") or _NAME.fullmatch(source)):
         raise wrong
-    return Volume(source, path, parts[2:] == ["ro"])
+    return JobMount(source, path, parts[2:] == ["ro"])

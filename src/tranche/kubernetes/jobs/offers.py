@@ -12,37 +12,37 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.gpu_models import SharedGpuModel, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
-from tranche.kubernetes.claims.tier import Tier
+from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import DRIVER, profile_of_label
 from tranche.kubernetes.fleet.devices import decode_pools
-from tranche.kubernetes.fleet.tier_reading import CLASSES, handed_out, tier_in_force
+from tranche.kubernetes.fleet.tier_reading import CLASSES, backend_in_force, handed_out
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"
 
 
-async def share_tier(api: ApiConnection) -> Tier:
+async def share_backend(api: ApiConnection) -> AllocationBackend:
     """How the cluster gives shares by demand.
 
     Raises:
         ClaimsUnavailable: it gives none, or no node of it that the caller may see hands any out.
     """
-    tier = await tier_in_force(api)
-    if tier is Tier.GATES:
+    backend = await backend_in_force(api)
+    if backend is AllocationBackend.GATES:
         nodes = await ClusterReader(api).objects("nodes", "/api/v1/nodes")
         if nodes is None or any(map(handed_out, nodes)):
-            return tier
+            return backend
         raise ClaimsUnavailable(
             "no node of this cluster hands out shares by demand",
             hint="whoever runs the cluster installs Tranche's chart with dra.enabled and controller.enabled; "
             "ask for static slices with the resource nvidia.com/mig-<profile>",
         )
-    if tier is Tier.NONE:
+    if backend is AllocationBackend.NONE:
         raise ClaimsUnavailable(
             "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
             hint="they need Kubernetes 1.27 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
         )
-    return tier
+    return backend
 
 
 async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedGpuModel, ...]:

@@ -24,7 +24,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ContainerDevices:
     """The devices of one resource that the kubelet lists for a container: UUIDs, and `<uuid>::<number>` for replicas."""
 
     namespace: str
@@ -35,18 +35,18 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class KubeletWord:
+class KubeletResponse:
     """One answer of the kubelet. `run` names the run of the kubelet that gave it: another one after each of its starts.
 
     `by_claims` are the CDI devices that it lists with pods because of their claims.
     """
 
     run: str
-    listed: tuple[Listed, ...] = ()
+    listed: tuple[ContainerDevices, ...] = ()
     by_claims: frozenset[str] = frozenset()
 
 
-class PodResources:
+class PodResourcesClient:
     """The kubelet behind one socket. Each read connects anew, so that a restarted kubelet is reached at once."""
 
     def __init__(self, socket: Path = DEFAULT_SOCKET) -> None:
@@ -60,7 +60,7 @@ class PodResources:
             return ""
         return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}"
 
-    async def read(self) -> KubeletWord:
+    async def read(self) -> KubeletResponse:
         """Which NVIDIA devices the kubelet gave to whom; KubeletUnavailable when it does not answer, or started meanwhile."""
         before = self.run()
         async with grpc.aio.insecure_channel(f"unix://{self._socket}", options=_OPTIONS) as channel:
@@ -78,10 +78,10 @@ class PodResources:
                 ) from error
         if not before or self.run() != before:
             raise KubeletUnavailable("the kubelet started while it was asked which pod holds which device")
-        return KubeletWord(before, tuple(_listed(answer)), frozenset(_by_claims(answer)))
+        return KubeletResponse(before, tuple(_listed(answer)), frozenset(_by_claims(answer)))
 
 
-def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
+def _listed(answer: ListPodResourcesResponse) -> Iterator[ContainerDevices]:
     for pod in answer.pod_resources:
         for container in pod.containers:
             found: dict[str, dict[str, None]] = {}
@@ -89,7 +89,7 @@ def _listed(answer: ListPodResourcesResponse) -> Iterator[Listed]:
                 if devices.resource_name.startswith(_RESOURCE_PREFIXES):
                     found.setdefault(devices.resource_name, {}).update(dict.fromkeys(devices.device_ids))
             for resource, ids in found.items():
-                yield Listed(pod.namespace, pod.name, container.name, resource, tuple(ids))
+                yield ContainerDevices(pod.namespace, pod.name, container.name, resource, tuple(ids))
 
 
 def _by_claims(answer: ListPodResourcesResponse) -> Iterator[str]:

@@ -34,12 +34,12 @@ from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.retry import (
     ATTEMPT_ANNOTATION,
     REBOOT_SPENT,
-    Attempt,
+    RetryState,
     attempt_text,
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
-from tranche.kubernetes.rollout.turn import RolloutPermission, RolloutStatus, Stage
+from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutPermission, RolloutStatus
 from tranche.planning.layout_occupancy import holder_text
 from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.plan import Plan
@@ -52,7 +52,7 @@ _REBOOT_TAKES_SECONDS = 60.0
 _PASSING = frozenset({GpuBusy.reason, KubeletUnavailable.reason, KubernetesUnavailable.reason})
 
 
-class Work(StrEnum):
+class LayoutTask(StrEnum):
     """What is to be done beyond writing: cut GPUs, or set their modes and restart the machine."""
 
     NONE = "none"
@@ -67,7 +67,7 @@ class NodeObservation:
     `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
     the API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
     layouts or GPUs could not be read; the view is then empty. `boot` is what to say of a cut at boot that failed. `turn` is what
-    the rollout lets the node do, None without one. `spared` are the ids of allocations that came while the layout waited; see
+    the rollout lets the node do, None without one. `protected` are the ids of allocations that came while the layout waited; see
     `Newcomers`.
     """
 
@@ -84,14 +84,14 @@ class NodeObservation:
     unseen: TrancheError | None = None
     boot: Report | None = None
     turn: RolloutPermission | None = None
-    spared: frozenset[str] = frozenset()
+    protected: frozenset[str] = frozenset()
 
     @property
-    def attempt(self) -> Attempt | None:
+    def attempt(self) -> RetryState | None:
         """The failed attempt that the node remembers."""
         return parse_attempt(self.node.annotations.get(ATTEMPT_ANNOTATION))
 
-    def asks_reboot(self, attempt: Attempt) -> bool:
+    def asks_reboot(self, attempt: RetryState) -> bool:
         """Whether that failed attempt calls for a restart that is still allowed and has not happened yet."""
         return self.with_reboot and attempt.asked_reboot(self.now.boot)
 
@@ -100,18 +100,18 @@ class NodeObservation:
 class NodeDecision:
     """What to write and to do now, in the order of the fields.
 
-    `condemned` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
+    `draining` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
     layout. `labels` and `annotations` hold only what changes. `look_again` is in seconds, None when only news can change the
     decision. `wish` is how the node stands in the rollout, None for as before.
     """
 
     report: Report | None
-    condemned: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     unschedulable: bool | None = None
     evict: tuple[PodRef, ...] = ()
-    work: Work = Work.NONE
+    work: LayoutTask = LayoutTask.NONE
     look_again: float | None = None
     wish: RolloutStatus | None = None
 
@@ -128,8 +128,8 @@ def decide(situation: NodeObservation) -> NodeDecision:
         return decision
     name, report = wanted_layout(situation.node), decision.report
     if report is not None and report.state is MigState.FAILED:
-        return replace(decision, wish=RolloutStatus(Stage.FAILED, name, message=report.message))
-    return replace(decision, wish=RolloutStatus(Stage.DONE, name))
+        return replace(decision, wish=RolloutStatus(LayoutChangeState.FAILED, name, message=report.message))
+    return replace(decision, wish=RolloutStatus(LayoutChangeState.DONE, name))
 
 
 def _decide(situation: NodeObservation) -> NodeDecision:
@@ -145,7 +145,7 @@ def _decide(situation: NodeObservation) -> NodeDecision:
         return _at_rest(situation, Report(state, situation.unseen.reason, message), look_again=RETRY_SECONDS)
     try:
         layout = situation.layouts.select(name, situation.view.node)
-        change = plan_layout(situation.view, layout, spared=situation.spared)
+        change = plan_layout(situation.view, layout, protected=situation.protected)
     except TrancheError as error:
         return _at_rest(situation, _failure(error.reason, _sentence(error)))
     if change.plan.empty and not change.blockers and change.lost:
@@ -157,7 +157,7 @@ def _decide(situation: NodeObservation) -> NodeDecision:
     decision = _change(situation, layout, change)
     if decision.report is not None and decision.report.state is MigState.FAILED:
         return decision
-    return replace(decision, wish=RolloutStatus(Stage.WANTED, name, layout_digest(layout)))
+    return replace(decision, wish=RolloutStatus(LayoutChangeState.WANTED, name, layout_digest(layout)))
 
 
 def pods_that_matter(
@@ -168,9 +168,9 @@ def pods_that_matter(
     return tuple(pod for pod in pods if pod.ref in having or pod.ref.namespace in trusted)
 
 
-def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy, spared: frozenset[str] = frozenset()) -> Plan:
+def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy, protected: frozenset[str] = frozenset()) -> Plan:
     """What work of kind CUT carries out, decided anew under the lock; GpuBusy when everything is blocked, or must not be cut."""
-    change = plan_layout(view, layout, spared=spared)
+    change = plan_layout(view, layout, protected=protected)
     if not change.blockers:
         return change.plan
     if policy is InUsePolicy.REFUSE:
@@ -188,7 +188,7 @@ def reboot_plan(view: NodeView, layout: Layout) -> Plan:
     return change.plan
 
 
-def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
+def draining_by(plan: Plan, view: NodeView) -> frozenset[str]:
     """The devices that the plan takes away: slices, and for a change of MIG mode everything on the GPU and the GPU itself."""
     gone: set[str] = set()
     for step in plan.steps:
@@ -208,7 +208,9 @@ def condemned_by(plan: Plan, view: NodeView) -> frozenset[str]:
     return frozenset(gone)
 
 
-def failed_attempt(situation: NodeObservation, layout: Layout, error: TrancheError, *, changed_mode: bool) -> Attempt:
+def failed_attempt(
+    situation: NodeObservation, layout: Layout, error: TrancheError, *, changed_mode: bool
+) -> RetryState:
     """What to remember of work that failed. `changed_mode` says whether it was to change the MIG mode of some GPU."""
     digest = layout_digest(layout)
     last = situation.attempt
@@ -226,7 +228,7 @@ def failed_attempt(situation: NodeObservation, layout: Layout, error: TrancheErr
     elif situation.with_reboot and changed_mode and error.reason not in _PASSING:
         reboot = situation.now.boot
     restart_failed = asked == situation.now.boot != "" and error.reason not in _PASSING
-    return Attempt(digest, failures, situation.now, error.reason, message, reboot, restart_failed)
+    return RetryState(digest, failures, situation.now, error.reason, message, reboot, restart_failed)
 
 
 def layout_digest(layout: Layout) -> str:
@@ -242,11 +244,11 @@ def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) 
         later = plan_after_blockers(situation.view, layout, change)
         plan = plan_beside_blockers(situation.view, change, later)
     waits = situation.turn is not None and not situation.turn.allows(digest)
-    condemned = frozenset() if waits else condemned_by(later, situation.view)
+    draining = frozenset() if waits else draining_by(later, situation.view)
     if attempt is not None and attempt.digest == digest:
         wait = attempt.wait(situation.now)
         if wait > 0 and not attempt.rebooted(situation.now.boot):
-            return _patience(situation, attempt, wait, condemned)
+            return _patience(situation, attempt, wait, draining)
         if situation.asks_reboot(attempt) and not waits:
             return _reboot(situation)
     if change.blockers and situation.policy is InUsePolicy.REFUSE:
@@ -256,14 +258,14 @@ def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) 
         message = f"{change.purpose} waits for its turn: {situation.turn.why_not}"
         return _at_rest(situation, Report(MigState.PENDING, ReportReason.TURN, message))
     if not plan.empty:
-        return _cut(situation, change, digest, condemned)
+        return _cut(situation, change, digest, draining)
     refs = [ref for user in change.blockers for ref in pods_of(user)]
     users = describe_users(change.blockers, situation.eviction_answers)
     report = Report(MigState.PENDING, ReportReason.IN_USE, f"{change.purpose} waits for what is in use: {users}")
-    return _make_room(situation, report, refs, condemned)
+    return _make_room(situation, report, refs, draining)
 
 
-def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, condemned: frozenset[str]) -> NodeDecision:
+def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, draining: frozenset[str]) -> NodeDecision:
     """Pause the operands, wait for their end, cut."""
     paused = operands.pause(situation.node)
     labels = {**situation.node.labels, **{key: value for key, value in paused.items() if value is not None}}
@@ -274,7 +276,7 @@ def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, condem
         message = f"{change.purpose}: the operands did not stop within {operands.PATIENCE_SECONDS:g} s: {named}"
         last = situation.attempt
         failures = last.failures + 1 if last is not None and last.digest == digest else 1
-        attempt = Attempt(digest, failures, situation.now, ReportReason.OPERANDS_STILL_RUN, message)
+        attempt = RetryState(digest, failures, situation.now, ReportReason.OPERANDS_STILL_RUN, message)
         decision = _at_rest(situation, _failure(attempt.reason, message))
         return replace(decision, annotations={**decision.annotations, ATTEMPT_ANNOTATION: attempt_text(attempt)})
     report = Report(MigState.PENDING, ReportReason.APPLYING, f"{change.purpose} is being applied")
@@ -288,25 +290,25 @@ def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, condem
         annotations[operands.SINCE_ANNOTATION] = str(situation.now)
     return NodeDecision(
         report,
-        condemned=condemned,
+        draining=draining,
         labels={**needed(report.labels, situation.node.labels), **paused},
         annotations=annotations,
-        work=Work.NONE if running else Work.CUT,
+        work=LayoutTask.NONE if running else LayoutTask.CUT,
         look_again=_LOOK_AT_OPERANDS_SECONDS if running else None,
     )
 
 
 def _make_room(
-    situation: NodeObservation, report: Report, refs: Collection[PodRef], condemned: frozenset[str]
+    situation: NodeObservation, report: Report, refs: Collection[PodRef], draining: frozenset[str]
 ) -> NodeDecision:
     """Wait for what is in use; under the policy to drain, evict the pods among it."""
     drains = situation.policy is InUsePolicy.DRAIN
     leaving = drainable(refs, situation.pods) if drains else ()
     if not leaving:
         cordoned = None if drains and between_words(refs, situation.pods) else False
-        return _at_rest(situation, report, condemned=condemned, cordoned=cordoned)
+        return _at_rest(situation, report, draining=draining, cordoned=cordoned)
     return replace(
-        _at_rest(situation, report, condemned=condemned, cordoned=True),
+        _at_rest(situation, report, draining=draining, cordoned=True),
         evict=tuple(pod.ref for pod in leaving if not pod.terminating),
         look_again=RETRY_SECONDS,
     )
@@ -315,20 +317,22 @@ def _make_room(
 def _reboot(situation: NodeObservation) -> NodeDecision:
     """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
     holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
-    condemned = frozenset(devices(situation.view.node))
+    draining = frozenset(devices(situation.view.node))
     if holders:
         message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(holders)}"
         if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(ReportReason.IN_USE, message))
         refs = pods_having(situation.view.allocations)
-        return _make_room(situation, Report(MigState.PENDING, ReportReason.IN_USE, message), refs, condemned)
+        return _make_room(situation, Report(MigState.PENDING, ReportReason.IN_USE, message), refs, draining)
     report = Report(
         MigState.REBOOTING, ReportReason.REBOOT, "the machine is restarted to change the MIG mode of its GPUs"
     )
-    return replace(_at_rest(situation, report, condemned=condemned), work=Work.REBOOT, look_again=_REBOOT_TAKES_SECONDS)
+    return replace(
+        _at_rest(situation, report, draining=draining), work=LayoutTask.REBOOT, look_again=_REBOOT_TAKES_SECONDS
+    )
 
 
-def _patience(situation: NodeObservation, attempt: Attempt, wait: float, condemned: frozenset[str]) -> NodeDecision:
+def _patience(situation: NodeObservation, attempt: RetryState, wait: float, draining: frozenset[str]) -> NodeDecision:
     """Wait for the next try. While the layout is pending, what it will take stays marked; a failed one is given up until then."""
     passing = attempt.reason in _PASSING and situation.policy is not InUsePolicy.REFUSE
     goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
@@ -337,7 +341,7 @@ def _patience(situation: NodeObservation, attempt: Attempt, wait: float, condemn
         attempt.reason,
         f"{attempt.message} (attempt {attempt.failures}; it will be tried again)",
     )
-    return _at_rest(situation, report, condemned=condemned if goes_on else frozenset(), look_again=wait)
+    return _at_rest(situation, report, draining=draining if goes_on else frozenset(), look_again=wait)
 
 
 def _conflict(situation: NodeObservation, name: str) -> NodeDecision:
@@ -355,7 +359,7 @@ def _at_rest(
     situation: NodeObservation,
     report: Report | None,
     *,
-    condemned: frozenset[str] = frozenset(),
+    draining: frozenset[str] = frozenset(),
     cordoned: bool | None = False,
     forget: bool = False,
     restore: bool = True,
@@ -370,7 +374,7 @@ def _at_rest(
     cordon = cordoning(situation.node, wanted=cordoned)
     return NodeDecision(
         report,
-        condemned=condemned,
+        draining=draining,
         labels={**_shown(situation, report), **(operands.restore(situation.node) if restore else {})},
         annotations={**annotations, **cordon.annotations},
         unschedulable=cordon.unschedulable,

@@ -32,29 +32,29 @@ class InUsePolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Cordoning:
+class _Cordoning:
     """What is to be done about the cordon: `unschedulable` None leaves it; the annotations are part of a metadata patch."""
 
     unschedulable: bool | None
     annotations: Mapping[str, str | None]
 
 
-def cordoning(node: KubeNode, *, wanted: bool | None) -> Cordoning:
+def cordoning(node: KubeNode, *, wanted: bool | None) -> _Cordoning:
     """The next step from the node as it is to one that is cordoned by this manager, or is not any more; None leaves it.
 
     The annotation is set before the cordon and goes after it, so that whoever is killed in between leaves no cordon behind that
     nobody remembers.
     """
     if wanted is None:
-        return Cordoning(None, {})
+        return _Cordoning(None, {})
     ours = CORDON_ANNOTATION in node.annotations
     if wanted:
         if node.unschedulable:
-            return Cordoning(None, {})
-        return Cordoning(True, {} if ours else {CORDON_ANNOTATION: "true"})
+            return _Cordoning(None, {})
+        return _Cordoning(True, {} if ours else {CORDON_ANNOTATION: "true"})
     if not ours:
-        return Cordoning(None, {})
-    return Cordoning(False, {}) if node.unschedulable else Cordoning(None, {CORDON_ANNOTATION: None})
+        return _Cordoning(None, {})
+    return _Cordoning(False, {}) if node.unschedulable else _Cordoning(None, {CORDON_ANNOTATION: None})
 
 
 def pods_of(user: User) -> tuple[PodRef, ...]:

@@ -19,19 +19,19 @@ ANSWER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedAnnotation:
+class _ObservedAnnotation:
     """A claim as it reads, and since when it was seen to read so, in seconds of the watcher's monotonic clock."""
 
     text: str
     since: float
 
 
-Memory = Mapping[str, ObservedAnnotation]
+Memory = Mapping[str, _ObservedAnnotation]
 """What a manager remembers of each claim, its own included, by the manager's name; empty after a start."""
 
 
 @dataclass(frozen=True, slots=True)
-class ManagerExclusion:
+class _ManagerExclusion:
     """Where one manager stands: who else is, or may be, there, and which annotations to write.
 
     `memory` is to be given to the next look. `look_again` is in seconds, None while there is nobody else.
@@ -43,26 +43,26 @@ class ManagerExclusion:
     look_again: float | None = None
 
 
-def stand(annotations: Mapping[str, str], me: str, now: float, memory: Memory) -> ManagerExclusion:
+def stand(annotations: Mapping[str, str], me: str, now: float, memory: Memory) -> _ManagerExclusion:
     """Judge the claims on the node.
 
     `me` names this manager, the same after a restart; `now` is in seconds of a monotonic clock; `memory` is what the look
     before this one gave.
     """
     claims = {key.removeprefix(CLAIM_PREFIX): text for key, text in annotations.items() if key.startswith(CLAIM_PREFIX)}
-    seen: dict[str, ObservedAnnotation] = {}
+    seen: dict[str, _ObservedAnnotation] = {}
     for name, text in claims.items():
         before = memory.get(name)
-        seen[name] = before if before is not None and before.text == text else ObservedAnnotation(text, now)
+        seen[name] = before if before is not None and before.text == text else _ObservedAnnotation(text, now)
     others = sorted(claims.keys() - {me})
     changes: dict[str, str | None] = {}
     if me not in claims or (others and (me not in memory or now - seen[me].since >= RENEW_SECONDS)):
         text = _renewed(claims.get(me, ""))
         changes[CLAIM_PREFIX + me] = text
-        seen[me] = ObservedAnnotation(text, now)
+        seen[me] = _ObservedAnnotation(text, now)
     rivals = tuple(name for name in others if now - seen[name].since < ANSWER_SECONDS)
     changes |= {CLAIM_PREFIX + name: None for name in others if name not in rivals}
-    return ManagerExclusion(rivals, changes, seen, RENEW_SECONDS if rivals else None)
+    return _ManagerExclusion(rivals, changes, seen, RENEW_SECONDS if rivals else None)
 
 
 def withdrawal(me: str) -> dict[str, str | None]:

@@ -10,7 +10,7 @@ from tranche.core.layout_format import parse_layouts
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConfigMap
 from tranche.node.files import parse_document
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.planning.layout_offer import LayoutList
 
 KEY = "config.yaml"
 
@@ -25,18 +25,18 @@ class LayoutSource:
 
     name: str = ""
     config_map: ConfigMap | None = None
-    offer: LayoutOffer = field(init=False, repr=False, compare=False)
+    offer: LayoutList = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
             declared = None if self.config_map is None else _read(self.config_map, f"ConfigMap {self.name}")
-            offer = LayoutOffer(self.name, declared)
+            offer = LayoutList(self.name, declared)
         except LayoutInvalid as error:
-            offer = LayoutOffer(self.name, LayoutFile(), error.message, error.hint)
+            offer = LayoutList(self.name, LayoutFile(), error.message, error.hint)
         object.__setattr__(self, "offer", offer)
 
     def select(self, name: str, node: NodeState) -> Layout:
-        """The layout of that name for that machine, and the errors, of `LayoutOffer.select`."""
+        """The layout of that name for that machine, and the errors, of `LayoutList.select`."""
         return self.offer.select(name, node)
 
 

@@ -20,22 +20,22 @@ from tranche.core.layout import Layout
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
-    EvictionOutcome,
+    EvictionStatus,
+    KubeEventType,
     KubeNode,
     KubePod,
     NodeCondition,
     PodRef,
-    Severity,
 )
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.boot_report import failed_boot, partitioned_by_system
 from tranche.kubernetes.mig_manager.decision import (
+    LayoutTask,
     NodeDecision,
     NodeObservation,
-    Work,
-    condemned_by,
     decide,
+    draining_by,
     failed_attempt,
     pods_that_matter,
     reboot_plan,
@@ -47,15 +47,15 @@ from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 from tranche.kubernetes.mig_manager.moment import Moment
-from tranche.kubernetes.mig_manager.newcomers import Newcomers
+from tranche.kubernetes.mig_manager.newcomers import NewPodTracker
 from tranche.kubernetes.mig_manager.operands import other_managers
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Attempt, attempt_text
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, RetryState, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, asking, wanted_layout
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeServices
+from tranche.kubernetes.services import NodeContext
 from tranche.node.session import boot_id
 from tranche.planning.assertion import find_mismatches
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.planning.layout_offer import LayoutList
 from tranche.planning.plan import Plan
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -100,11 +100,11 @@ class MigManager:
 
     def __init__(
         self,
-        services: NodeServices,
+        services: NodeContext,
         settings: MigSettings,
         *,
         rollout: Rollout | None = None,
-        offered: Callable[[LayoutOffer], None] = lambda _: None,
+        offered: Callable[[LayoutList], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         boot: Callable[[], str] = boot_id,
         restart: Callable[[Path], None] = restart_machine,
@@ -121,7 +121,7 @@ class MigManager:
         self._claims: Memory = {}
         self._eviction_answers: dict[PodRef, str] = {}
         self._working_since: float | None = None
-        self._newcomers = Newcomers()
+        self._newcomers = NewPodTracker()
         self._trouble = "it has not looked at the node yet"
         self._outdated = False  # whether GPUs and holdings are to be read anew before the next decision
         services.inventory.expect_marks()
@@ -175,7 +175,7 @@ class MigManager:
                     group.create_task(self._listen(self._rollout.turn.changes()))
                 group.create_task(self._rounds(me))
         finally:
-            self._services.inventory.condemn(frozenset())
+            self._services.inventory.mark_draining(frozenset())
             await self._withdraw(me)
 
     async def _listen(self, news: AsyncIterator[object]) -> None:
@@ -241,23 +241,23 @@ class MigManager:
             node = await api.patch_node_metadata(node_name, annotations=standing.annotations)
             standing = stand(node.annotations, me, self._clock(), standing.memory)
         self._claims = standing.memory
-        situation, not_condemned = await self._condemned(await self._look(node, standing.rivals))
+        situation, not_draining = await self._draining(await self._look(node, standing.rivals))
         decision = decide(situation)
         if self._rollout is not None and decision.wish is not None:
             self._rollout.wish(decision.wish)
         await self._report(situation.node, decision)
         if decision.writes_node:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
-        if not_condemned is not None and decision.work is not Work.CUT:
-            raise not_condemned  # what is said does not depend on it; cordon and evictions do; a cut reads them once more
+        if not_draining is not None and decision.work is not LayoutTask.CUT:
+            raise not_draining  # what is said does not depend on it; cordon and evictions do; a cut reads them once more
         if decision.unschedulable is not None:
             await api.set_unschedulable(node_name, decision.unschedulable)
         for pod in situation.pods:
             if pod.ref in decision.evict:
                 await self._evict(pod)
-        if decision.work is not Work.NONE and not await self._work(situation, decision):
+        if decision.work is not LayoutTask.NONE and not await self._work(situation, decision):
             return _FIRST_PAUSE_SECONDS
-        if decision.work is Work.CUT or decision.writes_node or decision.unschedulable is not None:
+        if decision.work is LayoutTask.CUT or decision.writes_node or decision.unschedulable is not None:
             return 0.0
         waits = [seconds for seconds in (decision.look_again, standing.look_again) if seconds is not None]
         return min(waits, default=None)
@@ -345,7 +345,7 @@ class MigManager:
             await self._record_event(node, decision.report.severity, condition)
         await self._services.api.set_node_condition(node.name, condition)
 
-    async def _record_event(self, node: KubeNode, severity: Severity, condition: NodeCondition) -> None:
+    async def _record_event(self, node: KubeNode, severity: KubeEventType, condition: NodeCondition) -> None:
         try:
             await self._services.api.create_node_event(node, severity, condition.reason, condition.message)
         except KubernetesUnavailable:
@@ -360,13 +360,14 @@ class MigManager:
             # That of one pod, under two budgets for instance: the others are to leave all the same.
             self._eviction_answers[pod.ref] = str(error)
             return
-        if answer.outcome is EvictionOutcome.BLOCKED:
+        if answer.outcome is EvictionStatus.BLOCKED:
             self._eviction_answers[pod.ref] = f"its eviction is refused: {answer.message}"
         else:
             self._eviction_answers.pop(pod.ref, None)
 
-    async def _condemned(self, situation: NodeObservation) -> tuple[NodeObservation, TrancheError | None]:
-        """The situation in which exactly that is marked which its decision condemns; or as it was, and why it cannot be read.
+    async def _draining(self, situation: NodeObservation) -> tuple[NodeObservation, TrancheError | None]:
+        """The situation in which exactly that is marked which its decision marks as draining; or as it was, and why it cannot
+        be read.
 
         A mark lasts until the layout is reached or given up. What one decision wants to keep and the next one wants to take is
         marked first, beside all that is marked already, and then decided about anew, since a pod may just have been given it.
@@ -374,13 +375,13 @@ class MigManager:
         """
         inventory = self._services.inventory
         if situation.unseen is not None:  # what was marked stays so, as nothing else is known
-            inventory.condemn(inventory.condemned)
+            inventory.mark_draining(inventory.draining)
             return situation, None
-        situation = self._sparing(situation, inventory.condemned)
+        situation = self._sparing(situation, inventory.draining)
         decision = decide(situation)
-        while self._outdated or not decision.condemned <= inventory.condemned:
-            marked = inventory.condemned
-            inventory.condemn(marked | decision.condemned)
+        while self._outdated or not decision.draining <= inventory.draining:
+            marked = inventory.draining
+            inventory.mark_draining(marked | decision.draining)
             self._outdated = True
             try:
                 snapshot = await inventory.refresh()
@@ -388,25 +389,25 @@ class MigManager:
                 return situation, error
             self._outdated = False
             # What was marked just now may have been given away until then, and in good faith if there were marks before.
-            situation = self._sparing(replace(situation, view=snapshot.view), marked or inventory.condemned)
+            situation = self._sparing(replace(situation, view=snapshot.view), marked or inventory.draining)
             decision = decide(situation)
-        if inventory.condemn(decision.condemned):
+        if inventory.mark_draining(decision.draining):
             with suppress(TrancheError):  # the inventory tries again, and until then the marks stay
                 await inventory.refresh()
         return situation, None
 
     def _sparing(self, situation: NodeObservation, marked: frozenset[str]) -> NodeObservation:
         wanted = wanted_layout(situation.node)
-        return replace(situation, spared=self._newcomers.after(wanted, situation.view, marked))
+        return replace(situation, protected=self._newcomers.after(wanted, situation.view, marked))
 
     async def _work(self, situation: NodeObservation, decision: NodeDecision) -> bool:
         """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
-        work = _CutWork(layout, situation, decision.condemned)
+        work = _CutWork(layout, situation, decision.draining)
         self._working_since = self._clock()
         try:
             await self._services.inventory.refresh()
-            if decision.work is Work.CUT:
+            if decision.work is LayoutTask.CUT:
                 await asyncio.to_thread(self._services.host.change, work.deciding, apart=True)
             else:
                 await asyncio.to_thread(self._services.host.change, work.deciding_reboot, apart=True)
@@ -430,7 +431,7 @@ class MigManager:
             self._outdated = True
         return True
 
-    async def _remember(self, attempt: Attempt) -> None:
+    async def _remember(self, attempt: RetryState) -> None:
         await self._services.api.patch_node_metadata(
             self._services.node_name, annotations={ATTEMPT_ANNOTATION: attempt_text(attempt)}
         )
@@ -448,19 +449,19 @@ class _CutWork:
     `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it was to change the MIG mode of some GPU.
     """
 
-    def __init__(self, layout: Layout, situation: NodeObservation, condemned: frozenset[str]) -> None:
+    def __init__(self, layout: Layout, situation: NodeObservation, draining: frozenset[str]) -> None:
         self._layout = layout
         self._policy = situation.policy
-        self._spared = situation.spared
-        self._condemned = condemned
+        self._protected = situation.protected
+        self._draining = draining
         self.refused = False
         self.changed_mode = False
 
     def deciding(self, view: NodeView) -> Plan:
         """The decision to cut; StateMoved when it would take what a pod might just be given."""
         self.refused = True
-        plan = work_plan(view, self._layout, self._policy, self._spared)
-        if condemned_by(plan, view) - self._condemned:
+        plan = work_plan(view, self._layout, self._policy, self._protected)
+        if draining_by(plan, view) - self._draining:
             raise StateMoved("the GPUs are no longer as they were when the layout was planned")
         return self._carried_out(plan)
 

@@ -12,13 +12,13 @@ from tranche.core.allocation import Allocation, NodeView, overlap
 from tranche.core.devices import devices
 
 
-class Newcomers:
+class NewPodTracker:
     """Who they are, for the layout that is wanted at the time; another layout begins without any."""
 
     def __init__(self) -> None:
         self._layout = ""
         self._known: frozenset[str] | None = None
-        self._spared: frozenset[str] = frozenset()
+        self._protected: frozenset[str] = frozenset()
 
     def after(self, layout: str, view: NodeView, marked: Collection[str]) -> frozenset[str]:
         """The ids of the allocations to leave where they are. `marked` are the devices that nobody was given since the last look.
@@ -27,14 +27,14 @@ class Newcomers:
         """
         present = frozenset(each.id for each in view.allocations)
         if layout != self._layout or not marked:
-            self._layout, self._known, self._spared = layout, None, frozenset()
+            self._layout, self._known, self._protected = layout, None, frozenset()
         if not marked:
-            return self._spared
+            return self._protected
         known = present if self._known is None else self._known
         new = {each.id for each in view.allocations if each.id not in known and not _is_marked(each, view, marked)}
         self._known = known | present
-        self._spared = (self._spared | new) & present
-        return self._spared
+        self._protected = (self._protected | new) & present
+        return self._protected
 
 
 def _is_marked(allocation: Allocation, view: NodeView, marked: Collection[str]) -> bool:

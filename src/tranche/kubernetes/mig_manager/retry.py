@@ -16,7 +16,7 @@ REBOOT_SPENT = "spent"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RetryState:
     """The last of `failures` failed attempts in a row at one layout.
 
     `digest` tells the layout's content, so that an edited layout is tried at once. `at` is when it failed.
@@ -52,18 +52,18 @@ class Attempt:
         return self.reboot not in ("", REBOOT_SPENT, boot_id)
 
 
-def attempt_text(attempt: Attempt) -> str:
+def attempt_text(attempt: RetryState) -> str:
     """The annotation's value."""
     return json.dumps(asdict(attempt), separators=(",", ":"))
 
 
-def parse_attempt(text: str | None) -> Attempt | None:
+def parse_attempt(text: str | None) -> RetryState | None:
     """The attempt that attempt_text wrote; None for anything else: then nothing is remembered, and it is tried at once."""
     if text is None:
         return None
     try:
         data = read_json(text)
-        return Attempt(
+        return RetryState(
             digest=str(data["digest"]),
             failures=max(int(data["failures"]), 1),
             at=Moment(str(data["at"]["boot"]), float(data["at"]["seconds"])),

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from tranche.core.printable import shortened
 from tranche.core.state import NodeState
-from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition, Severity
+from tranche.kubernetes.api.objects import ConditionStatus, KubeEventType, KubeNode, NodeCondition
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 
 LAYOUT_LABEL = "nvidia.com/mig.config"
@@ -72,9 +72,9 @@ class Report:
         return NodeCondition(CONDITION_TYPE, _STATUS[self.state], self.reason, shortened(self.message))
 
     @property
-    def severity(self) -> Severity:
+    def severity(self) -> KubeEventType:
         """How the event about it is marked."""
-        return Severity.WARNING if self.state is MigState.FAILED else Severity.NORMAL
+        return KubeEventType.WARNING if self.state is MigState.FAILED else KubeEventType.NORMAL
 
 
 NOTHING_ASKED: Mapping[str, str | None] = {STATE_LABEL: None, REASON_LABEL: None}

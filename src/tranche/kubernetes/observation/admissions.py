@@ -17,7 +17,7 @@ LONGEST_SECONDS = 3.0
 _POLL_SECONDS = 0.02
 
 
-class Admissions:
+class AdmissionTracker:
     """Which are under way. To be used from one event loop."""
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ def counted(allocatable: Mapping[str, str], resource: str) -> float:
     return int(word) if word.isdecimal() else float("inf")
 
 
-class AdvertisementArbiter:
+class AdvertisementState:
     """What each way may be taken to offer. To be used from one event loop: between a look at the other way and the own word there
     must be no await.
     """

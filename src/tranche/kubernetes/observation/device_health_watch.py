@@ -13,7 +13,7 @@ from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.state import NodeState
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.gpu_events import GpuEvents
+from tranche.kubernetes.observation.gpu_events import GpuEventWatch
 from tranche.kubernetes.observation.health import FaultyDevices, XidPolicy
 from tranche.kubernetes.observation.inventory import Inventory
 
@@ -31,7 +31,7 @@ class DeviceHealthWatch:
 
     def __init__(
         self,
-        events: GpuEvents,
+        events: GpuEventWatch,
         inventory: Inventory,
         *,
         needs_recovery: Callable[[str], bool],

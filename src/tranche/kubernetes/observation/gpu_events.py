@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 Gpus = frozenset[tuple[str, str]]
 
 
-class EventStream(Protocol):
+class _EventStream(Protocol):
     """Reports about some GPUs; see `tranche.hardware.gpu_events.GpuEventStream`."""
 
     def wait(self, seconds: float) -> GpuEvent | None:
@@ -33,12 +33,12 @@ class EventStream(Protocol):
         ...
 
 
-class GpuEvents:
+class GpuEventWatch:
     """Listens to every GPU of the inventory; anew when a GPU comes, goes, or changes its MIG mode, which may mean a reset."""
 
     name = "gpu-events"
 
-    def __init__(self, open_stream: Callable[[list[str]], EventStream], inventory: Inventory) -> None:
+    def __init__(self, open_stream: Callable[[list[str]], _EventStream], inventory: Inventory) -> None:
         """`open_stream` is given GPU UUIDs; it and the stream block, and run on a thread."""
         self._open_stream = open_stream
         self._inventory = inventory

@@ -43,7 +43,7 @@ def xid_policy(disabled: str, enabled: str) -> XidPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFault:
+class _DeviceFault:
     """Why a GPU, or one GPU instance of it, must not be given away. `since` and `last` in seconds of a monotonic clock."""
 
     gpu_uuid: str
@@ -57,7 +57,7 @@ class DeviceFault:
 class FaultyDevices:
     """The sick. Each method gives a new faults."""
 
-    sick: tuple[DeviceFault, ...] = ()
+    sick: tuple[_DeviceFault, ...] = ()
 
     def admit(self, event: GpuEvent, policy: XidPolicy, node: NodeState, now: float) -> FaultyDevices:
         """After an XID: on the instance that the driver names, else on the whole GPU; on every GPU when it names none."""
@@ -72,7 +72,7 @@ class FaultyDevices:
     def _with(self, gpu_uuid: str, instance_id: int | None, why: str, now: float) -> FaultyDevices:
         place = (gpu_uuid, instance_id)
         before = next((each for each in self.sick if (each.gpu_uuid, each.gpu_instance_id) == place), None)
-        new = DeviceFault(*place, why, before.since if before is not None else now, now)
+        new = _DeviceFault(*place, why, before.since if before is not None else now, now)
         return FaultyDevices((*(each for each in self.sick if each is not before), new))
 
     def quiet(self, now: float) -> frozenset[str]:

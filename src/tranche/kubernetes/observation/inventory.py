@@ -1,7 +1,7 @@
 """What the node's GPUs and slices are, who among the pods holds them, and which are about to go.
 
 One `Inventory` serves the device plugin, the MIG manager and the feature labels. A change of the GPUs goes through
-`Inventory.condemn`: what is to go is marked first, so that the device plugin hands it to nobody new; then the register
+`Inventory.mark as draining`: what is to go is marked first, so that the device plugin hands it to nobody new; then the register
 is settled; what is held after that stays held, and what is free stays free until the marks are replaced.
 """
 
@@ -29,12 +29,12 @@ _log = logging.getLogger(__name__)
 class Snapshot:
     """One look at the node.
 
-    `view` is the hardware and the register, pods included. `condemned` are device UUIDs that a change in progress may take
+    `view` is the hardware and the register, pods included. `draining` are device UUIDs that a change in progress may take
     away.
     """
 
     view: NodeView
-    condemned: frozenset[str] = frozenset()
+    draining: frozenset[str] = frozenset()
 
 
 class Inventory:
@@ -58,7 +58,7 @@ class Inventory:
         self._period = period
         self._wanted = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._condemned: frozenset[str] = frozenset()
+        self._draining: frozenset[str] = frozenset()
         self._lifting: dict[str, object] = {}  # marks that go with the next look, each with the word that took it back
         self._marks_are_known = asyncio.Event()
         self._marks_are_known.set()
@@ -122,44 +122,44 @@ class Inventory:
                 self._lifting = {uuid: word for uuid, word in self._lifting.items() if lifting.get(uuid) is not word}
             self._failure = ""
             self._read_at = self._clock()
-            snapshot = Snapshot(view, self.condemned)
+            snapshot = Snapshot(view, self.draining)
             self.latest.publish(snapshot)
             return snapshot
 
-    def is_condemned(self, device_uuid: str) -> bool:
+    def is_draining(self, device_uuid: str) -> bool:
         """Whether a change in progress may take the device away: Allocate must refuse it."""
-        return device_uuid in self.condemned
+        return device_uuid in self.draining
 
     @property
-    def condemned(self) -> frozenset[str]:
+    def draining(self) -> frozenset[str]:
         """The devices that a change in progress may take away."""
-        return self._condemned | self._lifting.keys()
+        return self._draining | self._lifting.keys()
 
     def keep_marks(self) -> None:
         """Take no mark back any more: the process is about to end, and a change may still be at work on a thread."""
         self._ending = True
 
-    def condemn(self, device_uuids: frozenset[str]) -> bool:
+    def mark_draining(self, device_uuids: frozenset[str]) -> bool:
         """Have exactly those devices marked as about to go; whether that is a change.
 
         New marks hold at once: what a later `refresh` shows as free is given to nobody. Marks that are taken back go with the
         next look at the GPUs, since before it nobody knows which of them are left.
         """
         self._marks_are_known.set()
-        if device_uuids == self._condemned:
+        if device_uuids == self._draining:
             return False
         word = object()
-        lifting = {**self._lifting, **dict.fromkeys(self._condemned, word)}
+        lifting = {**self._lifting, **dict.fromkeys(self._draining, word)}
         self._lifting = {uuid: each for uuid, each in lifting.items() if uuid not in device_uuids}
-        self._condemned = device_uuids
+        self._draining = device_uuids
         if self.latest.synced:
-            self.latest.publish(replace(self.latest.value, condemned=self.condemned))
+            self.latest.publish(replace(self.latest.value, draining=self.draining))
         if self._lifting:
             self.poke()
         return True
 
     def expect_marks(self) -> None:
-        """Say, before anything runs, that somebody will call `condemn` as soon as it knows what is to go."""
+        """Say, before anything runs, that somebody will call `mark_draining` as soon as it knows what is to go."""
         self._marks_are_known.clear()
 
     async def marks_known(self, patience: float) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tranche.core.allocation import Allocation, Grant, Part, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Slice, WholeGpu, overlap
 from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
-from tranche.kubernetes.kubelet.pod_resources import Listed
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.kubernetes.observation.resources import REPLICA_MARK
 
 Unit = Grant | str
@@ -16,7 +16,7 @@ Unit = Grant | str
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldGrants:
     """What somebody has: the grants, and the kubelet's ids of the replicas that their parts stand for.
 
     `memory` gives the bytes of each device that parts are of.
@@ -29,23 +29,25 @@ class Holding:
     @property
     def units(self) -> frozenset[Unit]:
         """What the kubelet counts of it."""
-        return frozenset((*self.replicas, *(grant for grant in self.grants if not isinstance(grant, Part))))
+        return frozenset((*self.replicas, *(grant for grant in self.grants if not isinstance(grant, FractionalShare))))
 
     @property
     def by_mps(self) -> bool:
         """Whether a part of it is served by an MPS daemon."""
-        return any(isinstance(grant, Part) and grant.sharing is Sharing.MPS for grant in self.grants)
+        return any(isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS for grant in self.grants)
 
-    def collides(self, other: Holding) -> bool:
+    def collides(self, other: HeldGrants) -> bool:
         """Whether a kubelet that gives one away has taken the other back: both are of one unit, or of one device alone."""
-        mine, theirs = ([each for each in held.grants if not isinstance(each, Part)] for held in (self, other))
+        mine, theirs = (
+            [each for each in held.grants if not isinstance(each, FractionalShare)] for held in (self, other)
+        )
         return not self.units.isdisjoint(other.units) or any(overlap(a, b) for a in mine for b in theirs)
 
 
-def holding(allocation: Allocation) -> Holding:
+def holding(allocation: Allocation) -> HeldGrants:
     """What an allocation has."""
     keeper = allocation.keeper
-    return Holding(allocation.grants, keeper.replicas if isinstance(keeper, PodKeeper) else ())
+    return HeldGrants(allocation.grants, keeper.replicas if isinstance(keeper, PodKeeper) else ())
 
 
 def device_of(device_id: str) -> str:
@@ -53,12 +55,14 @@ def device_of(device_id: str) -> str:
     return device_id.partition(REPLICA_MARK)[0]
 
 
-def units_listed(listed: Sequence[Listed], devices: Mapping[str, Grant]) -> dict[Listed, dict[Unit, Grant]]:
+def units_listed(
+    listed: Sequence[ContainerDevices], devices: Mapping[str, Grant]
+) -> dict[ContainerDevices, dict[Unit, Grant]]:
     """What the kubelet lists: each unit with its device. One that several containers of a pod share counts for the first.
 
     Devices that the node does not have are left out: the kubelet remembers slices that were taken from under it.
     """
-    found: dict[Listed, dict[Unit, Grant]] = {}
+    found: dict[ContainerDevices, dict[Unit, Grant]] = {}
     seen: set[str] = set()
     for entry in listed:
         ids = [each for each in entry.device_ids if device_of(each) in devices and each not in seen]
@@ -69,7 +73,7 @@ def units_listed(listed: Sequence[Listed], devices: Mapping[str, Grant]) -> dict
     return found
 
 
-def adopted(units: Mapping[Unit, Grant], every: Iterable[str], memory: Callable[[WholeGpu | Slice], int]) -> Holding:
+def adopted(units: Mapping[Unit, Grant], every: Iterable[str], memory: Callable[[WholeGpu | Slice], int]) -> HeldGrants:
     """What a container has of which only these units are known, as the kubelet lists them.
 
     Nobody says into how many replicas a device was divided, and by what. There are as many as the highest number shows of
@@ -84,10 +88,10 @@ def adopted(units: Mapping[Unit, Grant], every: Iterable[str], memory: Callable[
             alone.append(device)
     counts, sizes = _counts(every), {device: memory(device) for device in taken}
     parts = [
-        Part(device, max(sizes[device] // counts[device_of(ids[0])] * len(ids), 1), Sharing.TIME_SLICING)
+        FractionalShare(device, max(sizes[device] // counts[device_of(ids[0])] * len(ids), 1), Sharing.TIME_SLICING)
         for device, ids in taken.items()
     ]
-    return Holding((*alone, *parts), tuple(each for ids in taken.values() for each in ids), sizes)
+    return HeldGrants((*alone, *parts), tuple(each for ids in taken.values() for each in ids), sizes)
 
 
 def _unit(device_id: str, devices: Mapping[str, Grant]) -> Unit:

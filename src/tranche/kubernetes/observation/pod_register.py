@@ -13,18 +13,28 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Part, Phase, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.allocation import (
+    Allocation,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Phase,
+    Slice,
+    WholeGpu,
+    nearest_request,
+    overlap,
+)
 from tranche.core.devices import devices, memory_of
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
-from tranche.kubernetes.observation.admissions import Admissions
-from tranche.kubernetes.observation.listings import Holding, device_of, holding
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.observation.admissions import AdmissionTracker
+from tranche.kubernetes.observation.listings import HeldGrants, device_of, holding
 from tranche.kubernetes.observation.pod_settlement import (
     Living,
-    PodSettlement,
-    PodWords,
+    PodObservation,
+    RegisterUpdate,
     forgotten,
     settle_pods,
     unaccounted,
@@ -39,14 +49,14 @@ _ASK_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class Kubelet(Protocol):
-    """The node's kubelet; see `tranche.kubernetes.kubelet.pod_resources.PodResources`."""
+class _Kubelet(Protocol):
+    """The node's kubelet; see `tranche.kubernetes.kubelet.pod_resources.PodResourcesClient`."""
 
     def run(self) -> str:
         """The present run of the kubelet; "" when there is none."""
         ...
 
-    async def read(self) -> KubeletWord:
+    async def read(self) -> KubeletResponse:
         """Which devices it gave to whom; KubeletUnavailable when it does not answer."""
         ...
 
@@ -60,7 +70,7 @@ class PodRegister:
     def __init__(
         self,
         host: Host,
-        kubelet: Kubelet,
+        kubelet: _Kubelet,
         pods: Callable[[], Awaitable[Sequence[KubePod]]],
         *,
         clock: Callable[[], float],
@@ -71,7 +81,7 @@ class PodRegister:
         self._pods = pods
         self._clock = clock
         self._living = living
-        self._admissions = Admissions()
+        self._admissions = AdmissionTracker()
         self._runs: dict[str, float] = {}
         self._complete_run = ""
         self._seen: dict[str, float] = {}
@@ -93,7 +103,7 @@ class PodRegister:
         view, _ = await self._look()
         return view
 
-    async def _look(self) -> tuple[NodeView, KubeletWord]:
+    async def _look(self) -> tuple[NodeView, KubeletResponse]:
         word = await self._kubelet.read()
         view = await asyncio.to_thread(self._view)
         unlisted = forgotten(view.allocations, devices(view.node), word)
@@ -122,10 +132,10 @@ class PodRegister:
             view, due = self._host.view(thorough=True), True
         self._asked = self._clock() if due else self._asked
         self._unlimited = unlimited
-        self._shared = any(isinstance(grant, Part) for each in view.allocations for grant in each.grants)
+        self._shared = any(isinstance(grant, FractionalShare) for each in view.allocations for grant in each.grants)
         return view
 
-    async def hand_over(self, resource: str, given: Holding) -> str:
+    async def hand_over(self, resource: str, given: HeldGrants) -> str:
         """Record that a container of some pod is given this, before it is told; the allocation's id.
 
         GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
@@ -134,7 +144,7 @@ class PodRegister:
         with self._admissions.one():
             return await self._hand_over(resource, given)
 
-    async def _hand_over(self, resource: str, given: Holding) -> str:
+    async def _hand_over(self, resource: str, given: HeldGrants) -> str:
         keeper = PodKeeper(resource, kubelet=self._kubelet.run(), replicas=given.replicas)
         try:
             return await asyncio.to_thread(self._record, keeper, given)
@@ -150,7 +160,7 @@ class PodRegister:
         ]
         return await asyncio.to_thread(self._record, keeper, given, superseded)
 
-    def _record(self, keeper: PodKeeper, given: Holding, superseded: Sequence[str] = ()) -> str:
+    def _record(self, keeper: PodKeeper, given: HeldGrants, superseded: Sequence[str] = ()) -> str:
         """Write the holder down, and have the daemons that it needs serve. Where none is in question, no GPU is asked."""
         holders, request = self._host.holders, nearest_request(given.grants)
         if not given.by_mps and not self._host.daemons.records.look():
@@ -159,7 +169,7 @@ class PodRegister:
         self._host.hand_over(allocation, superseded)
         return allocation.id
 
-    async def listed(self, resource: str) -> tuple[Listed, ...]:
+    async def listed(self, resource: str) -> tuple[ContainerDevices, ...]:
         """What the kubelet lists of a resource, once no hand-over is under way; KubeletUnavailable when it does not answer."""
         await self._admissions.over()
         return tuple(each for each in (await self._kubelet.read()).listed if each.resource == resource)
@@ -177,13 +187,13 @@ class PodRegister:
         await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
 
     def _settle(
-        self, view: NodeView, word: KubeletWord, pods: Mapping[PodRef, KubePod] | None, living: Living
-    ) -> PodSettlement:
+        self, view: NodeView, word: KubeletResponse, pods: Mapping[PodRef, KubePod] | None, living: Living
+    ) -> RegisterUpdate:
         now = self._clock()
         self._runs = {word.run: self._runs.get(word.run, now)}
         self._seen = {each.id: self._seen.get(each.id, now) for each in view.allocations}
         waited = {each: now - since for each, since in self._seen.items()}
-        words = PodWords(word, now - self._runs[word.run], pods, waited, living=living)
+        words = PodObservation(word, now - self._runs[word.run], pods, waited, living=living)
         if pods is not None and word.run != self._complete_run:
             keepers = [each.keeper for each in view.allocations if isinstance(each.keeper, PodKeeper)]
             missing = unaccounted(words, [each for each in keepers if each.container])
@@ -213,7 +223,7 @@ class PodRegister:
 
 
 def _is_unlimited(grant: Grant) -> bool:
-    return isinstance(grant, Part) and grant.unlimited
+    return isinstance(grant, FractionalShare) and grant.unlimited
 
 
 def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
@@ -225,13 +235,13 @@ def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
     return not keeper.lingers and keeper.resource == asking.resource and keeper.kubelet == asking.kubelet
 
 
-def _refuse_given_twice(word: KubeletWord, view: NodeView, given: Holding) -> None:
+def _refuse_given_twice(word: KubeletResponse, view: NodeView, given: HeldGrants) -> None:
     """GpuBusy when the kubelet gives away what it lists with a pod.
 
     Kubernetes 1.36 does so: while a device plugin answers, whoever asks for the list makes the kubelet forget the device that
     is on its way, if a pod has ended meanwhile, and the next pod gets it too (UpdateAllocatedDevices in its device manager).
     """
-    alone = [grant for grant in given.grants if not isinstance(grant, Part)]
+    alone = [grant for grant in given.grants if not isinstance(grant, FractionalShare)]
     by_uuid = devices(view.node)
     for each in word.listed:
         for device_id in each.device_ids:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import Allocation, Grant, Part, Phase, Slice, WholeGpu, nearest_request, overlap
-from tranche.core.evidence import SETTLED_SECONDS, Liveness, PodEvidence, judge_pod
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.evidence import SETTLED_SECONDS, KeeperStatus, PodEvidence, judge_pod
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
-from tranche.kubernetes.kubelet.pod_resources import KubeletWord, Listed
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
 from tranche.kubernetes.observation.listings import Unit, adopted, device_of, holding, units_listed
 from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
@@ -28,7 +28,7 @@ Living = Mapping[str, Collection[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class PodWords:
+class PodObservation:
     """What is said of pods now.
 
     `pods` are the API server's pods of this node; None when it was not asked or does not answer. `kubelet_age` is for how many
@@ -37,7 +37,7 @@ class PodWords:
     id, has been known. `living` are those of `forgotten`, by uid, that have processes on the machine.
     """
 
-    kubelet: KubeletWord
+    kubelet: KubeletResponse
     kubelet_age: float
     pods: Mapping[PodRef, KubePod] | None
     waited: Mapping[str, float]
@@ -46,7 +46,7 @@ class PodWords:
 
 
 @dataclass(frozen=True, slots=True)
-class PodSettlement:
+class RegisterUpdate:
     """What to write: ids to remove, keepers to replace by id, and allocations to add, in this order.
 
     `memory` gives the bytes of each device that what is added has parts of. `undecided` says that the API server must be asked
@@ -68,12 +68,12 @@ class PodSettlement:
 def settle_pods(
     register: Sequence[Allocation],
     devices: Mapping[str, Grant],
-    words: PodWords,
+    words: PodObservation,
     *,
     now: float,
     new_id: Callable[[], str],
     memory: Callable[[WholeGpu | Slice], int],
-) -> PodSettlement:
+) -> RegisterUpdate:
     """What has to change in the register. `devices` are the node's by UUID; `now` is in seconds since the epoch.
 
     `memory` gives the bytes of a device.
@@ -95,12 +95,12 @@ def settle_pods(
         life, keeper = _judged(row, entry, words, replaced)
         found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
         undecided = (
-            undecided or life is Liveness.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
+            undecided or life is KeeperStatus.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
         )
         # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
-        if life is Liveness.ALIVE and _forgotten(keeper, words):
+        if life is KeeperStatus.ALIVE and _forgotten(keeper, words):
             keeper = replace(keeper, forgotten=True)
-        if life is Liveness.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
+        if life is KeeperStatus.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
             removed.append(row.id)
             continue
         covered |= holding(row).units
@@ -133,17 +133,17 @@ def settle_pods(
         for keeper, grants in wanted.items()
         if standing.get(keeper) != grants
     ]
-    return PodSettlement(tuple(removed), keepers, tuple(added), undecided, sizes)
+    return RegisterUpdate(tuple(removed), keepers, tuple(added), undecided, sizes)
 
 
-def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletWord) -> frozenset[str]:
+def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletResponse) -> frozenset[str]:
     """The uids of pods that hold something by the register and that the kubelet does not list with it: do they still run?"""
     listed = units_listed(word.listed, devices)
     rows = [each for each in register if isinstance(each.keeper, PodKeeper) and _pod_keeper(each).uid]
     return frozenset(_pod_keeper(row).uid for row in rows if _entry_of(row, listed) is None)
 
 
-def unaccounted(words: PodWords, known: Sequence[PodKeeper]) -> tuple[tuple[KubePod, str], ...]:
+def unaccounted(words: PodObservation, known: Sequence[PodKeeper]) -> tuple[tuple[KubePod, str], ...]:
     """Running pods, with a resource that they ask for, of which neither kubelet nor register says which devices they have."""
     told = {(PodRef(each.namespace, each.name), each.resource) for each in words.kubelet.listed}
     told |= {(PodRef(each.namespace, each.name), each.resource) for each in known}
@@ -157,7 +157,7 @@ def unaccounted(words: PodWords, known: Sequence[PodKeeper]) -> tuple[tuple[Kube
 
 
 def _suppositions(
-    words: PodWords,
+    words: PodObservation,
     rows: Sequence[Allocation],
     added: Sequence[Allocation],
     removed: Sequence[str],
@@ -193,7 +193,7 @@ def _may_be(grant: Grant, resource: str) -> bool:
     return any(resource == name or resource.startswith(f"{name}.") for name in names)
 
 
-def _entry_of(row: Allocation, listed: Mapping[Listed, Mapping[Unit, Grant]]) -> Listed | None:
+def _entry_of(row: Allocation, listed: Mapping[ContainerDevices, Mapping[Unit, Grant]]) -> ContainerDevices | None:
     """The kubelet's entry that the row stands for: of its pod, or for a pod being admitted, of its devices."""
     keeper = _pod_keeper(row)
     mine = holding(row).units
@@ -205,7 +205,10 @@ def _entry_of(row: Allocation, listed: Mapping[Listed, Mapping[Unit, Grant]]) ->
 
 
 def _replaced(
-    row: Allocation, listed: Mapping[Listed, Mapping[Unit, Grant]], devices: Mapping[str, Grant], living: Living
+    row: Allocation,
+    listed: Mapping[ContainerDevices, Mapping[Unit, Grant]],
+    devices: Mapping[str, Grant],
+    living: Living,
 ) -> bool:
     """Whether the container runs with others: the kubelet lists those, and the pod's processes name those and none of these.
 
@@ -216,7 +219,7 @@ def _replaced(
     told = living.get(keeper.uid)
     if told is None or not keeper.admitted:
         return False
-    held = [grant.device if isinstance(grant, Part) else grant for grant in row.grants]
+    held = [grant.device if isinstance(grant, FractionalShare) else grant for grant in row.grants]
     mine = {uuid for uuid, device in devices.items() if device in held}
     container = (keeper.namespace, keeper.name, keeper.container, keeper.resource)
     for entry in listed:
@@ -226,7 +229,7 @@ def _replaced(
     return False
 
 
-def _forgotten(keeper: PodKeeper, words: PodWords) -> bool:
+def _forgotten(keeper: PodKeeper, words: PodObservation) -> bool:
     """Whether a kubelet that has had the time to find its pods knows nothing of what this one has, which is not over."""
     if not keeper.admitted or keeper.lingers or words.kubelet_age < SETTLED_SECONDS:
         return False
@@ -235,7 +238,9 @@ def _forgotten(keeper: PodKeeper, words: PodWords) -> bool:
     return keeper.kubelet != words.kubelet.run and mine not in told
 
 
-def _judged(row: Allocation, entry: Listed | None, words: PodWords, replaced: bool) -> tuple[Liveness, PodKeeper]:
+def _judged(
+    row: Allocation, entry: ContainerDevices | None, words: PodObservation, replaced: bool
+) -> tuple[KeeperStatus, PodKeeper]:
     keeper = _pod_keeper(row)
     if entry is not None:
         keeper = _bound(keeper, entry, words)
@@ -260,14 +265,14 @@ def _judged(row: Allocation, entry: Listed | None, words: PodWords, replaced: bo
     return judge_pod(keeper, evidence), keeper
 
 
-def _disowned(keeper: PodKeeper, words: PodWords) -> bool:
+def _disowned(keeper: PodKeeper, words: PodObservation) -> bool:
     """Whether a pod that was found by its processes only names devices: a kubelet that knows it, and all others, denies it."""
     if keeper.admitted or not words.complete:
         return False
     return any(pod.uid == keeper.uid and not pod.finished for pod in (words.pods or {}).values())
 
 
-def _bound(keeper: PodKeeper, entry: Listed, words: PodWords) -> PodKeeper:
+def _bound(keeper: PodKeeper, entry: ContainerDevices, words: PodObservation) -> PodKeeper:
     """The keeper with the kubelet's word of now, and the pod's uid once it is known."""
     pod = None if words.pods is None else words.pods.get(PodRef(entry.namespace, entry.name))
     uid = keeper.uid if pod is None else pod.uid

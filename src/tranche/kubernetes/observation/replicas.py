@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import Grant, Part, Slice, WholeGpu
-from tranche.core.gpu_use import GpuUse
-from tranche.core.sharing import Sharing, SharingMeans
+from tranche.core.allocation import FractionalShare, Grant, Slice, WholeGpu
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
-from tranche.kubernetes.observation.listings import Holding
+from tranche.kubernetes.observation.listings import HeldGrants
 from tranche.kubernetes.observation.resources import DOMAIN, Advertisement, PluginDevice, Resource
 
 
@@ -40,7 +40,7 @@ class SharedResource:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaRules:
+class ReplicaPolicy:
     """How a node's devices are shared. With `one_per_request` no container may ask for more than one replica.
 
     `virtual` is how many virtual GPUs each device is offered as, beside its own resource; 0 for none. Each has a ceiling of
@@ -69,14 +69,14 @@ class ReplicaRules:
 
 
 _SLICES = f"{DOMAIN}/mig-"
-_NO_USES: Mapping[str, GpuUse] = {}
+_NO_USES: Mapping[str, GpuPolicy] = {}
 
-NOT_SHARED = ReplicaRules()
+NOT_SHARED = ReplicaPolicy()
 """Every device is one container's alone."""
 
 
 def replicated(
-    advertised: Advertisement, rules: ReplicaRules, means: SharingMeans, uses: Mapping[str, GpuUse] = _NO_USES
+    advertised: Advertisement, rules: ReplicaPolicy, means: MachineSharing, uses: Mapping[str, GpuPolicy] = _NO_USES
 ) -> Advertisement:
     """What the node advertises when devices are shared by the rules; names that it has not are passed over.
 
@@ -89,7 +89,7 @@ def replicated(
 
     def share(device: PluginDevice, rule: SharedResource, threads: int | None = None, limited: bool = True) -> None:
         replicas = offered.setdefault(rule.offered_as, [])
-        if why := _why_not_shared(device, rule, means, uses.get(device.gpu.uuid, GpuUse.AUTO)):
+        if why := _why_not_shared(device, rule, means, uses.get(device.gpu.uuid, GpuPolicy.AUTO)):
             unshared[why] = None
             return
         shared = replace(device, replicas=rule.replicas, sharing=rule.sharing, threads=threads, limited=limited)
@@ -111,7 +111,7 @@ def replicated(
     return replace(advertised, resources=resources, unshared=tuple(unshared))
 
 
-def can_share(sharing: Sharing, replicas: int, means: SharingMeans) -> str:
+def can_share(sharing: Sharing, replicas: int, means: MachineSharing) -> str:
     """Why a machine of these means cannot have a device shared by so many, in words; "" when it can."""
     if sharing is not Sharing.MPS:
         return ""
@@ -122,7 +122,7 @@ def can_share(sharing: Sharing, replicas: int, means: SharingMeans) -> str:
     return ""
 
 
-def _without_mig(advertised: Advertisement, rules: ReplicaRules) -> list[str]:
+def _without_mig(advertised: Advertisement, rules: ReplicaPolicy) -> list[str]:
     """What is said of slices that are to be shared on a node of whose GPUs none can be cut."""
     gpus = [device.gpu for resource in advertised.resources for device in resource.devices if not device.gpu.lost]
     if not gpus or any(gpu.mig_capable for gpu in gpus):
@@ -135,28 +135,30 @@ def _virtual(name: str, count: int) -> SharedResource:
     return SharedResource(name, count, VGPU_RESOURCE, sharing=Sharing.MPS)
 
 
-def _why_not_shared(device: PluginDevice, rule: SharedResource, means: SharingMeans, use: GpuUse) -> str:
+def _why_not_shared(device: PluginDevice, rule: SharedResource, means: MachineSharing, use: GpuPolicy) -> str:
     if why := can_share(rule.sharing, rule.replicas, means):
         return f"{rule.offered_as} is not offered: {why}"
     if rule.sharing is Sharing.MPS and device.instance is None and device.gpu.mig_enabled:
         return f"{rule.offered_as} is not offered of {device.gpu.label}: it is in MIG mode, and MPS serves its slices alone"
-    if use in (GpuUse.OFF, GpuUse.MIG):
+    if use in (GpuPolicy.OFF, GpuPolicy.MIG):
         return f"{rule.offered_as} is not offered of {device.gpu.label}: its policy is sharing={use}"
     return ""
 
 
-def held_with(devices: Sequence[PluginDevice]) -> Holding:
+def held_with(devices: Sequence[PluginDevice]) -> HeldGrants:
     """What a container has that is given those devices: its replicas of one device are one part of it."""
     grants: dict[str, Grant] = {}
     memory: dict[WholeGpu | Slice, int] = {}
     for device in devices:
         grant, before = device.grant, grants.get(device.uuid)
-        if isinstance(grant, Part):
+        if isinstance(grant, FractionalShare):
             memory[grant.device] = device.memory
-            if isinstance(before, Part):
+            if isinstance(before, FractionalShare):
                 grant = replace(before, memory=before.memory + grant.memory)
         grants[device.uuid] = grant
-    return Holding(tuple(grants.values()), tuple(device.id for device in devices if device.replica is not None), memory)
+    return HeldGrants(
+        tuple(grants.values()), tuple(device.id for device in devices if device.replica is not None), memory
+    )
 
 
 def _names(device: PluginDevice) -> tuple[str, ...]:

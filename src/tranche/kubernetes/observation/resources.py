@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tranche.core.allocation import ComputeSlice, Grant, Part, Slice, WholeGpu
+from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.devices import memory_of
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
@@ -77,7 +77,7 @@ class PluginDevice:
             return device
         share = max(self.memory // self.replicas, 1)
         # Ceilings of several may add up to more than the device: its compute is not booked.
-        return Part(device, share, self.sharing, limit=None if self.limited else self.memory)
+        return FractionalShare(device, share, self.sharing, limit=None if self.limited else self.memory)
 
     @property
     def _device(self) -> WholeGpu | Slice | ComputeSlice:

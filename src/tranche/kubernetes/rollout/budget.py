@@ -14,7 +14,7 @@ _TEXT = re.compile(r"(\d{1,6})(%?)")
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RolloutLimit:
     """`amount` nodes, or that many percent of all. 0 lets nobody begin."""
 
     amount: int
@@ -35,7 +35,7 @@ class Budget:
         return f"{self.amount}%" if self.percent else str(self.amount)
 
 
-def parse_budget(text: str) -> Budget:
+def parse_budget(text: str) -> RolloutLimit:
     """`3` or `10%`.
 
     Raises:
@@ -46,4 +46,4 @@ def parse_budget(text: str) -> Budget:
         raise UsageError(
             f"'{text}' is no number of nodes", hint="write how many may change at once, such as 3, or 10% of them"
         )
-    return Budget(int(found[1]), bool(found[2]))
+    return RolloutLimit(int(found[1]), bool(found[2]))

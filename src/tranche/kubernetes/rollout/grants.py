@@ -16,7 +16,7 @@ _LONGEST_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Grants:
+class RolloutDecision:
     """`granted` may begin now; of `taken_back` the turn ends that they did not take. `held_up_by` are why nobody may begin.
 
     `waiting` is how many wait after this, and `busy` have the places of the budget.
@@ -29,7 +29,7 @@ class Grants:
     busy: tuple[RolloutTicket, ...] = ()
 
 
-def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, float]) -> Grants:
+def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, float]) -> RolloutDecision:
     """Who may begin. `limit` is how many may change at once, `silent` for how many seconds each ticket was seen as it is.
 
     The order is that of the tickets. A node that has failed, or was heard of no more while it changed, holds all others up until
@@ -47,12 +47,12 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
     held_up_by = tuple(each for each in in_trouble if not each.go_on)
     left = len(waiting) + len(taken_back)
     if held_up_by:
-        return Grants(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
+        return RolloutDecision(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
     # Those in trouble are passed by now.
     at_work = (*by_state[TicketState.GRANTED], *by_state[TicketState.CHANGING])
     busy = tuple(each for each in at_work if each not in lost)
     granted = tuple([each for each in waiting if not each.passed_over][: max(limit - len(busy), 0)])
-    return Grants(granted, taken_back, waiting=left - len(granted), busy=(*busy, *granted))
+    return RolloutDecision(granted, taken_back, waiting=left - len(granted), busy=(*busy, *granted))
 
 
 def busy_text(tickets: Sequence[RolloutTicket]) -> str:

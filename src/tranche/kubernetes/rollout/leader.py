@@ -11,9 +11,9 @@ from dataclasses import replace
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.rollout.budget import Budget
+from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.grants import busy_text, grants, held_up_text
-from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderReport, Leadership
+from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderLease, LeaderReport
 from tranche.kubernetes.rollout.ticket import (
     TICKET,
     TICKET_LABEL,
@@ -40,7 +40,7 @@ class Leader:
     def __init__(
         self,
         leases: LeaseApi,
-        budget: Budget,
+        budget: RolloutLimit,
         fleet: Callable[[], Awaitable[int | None]],
         me: str,
         *,
@@ -56,7 +56,7 @@ class Leader:
         self._clock = clock
         self._random = random
         self._sleep = sleep
-        self._leadership = Leadership(leases, me, clock=clock)
+        self._leadership = LeaderLease(leases, me, clock=clock)
 
     async def stand(self) -> None:
         """Try to lead, and lead until nobody waits; then a pause, the longer the more others wait and try as well."""

@@ -29,7 +29,7 @@ class LeaderReport:
     busy: str = ""
 
 
-class Leadership:
+class LeaderLease:
     """One candidate. `clock` is monotonic, in seconds; what other machines' clocks say is not believed."""
 
     def __init__(

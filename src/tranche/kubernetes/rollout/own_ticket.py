@@ -19,7 +19,7 @@ from tranche.kubernetes.rollout.ticket import (
     version_number,
     write_ticket,
 )
-from tranche.kubernetes.rollout.turn import Move, RolloutStatus, Stage, next_ticket
+from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutStatus, TicketAction, next_ticket
 
 _RENEW_CHANGING_SECONDS = 30.0
 _RENEW_WAITING_SECONDS = 300.0
@@ -118,10 +118,10 @@ class OwnTicket:
             return
         if not self._sure:
             await self._read()
-        if self._wish.stage is Stage.WANTED and self.ticket is None:
+        if self._wish.stage is LayoutChangeState.WANTED and self.ticket is None:
             await self._sleep(self._random() * await self._spread())
         move, ticket = next_ticket(self._me.node, self.ticket, self._wish)
-        if move is Move.REMOVE and self.ticket is not None:
+        if move is TicketAction.REMOVE and self.ticket is not None:
             if await self._leases.delete(self.ticket.lease):
                 self._know(None)
             else:
@@ -133,7 +133,7 @@ class OwnTicket:
                 await self._read()
             else:
                 self._know(read_ticket(written))
-        if move is not Move.NONE:
+        if move is not TicketAction.NONE:
             self._to_move.set()  # another wish may have come meanwhile, or somebody else's word in the ticket
 
     async def _follow(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.rollout.budget import EVERY_NODE, Budget
+from tranche.kubernetes.rollout.budget import EVERY_NODE, RolloutLimit
 from tranche.kubernetes.rollout.leader import Leader
 from tranche.kubernetes.rollout.leadership import LeaderReport
 from tranche.kubernetes.rollout.own_ticket import OwnTicket, RolloutNode
@@ -28,7 +28,7 @@ class Rollout:
     def __init__(
         self,
         leases: LeaseApi,
-        budget: Budget,
+        budget: RolloutLimit,
         fleet: Callable[[], Awaitable[int]],
         me: RolloutNode,
         *,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 
-class Stage(StrEnum):
+class LayoutChangeState(StrEnum):
     """DONE: no change is wanted. WANTED: one is to begin or goes on. FAILED: it was tried, and will be tried again."""
 
     DONE = "done"
@@ -20,7 +20,7 @@ class Stage(StrEnum):
 class RolloutStatus:
     """How a node stands. `digest` tells the layout's content, "" where it is not known; `message` says what failed."""
 
-    stage: Stage
+    stage: LayoutChangeState
     layout: str = ""
     digest: str = ""
     message: str = ""
@@ -41,7 +41,7 @@ class RolloutPermission:
         return state is TicketState.CHANGING or (state is TicketState.FAILED and self.ticket.digest == digest)
 
 
-class Move(StrEnum):
+class TicketAction(StrEnum):
     """What to do with the own ticket: nothing, write it, or take it away."""
 
     NONE = "none"
@@ -49,34 +49,36 @@ class Move(StrEnum):
     REMOVE = "remove"
 
 
-def next_ticket(node: str, ticket: RolloutTicket | None, wish: RolloutStatus) -> tuple[Move, RolloutTicket | None]:
+def next_ticket(
+    node: str, ticket: RolloutTicket | None, wish: RolloutStatus
+) -> tuple[TicketAction, RolloutTicket | None]:
     """What to do with the own ticket for a wish, and the ticket to write.
 
     A failed node that gets another layout goes on with the place that it has; after somebody said go on, it queues anew.
     """
-    if wish.stage is Stage.DONE:
-        return (Move.NONE if ticket is None else Move.REMOVE), None
-    if wish.stage is Stage.FAILED:
+    if wish.stage is LayoutChangeState.DONE:
+        return (TicketAction.NONE if ticket is None else TicketAction.REMOVE), None
+    if wish.stage is LayoutChangeState.FAILED:
         return _failed(ticket, wish)
     if ticket is None:
-        return Move.WRITE, RolloutTicket(node, TicketState.WAITING, wish.layout, wish.digest)
+        return TicketAction.WRITE, RolloutTicket(node, TicketState.WAITING, wish.layout, wish.digest)
     same = (ticket.layout, ticket.digest) == (wish.layout, wish.digest)
     if same and ticket.state is not TicketState.GRANTED:
-        return Move.NONE, None
+        return TicketAction.NONE, None
     if ticket.state is TicketState.FAILED and ticket.go_on:
-        return Move.REMOVE, None
+        return TicketAction.REMOVE, None
     state = TicketState.WAITING if ticket.state is TicketState.WAITING else TicketState.CHANGING
-    return Move.WRITE, RolloutTicket(node, state, wish.layout, wish.digest, lease=ticket.lease)
+    return TicketAction.WRITE, RolloutTicket(node, state, wish.layout, wish.digest, lease=ticket.lease)
 
 
-def _failed(ticket: RolloutTicket | None, wish: RolloutStatus) -> tuple[Move, RolloutTicket | None]:
+def _failed(ticket: RolloutTicket | None, wish: RolloutStatus) -> tuple[TicketAction, RolloutTicket | None]:
     if ticket is None:
-        return Move.NONE, None
+        return TicketAction.NONE, None
     if ticket.state in (TicketState.WAITING, TicketState.GRANTED):
-        return Move.REMOVE, None  # nothing was changed, so nobody is held up
+        return TicketAction.REMOVE, None  # nothing was changed, so nobody is held up
     if ticket.state is TicketState.FAILED and ticket.message == wish.message:
-        return Move.NONE, None
+        return TicketAction.NONE, None
     failed = RolloutTicket(
         ticket.node, TicketState.FAILED, ticket.layout, wish.digest or ticket.digest, wish.message, lease=ticket.lease
     )
-    return Move.WRITE, failed
+    return TicketAction.WRITE, failed

@@ -11,7 +11,7 @@ from typing import TextIO
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """Time, level, logger and a constant message; whatever was given as `extra` stands beside them under its own name."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-class PlainLines(logging.Formatter):
+class PlainFormatter(logging.Formatter):
     """The same for a terminal: `12:00:00 warning cannot follow object='node n1'`."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -42,7 +42,7 @@ class PlainLines(logging.Formatter):
 def set_up(stream: TextIO | TextIOBase, *, as_json: bool, verbose: bool) -> None:
     """Send every log record of the process to the stream; libraries speak from warnings on."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else PlainLines())
+    handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("tranche").setLevel(logging.DEBUG if verbose else logging.INFO)
 

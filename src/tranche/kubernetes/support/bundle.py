@@ -15,15 +15,15 @@ from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.extract import cluster_extract, layouts_extract, plugin_config_extract
-from tranche.kubernetes.support.facts import Agents
+from tranche.kubernetes.support.facts import AgentSetFacts
 from tranche.kubernetes.support.survey import survey
-from tranche.node.archive import Entry
+from tranche.node.archive import ArchiveFile
 
 _LOG_LINES = "5000"
 _LOGS_AT_MOST = 50
 
 
-async def cluster_entries(connection: ApiConnection, *, now: datetime, own_version: str) -> tuple[Entry, ...]:
+async def cluster_entries(connection: ApiConnection, *, now: datetime, own_version: str) -> tuple[ArchiveFile, ...]:
     """Everything of the cluster that the caller may read; errors as those of a survey."""
     facts = await survey(connection)
     reader = ClusterReader(connection)
@@ -40,13 +40,13 @@ async def cluster_entries(connection: ApiConnection, *, now: datetime, own_versi
     return tuple(entries)
 
 
-def _config_maps(agents: Agents) -> Iterator[Entry]:
+def _config_maps(agents: AgentSetFacts) -> Iterator[ArchiveFile]:
     if agents.layouts is not None:
         name = f"cluster/{agents.daemon_set.namespace}/{agents.daemon_set.option('--layouts', 'tranche-layouts')}.json"
         yield _entry(name, "the ConfigMap of layouts, as it is understood", layouts_extract(agents.layouts))
 
 
-async def _plugin_config(reader: ClusterReader, agents: Agents) -> list[Entry]:
+async def _plugin_config(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFile]:
     name, namespace = agents.daemon_set.option("--plugin-config-map", ""), agents.daemon_set.namespace
     if not name:
         return []
@@ -57,7 +57,7 @@ async def _plugin_config(reader: ClusterReader, agents: Agents) -> list[Entry]:
     return [_entry(f"cluster/{namespace}/{name}.json", about, plugin_config_extract(data))]
 
 
-async def _logs(reader: ClusterReader, agents: Agents) -> list[Entry]:
+async def _logs(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFile]:
     """Logs of the agents, those of the ones that are not ready first."""
     entries = []
     for pod in sorted(agents.pods, key=lambda each: (each.ready, each.name))[:_LOGS_AT_MOST]:
@@ -69,9 +69,9 @@ async def _logs(reader: ClusterReader, agents: Agents) -> list[Entry]:
             if text is not None:
                 content = log_extract(text.splitlines()).encode()
                 about = f"the log of the agent on {pod.node}" + (", of the run before" if suffix else "")
-                entries.append(Entry(f"cluster/logs/{pod.name}{suffix}.log", about, content))
+                entries.append(ArchiveFile(f"cluster/logs/{pod.name}{suffix}.log", about, content))
     return entries
 
 
-def _entry(path: str, about: str, data: Any) -> Entry:
-    return Entry(path, about, (json.dumps(data, indent=1) + "\n").encode())
+def _entry(path: str, about: str, data: Any) -> ArchiveFile:
+    return ArchiveFile(path, about, (json.dumps(data, indent=1) + "\n").encode())

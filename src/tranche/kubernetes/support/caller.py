@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tranche.core.errors import KubeconfigInvalid
-from tranche.kubernetes.api.kubeconfig import ApiServer, Credential, find_api_server
+from tranche.kubernetes.api.kubeconfig import ApiServer, PluginCredentials, find_api_server
 
 _SECONDS = 60.0
 
@@ -27,7 +27,7 @@ def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: 
     return find_api_server(kubeconfig, environ, plugin=credential_of_plugin)
 
 
-def credential_of_plugin(settings: Mapping[str, Any]) -> Credential:
+def credential_of_plugin(settings: Mapping[str, Any]) -> PluginCredentials:
     """Run a credential plugin (`users[].user.exec`, as `aws eks get-token`), which may not ask anything; what it gives.
 
     Raises:
@@ -65,4 +65,4 @@ def credential_of_plugin(settings: Mapping[str, Any]) -> Credential:
     token, certificate, key = (str(each) if each else "" for each in given)
     if not token and not (certificate and key):
         raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' gave no credential")
-    return Credential(token, certificate.encode(), key.encode())
+    return PluginCredentials(token, certificate.encode(), key.encode())

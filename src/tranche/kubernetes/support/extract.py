@@ -8,7 +8,7 @@ from typing import Any
 from tranche.core.errors import LayoutInvalid, PluginConfigInvalid
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
-from tranche.kubernetes.support.facts import Agents, ClusterFacts, DaemonSetFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts, SurveyedNode
 from tranche.node.files import parse_document
 
 _LABELS = (
@@ -119,7 +119,7 @@ def _node(node: SurveyedNode) -> dict[str, Any]:
     }
 
 
-def _agents(agents: Agents) -> dict[str, Any]:
+def _agents(agents: AgentSetFacts) -> dict[str, Any]:
     return {
         "daemonSet": str(agents.daemon_set),
         "version": agents.daemon_set.version,

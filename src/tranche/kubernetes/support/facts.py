@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tranche.kubernetes.api.node_rules import NodeTaint
-from tranche.kubernetes.claims.tier import Probe
+from tranche.kubernetes.claims.tier import DryRunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class RolloutPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Agents:
+class AgentSetFacts:
     """An agent's DaemonSet with its pods. `lacking` are the rights that its account has not, None where nobody may ask."""
 
     daemon_set: DaemonSetFacts
@@ -131,7 +131,7 @@ class ControllerFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class OtherProgram:
+class OtherProgramFacts:
     """A DaemonSet that does a part of the agent's work, and the nodes that it runs on."""
 
     daemon_set: DaemonSetFacts
@@ -150,11 +150,11 @@ class ClusterFacts:
 
     server_version: str
     nodes: tuple[SurveyedNode, ...] = ()
-    agents: tuple[Agents, ...] = ()
-    others: tuple[OtherProgram, ...] = ()
+    agents: tuple[AgentSetFacts, ...] = ()
+    others: tuple[OtherProgramFacts, ...] = ()
     controllers: tuple[ControllerFacts, ...] = ()
     policies: frozenset[str] | None = frozenset()
     bindings: frozenset[str] | None = frozenset()
     unread: Mapping[str, str] = field(default_factory=dict)
-    claims: Probe | None = None
+    claims: DryRunResult | None = None
     """What the API server made of a resource slice as a dry run; None when nobody tried."""

@@ -11,7 +11,7 @@ CLAIM_DRIVER = "dra"
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class _Product:
     """A program that is known by the last part of its image's name, by a word of its command, or by its DaemonSet's name."""
 
     name: str
@@ -23,21 +23,21 @@ class Product:
 
 # One image of NVIDIA's holds device plugin and feature discovery; newer ones of the operator hold the MIG manager as well.
 PRODUCTS = (
-    Product("NVIDIA's MIG manager", MIG_MANAGER, ("k8s-mig-manager",), ("nvidia-mig-manager",), ("nvidia-mig-manager",)),
-    Product(
+    _Product("NVIDIA's MIG manager", MIG_MANAGER, ("k8s-mig-manager",), ("nvidia-mig-manager",), ("nvidia-mig-manager",)),
+    _Product(
         "NVIDIA's GPU feature discovery", FEATURE_LABELS, ("gpu-feature-discovery",), ("gpu-feature-discovery",),
         ("gpu-feature-discovery",),
     ),
-    Product(
+    _Product(
         "NVIDIA's device plugin", DEVICE_PLUGIN, ("k8s-device-plugin",), ("nvidia-device-plugin",),
         ("nvidia-device-plugin-daemonset",),
     ),
-    Product("HAMi's device plugin", DEVICE_PLUGIN, ("hami",), ("nvidia-device-plugin",), ("hami-device-plugin",)),
-    Product(
+    _Product("HAMi's device plugin", DEVICE_PLUGIN, ("hami",), ("nvidia-device-plugin",), ("hami-device-plugin",)),
+    _Product(
         "NVIDIA's DRA driver", DEVICE_PLUGIN, ("k8s-dra-driver-gpu",), ("gpu-kubelet-plugin",),
         ("nvidia-dra-driver-gpu-kubelet-plugin",),
     ),
-    Product("Google's device plugin", DEVICE_PLUGIN, ("nvidia-gpu-device-plugin",), ("/usr/bin/nvidia-gpu-device-plugin",)),
+    _Product("Google's device plugin", DEVICE_PLUGIN, ("nvidia-gpu-device-plugin",), ("/usr/bin/nvidia-gpu-device-plugin",)),
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def is_agent(daemon_set: DaemonSetFacts) -> bool:
     return _image_name(daemon_set.images[0] if daemon_set.images else "") == "tranche-agent"
 
 
-def known_product(daemon_set: DaemonSetFacts) -> Product | None:
+def known_product(daemon_set: DaemonSetFacts) -> _Product | None:
     """Which of the known programs it runs; its name and command tell programs of one image apart."""
     words = {word.rpartition("/")[2] for word in (*daemon_set.command[:1], *daemon_set.arguments[:1])}
     images = {_image_name(image) for image in daemon_set.images}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.claims.tier import Tier, tier_by_version, tier_by_word
+from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_version, backend_by_word
 from tranche.kubernetes.support.facts import DaemonSetFacts
 from tranche.kubernetes.support.programs import CLAIM_DRIVER, DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
 
@@ -18,7 +18,7 @@ _LEASE_WRITER_VERBS = ("get", "create", "update")
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class RbacPermission:
     """One verb on one kind of object, in its API `group`; what does not matter of the rest is empty."""
 
     verb: str
@@ -34,53 +34,53 @@ class Right:
         return f"{self.verb} {kind}{which}" + (f" in {self.namespace}" if self.namespace else "")
 
 
-def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[Right, ...]:
+def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[RbacPermission, ...]:
     """What the agent asks of an API server of that version with the options that it is started with."""
     parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS, CLAIM_DRIVER} - agent.left_out
-    rights = [*(Right(verb, "nodes") for verb in ("get", "list", "watch"))]
-    rights += [Right("list", "pods"), Right("watch", "pods")]
+    rights = [*(RbacPermission(verb, "nodes") for verb in ("get", "list", "watch"))]
+    rights += [RbacPermission("list", "pods"), RbacPermission("watch", "pods")]
     if own := agent.option("--daemon-set", ""):
-        rights.append(Right("get", "daemonsets", namespace=agent.namespace, name=own, group="apps"))
+        rights.append(RbacPermission("get", "daemonsets", namespace=agent.namespace, name=own, group="apps"))
     if {MIG_MANAGER, FEATURE_LABELS} & parts:
-        rights.append(Right("patch", "nodes"))
+        rights.append(RbacPermission("patch", "nodes"))
     if {MIG_MANAGER, DEVICE_PLUGIN} & parts:
-        rights += [Right(verb, "events", namespace="default") for verb in ("create", "get", "patch")]
+        rights += [RbacPermission(verb, "events", namespace="default") for verb in ("create", "get", "patch")]
     if DEVICE_PLUGIN in parts:
-        rights.append(Right("create", "events"))
+        rights.append(RbacPermission("create", "events"))
     if MIG_MANAGER in parts:
-        rights.append(Right("patch", "nodes", "status"))
+        rights.append(RbacPermission("patch", "nodes", "status"))
         rights += _config_map(agent.namespace, agent.option("--layouts", "tranche-layouts"))
         if agent.option("--max-unavailable", ""):
             rights += _leases(agent, *_LEASE_VERBS)
         if agent.option("--in-use", "wait") == "drain":
-            rights.append(Right("create", "pods", "eviction"))
+            rights.append(RbacPermission("create", "pods", "eviction"))
     if "--tell-view" in agent.arguments:
         rights += _leases(agent, *_LEASE_WRITER_VERBS)
     if CLAIM_DRIVER in parts:
-        rights += [Right(verb, "resourceslices", group=_CLAIMS) for verb in _SLICE_VERBS]
-        rights.append(Right("get", "resourceclaims", group=_CLAIMS))
+        rights += [RbacPermission(verb, "resourceslices", group=_CLAIMS) for verb in _SLICE_VERBS]
+        rights.append(RbacPermission("get", "resourceclaims", group=_CLAIMS))
         if _by_gates(agent, server_version):
             rights += _leases(agent, *_LEASE_WRITER_VERBS)
-            rights.append(Right("get", "pods"))
+            rights.append(RbacPermission("get", "pods"))
     if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):
         rights += _config_map(agent.namespace, name)
     return tuple(dict.fromkeys(rights))
 
 
-def _leases(agent: DaemonSetFacts, *verbs: str) -> list[Right]:
-    return [Right(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in verbs]
+def _leases(agent: DaemonSetFacts, *verbs: str) -> list[RbacPermission]:
+    return [RbacPermission(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in verbs]
 
 
 def _by_gates(agent: DaemonSetFacts, server_version: str) -> bool:
     word = agent.option("--tier", "auto")
-    return (tier_by_word(word) or tier_by_version(server_version, served=True)) is Tier.GATES
+    return (backend_by_word(word) or backend_by_version(server_version, served=True)) is AllocationBackend.GATES
 
 
-def _config_map(namespace: str, name: str) -> list[Right]:
-    return [Right(verb, "configmaps", namespace=namespace, name=name) for verb in ("list", "watch")]
+def _config_map(namespace: str, name: str) -> list[RbacPermission]:
+    return [RbacPermission(verb, "configmaps", namespace=namespace, name=name) for verb in ("list", "watch")]
 
 
-def review(agent: DaemonSetFacts, right: Right) -> Json:
+def review(agent: DaemonSetFacts, right: RbacPermission) -> Json:
     """The question whether the agent's account has that right, as a `SubjectAccessReview`; asking it stores nothing."""
     groups = ("system:serviceaccounts", f"system:serviceaccounts:{agent.namespace}", "system:authenticated")
     wanted = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}

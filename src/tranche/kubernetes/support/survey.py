@@ -17,14 +17,14 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.tier import PROBE_PATH, PROBE_QUERY, Probe, kept_features, probe_slice
+from tranche.kubernetes.claims.tier import PROBE_PATH, PROBE_QUERY, DryRunResult, kept_features, probe_slice
 from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
 from tranche.kubernetes.support.decoding import decode_controller, decode_daemon_set, decode_node, decode_pod
 from tranche.kubernetes.support.facts import (
-    Agents,
+    AgentSetFacts,
     ClusterFacts,
     DaemonSetFacts,
-    OtherProgram,
+    OtherProgramFacts,
     PodFacts,
     RolloutPlace,
     SurveyedNode,
@@ -69,18 +69,18 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
     )
 
 
-async def _probe(connection: ApiConnection) -> Probe:
+async def _probe(connection: ApiConnection) -> DryRunResult:
     """What the API server keeps of a resource slice. A dry run stores nothing."""
     answer = await connection.ask("try a resource slice", "POST", PROBE_PATH, probe_slice(), query=PROBE_QUERY)
     if answer.status == 404:
-        return Probe(served=False)
+        return DryRunResult(served=False)
     try:
-        return Probe(kept=kept_features(answer.accepted()))
+        return DryRunResult(kept=kept_features(answer.accepted()))
     except TrancheError as error:
-        return Probe(why=error.message)
+        return DryRunResult(why=error.message)
 
 
-async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: str) -> Agents:
+async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: str) -> AgentSetFacts:
     namespace = daemon_set.namespace
     raw = await reader.pods_of(f"pods in {namespace}", namespace, daemon_set.selector)
     pods = [decode_pod(each) for each in raw]
@@ -93,7 +93,7 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: st
     found = await reader.object(
         f"the ConfigMap {namespace}/{layouts}", f"/api/v1/namespaces/{namespace}/configmaps/{layouts}"
     )
-    return Agents(
+    return AgentSetFacts(
         daemon_set=daemon_set,
         pods=tuple(pods),
         lacking=await _lacking(reader, daemon_set, release),
@@ -141,7 +141,7 @@ async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts, release: s
 
 async def _others(
     reader: ClusterReader, daemon_sets: tuple[DaemonSetFacts, ...], nodes: tuple[SurveyedNode, ...]
-) -> tuple[OtherProgram, ...]:
+) -> tuple[OtherProgramFacts, ...]:
     found = []
     for each in daemon_sets:
         product = None if is_agent(each) else known_product(each)
@@ -149,7 +149,7 @@ async def _others(
             raw = await reader.pods_of(f"pods in {each.namespace}", each.namespace, each.selector)
             there = {decode_pod(pod).node for pod in raw}
             on = tuple(node.name for node in nodes if node.name in there)
-            found.append(OtherProgram(each, product.name, product.part, on))
+            found.append(OtherProgramFacts(each, product.name, product.part, on))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tranche.core.errors import LayoutInvalid, UsageError
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.kubernetes.telling.packing import packed, unpacked
-from tranche.planning.layout_offer import LayoutOffer
+from tranche.planning.layout_offer import LayoutList
 
 FORMAT = 1
 """Of another format nothing is known."""
@@ -23,7 +23,7 @@ _KEPT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class ToldLayouts:
+class LayoutReport:
     """`managed`: whether the agent cuts GPUs by layouts at all. `in_use`: what it does about slices in use, as InUsePolicy.
 
     With `heeds_mode` only a node of mode static has layouts; with `turns` the node waits for its turn among all nodes. `offer` is
@@ -34,14 +34,14 @@ class ToldLayouts:
     in_use: str = ""
     heeds_mode: bool = False
     turns: bool = False
-    offer: LayoutOffer | None = None
+    offer: LayoutList | None = None
 
 
-NOT_MANAGED = ToldLayouts()
+NOT_MANAGED = LayoutReport()
 """Of an agent without a MIG manager."""
 
 
-def layouts_to_text(layouts: ToldLayouts) -> str:
+def layouts_to_text(layouts: LayoutReport) -> str:
     """As an annotation holds it: without the layouts themselves where there are too many."""
     data: dict[str, Any] = {
         "format": FORMAT,
@@ -58,13 +58,13 @@ def layouts_to_text(layouts: ToldLayouts) -> str:
 
 
 @lru_cache(_KEPT)
-def layouts_from_text(text: str) -> ToldLayouts:
+def layouts_from_text(text: str) -> LayoutReport:
     """What the annotation says; UsageError when it cannot be read, or is of another format."""
     try:
         data = unpacked(text)
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']} is not known here")
-        return ToldLayouts(
+        return LayoutReport(
             managed=data["managed"] is True,
             in_use=str(data["inUse"]),
             heeds_mode=data["heedsMode"] is True,
@@ -75,7 +75,7 @@ def layouts_from_text(text: str) -> ToldLayouts:
         raise UsageError(f"what an agent says of layouts cannot be read: {error}") from error
 
 
-def _offer_data(offer: LayoutOffer) -> dict[str, Any]:
+def _offer_data(offer: LayoutList) -> dict[str, Any]:
     return {
         "configMap": offer.config_map,
         "layouts": None if offer.declared is None else layouts_to_data(offer.declared),
@@ -84,8 +84,8 @@ def _offer_data(offer: LayoutOffer) -> dict[str, Any]:
     }
 
 
-def _offer_from(data: dict[str, Any]) -> LayoutOffer:
+def _offer_from(data: dict[str, Any]) -> LayoutList:
     name = str(data["configMap"])
     told = data["layouts"]
     declared = None if told is None else parse_layouts(told, source=f"ConfigMap {name}")
-    return LayoutOffer(name, declared, str(data["broken"]), str(data["hint"]))
+    return LayoutList(name, declared, str(data["broken"]), str(data["hint"]))

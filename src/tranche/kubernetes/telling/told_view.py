@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.allocation import Allocation, NodeView, Withheld
+from tranche.core.allocation import Allocation, NodeView, WithheldDevice
 from tranche.core.credible import credible
 from tranche.core.devices import devices
 from tranche.core.errors import TrancheError, UsageError
@@ -21,7 +21,7 @@ from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.telling.packing import packed, unpacked
-from tranche.kubernetes.telling.told_layouts import ToldLayouts, layouts_from_text, layouts_to_text
+from tranche.kubernetes.telling.told_layouts import LayoutReport, layouts_from_text, layouts_to_text
 from tranche.planning.recording import view_from_dict, view_to_dict, withheld_from_dict, withheld_to_dict
 
 REPORT = "report"
@@ -62,12 +62,12 @@ class ShareOffer:
     """
 
     mode: NodeMode
-    withheld: tuple[Withheld, ...] = ()
+    withheld: tuple[WithheldDevice, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class ToldView:
+class ViewReport:
     """What an agent tells of its node. `short` says that there was too much to tell, and that processes are left out.
 
     `layouts` is None where that is not told. `marked` are those of the GPUs that are being changed on which no change is at work
@@ -78,7 +78,7 @@ class ToldView:
     node: str
     view: NodeView
     short: bool = False
-    layouts: ToldLayouts | None = None
+    layouts: LayoutReport | None = None
     marked: frozenset[str] = frozenset()
     offer: ShareOffer | None = None
     to_people: bool = True
@@ -91,19 +91,19 @@ def lease_name(kind: str, node: str) -> str:
     return f"tranche-{kind}-{word}"
 
 
-def told(view: NodeView, condemned: Collection[str] = ()) -> NodeView:
+def told(view: NodeView, draining: Collection[str] = ()) -> NodeView:
     """The view without what is nobody else's business: commands of shares of the machine itself, keys of shares.
 
-    GPUs of which a change may take away `condemned` devices are being changed.
+    GPUs of which a change may take away `draining` devices are being changed.
     """
-    changing = view.changing | marked(view, condemned)
+    changing = view.changing | marked(view, draining)
     return replace(view, allocations=tuple(map(_discreet, view.allocations)), changing=changing)
 
 
-def marked(view: NodeView, condemned: Collection[str]) -> frozenset[str]:
-    """The GPUs of which a change may take away `condemned` devices, and on which none is at work."""
+def marked(view: NodeView, draining: Collection[str]) -> frozenset[str]:
+    """The GPUs of which a change may take away `draining` devices, and on which none is at work."""
     by_uuid = devices(view.node)
-    return frozenset(by_uuid[each].gpu_uuid for each in condemned if each in by_uuid) - view.changing
+    return frozenset(by_uuid[each].gpu_uuid for each in draining if each in by_uuid) - view.changing
 
 
 def steady(view: NodeView) -> NodeView:
@@ -121,7 +121,7 @@ def bare(view: NodeView) -> NodeView:
     )
 
 
-def told_to_lease(said: ToldView, owner: tuple[str, str]) -> Lease:
+def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
     """The lease in which it is told; `owner` is name and uid of the node object. UsageError when it is too much for a lease."""
     view, annotations = said.view, {NODE: said.node, _GENERATION: str(said.generation)}
     if said.offer is not None:
@@ -149,7 +149,7 @@ def told_to_lease(said: ToldView, owner: tuple[str, str]) -> Lease:
     )
 
 
-def told_from_lease(lease: Lease) -> ToldView:
+def told_from_lease(lease: Lease) -> ViewReport:
     """What an agent told; UsageError when it cannot be read or cannot be true: nothing is known of the node then."""
     try:
         if lease.annotations[NODE] != told_node(lease):
@@ -158,7 +158,7 @@ def told_from_lease(lease: Lease) -> ToldView:
         marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
         short = lease.annotations.get(_SHORT) == "true"
         to_people = TOLD_LABEL in lease.labels
-        return ToldView(
+        return ViewReport(
             told_node(lease), view, short, _layouts(lease), marked, _offer(lease), to_people, generation_of(lease)
         )
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
@@ -204,7 +204,7 @@ def _offer_from_dict(data: Mapping[str, Any]) -> ShareOffer:
     return ShareOffer(NodeMode(data["mode"]), credible(NodeView(NodeState(()), withheld=withheld)).withheld, refused)
 
 
-def _layouts(lease: Lease) -> ToldLayouts | None:
+def _layouts(lease: Lease) -> LayoutReport | None:
     """None where they are not told, or not in a way that is understood here: the view counts all the same."""
     try:
         return layouts_from_text(lease.annotations[_LAYOUTS]) if _LAYOUTS in lease.annotations else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tranche.core.state import GpuState
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.planning.steps import CreateInstance
 
 
-def create_instance(step: CreateInstance, gpu: GpuState, tools: Tools) -> None:
+def create_instance(step: CreateInstance, gpu: GpuState, tools: StepContext) -> None:
     """Create the instance where it is not there yet, then the compute instances that it lacks."""
     instance = step.instance(gpu)
     instance_id = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tranche.core.errors import GpuBusy
 from tranche.core.state import GpuState
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.planning.steps import DestroyInstance
 
 # A GPU instance can stay in use for a moment after its last compute instance is gone (seen on A100 and H100).
@@ -12,7 +12,7 @@ _ATTEMPTS = 20
 _PAUSE_SECONDS = 0.1
 
 
-def destroy_instance(step: DestroyInstance, gpu: GpuState, tools: Tools) -> None:
+def destroy_instance(step: DestroyInstance, gpu: GpuState, tools: StepContext) -> None:
     """Destroy the compute instances, then the GPU instance, which is tried again for two seconds while it stays in use."""
     instance = step.instance(gpu)
     assert instance is not None, "a step in effect is not carried out"

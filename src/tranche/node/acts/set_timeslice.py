@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tranche.core.state import GpuState
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.planning.steps import SetTimeslice
 
 
-def set_timeslice(step: SetTimeslice, gpu: GpuState, tools: Tools) -> None:
+def set_timeslice(step: SetTimeslice, gpu: GpuState, tools: StepContext) -> None:
     """Set the length, or put back what was there, and read it back."""
     if step.length is None:
         tools.timeslices.put_back(gpu, tools.driver)

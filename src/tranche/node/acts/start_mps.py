@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tranche.core.errors import VerificationFailed
 from tranche.core.state import GpuState
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.planning.steps import StartMps
 
 
-def start_mps(step: StartMps, gpu: GpuState, tools: Tools) -> None:
+def start_mps(step: StartMps, gpu: GpuState, tools: StepContext) -> None:
     """Start the daemon, or raise the limit of the one that serves, and read the limit back."""
     device = step.device_uuid(gpu)
     if not device:

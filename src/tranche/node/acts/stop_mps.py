@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tranche.core.state import GpuState
-from tranche.node.act_tools import Tools
+from tranche.node.act_tools import StepContext
 from tranche.planning.steps import StopMps
 
 
-def stop_mps(step: StopMps, gpu: GpuState, tools: Tools) -> None:
+def stop_mps(step: StopMps, gpu: GpuState, tools: StepContext) -> None:
     """End the daemon and put the compute mode back."""
     tools.daemons.stop(gpu, step.slot, tools.driver, tools.sleep)

@@ -9,23 +9,23 @@ from tranche.planning.steps.reset_gpu import ResetGpu
 from tranche.planning.steps.set_mig_mode import SetMigMode
 from tranche.planning.steps.set_timeslice import SetTimeslice
 from tranche.planning.steps.start_mps import StartMps
-from tranche.planning.steps.step import Before, SlotBefore, Step, SummaryWords, before_from_dict, before_to_dict
+from tranche.planning.steps.step import PriorSlotState, PriorState, Step, StepSummary, before_from_dict, before_to_dict
 from tranche.planning.steps.stop_mps import StopMps
 from tranche.planning.steps.taking import TakesGpu, TakesInstance, TakesRoom, TakesSharing, Taking
 
 __all__ = [
     "KINDS",
-    "Before",
     "CreateInstance",
     "DestroyInstance",
+    "PriorSlotState",
+    "PriorState",
     "ResetGpu",
     "SetMigMode",
     "SetTimeslice",
-    "SlotBefore",
     "StartMps",
     "Step",
+    "StepSummary",
     "StopMps",
-    "SummaryWords",
     "TakesGpu",
     "TakesInstance",
     "TakesRoom",

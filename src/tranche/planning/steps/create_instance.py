@@ -11,7 +11,7 @@ from tranche.core.compute_grid import creation_order, lowest_start, taken_mask
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
 from tranche.planning.steps.slot_step import SlotStep, slot_fields
-from tranche.planning.steps.step import Before, SlotBefore, SummaryWords
+from tranche.planning.steps.step import PriorSlotState, PriorState, StepSummary
 from tranche.planning.steps.taking import TakesRoom, Taking
 
 
@@ -28,9 +28,9 @@ class CreateInstance(SlotStep):
         return f"create {self.profile} at {self.placement}{inside}"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by instances."""
-        return SummaryWords("created", "instance")
+        return StepSummary("created", "instance")
 
     def fields(self) -> dict[str, Any]:
         """The slot, and `slices`."""
@@ -79,12 +79,12 @@ class CreateInstance(SlotStep):
         """The room on the grid."""
         return (TakesRoom(self.occupant),)
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[SlotBefore, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[PriorSlotState, ...]:
         """The slot empty again. An instance that was there before was idle then and is harmless now, so it stays as it is."""
         if before.slices is not None or self.instance(now) is None:
             return ()
-        return (SlotBefore(self.key, None, owned=False),)
+        return (PriorSlotState(self.key, None, owned=False),)
 
-    def ownership(self, before: Before) -> Mapping[InstanceKey, bool]:
+    def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
         """An instance that the step made is Tranche's; one that it found, and only cut inside, stays whose it was."""
         return {self.key: True} if before.slices is None else {}

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.steps.slot_step import SlotStep, slot_fields
-from tranche.planning.steps.step import Before, SlotBefore, SummaryWords
+from tranche.planning.steps.step import PriorSlotState, PriorState, StepSummary
 from tranche.planning.steps.taking import TakesInstance, Taking
 
 
@@ -20,9 +20,9 @@ class DestroyInstance(SlotStep):
         return f"destroy {self.profile} at {self.placement}"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by instances."""
-        return SummaryWords("destroyed", "instance")
+        return StepSummary("destroyed", "instance")
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
@@ -43,10 +43,10 @@ class DestroyInstance(SlotStep):
         """The instance."""
         return (TakesInstance(self.occupant),)
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[SlotBefore, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[PriorSlotState, ...]:
         """The same instance again; it has its UUIDs back, because the driver derives them from the slot."""
-        return () if before.slices is None else (SlotBefore(self.key, before.slices, before.owned),)
+        return () if before.slices is None else (PriorSlotState(self.key, before.slices, before.owned),)
 
-    def ownership(self, before: Before) -> Mapping[InstanceKey, bool]:
+    def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
         """What is gone is nobody's."""
         return {self.key: False}

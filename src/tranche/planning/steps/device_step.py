@@ -9,7 +9,7 @@ from typing import Any
 
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.devices import device_uuid
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 from tranche.core.state import GpuState, InstanceKey, MpsDaemon
 from tranche.planning.steps.slot_step import slot_fields
 from tranche.planning.steps.step import Step
@@ -19,7 +19,7 @@ from tranche.planning.steps.step import Step
 class DeviceStep(Step, ABC):
     """A step on that device."""
 
-    occupant: Occupant | None
+    occupant: PlacedInstance | None
 
     @property
     def changes_cut(self) -> bool:
@@ -59,6 +59,6 @@ class DeviceStep(Step, ABC):
         return {"profile": str(self.occupant.profile), "start": placement.start, "size": placement.size}
 
 
-def occupant_of(data: Mapping[str, Any]) -> Occupant | None:
+def occupant_of(data: Mapping[str, Any]) -> PlacedInstance | None:
     """The instance that DeviceStep.fields wrote; None where it wrote none."""
-    return Occupant(*slot_fields(data)) if "profile" in data else None
+    return PlacedInstance(*slot_fields(data)) if "profile" in data else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tranche.core.errors import ModeChangePending
 from tranche.core.state import GpuState, InstanceKey
-from tranche.planning.steps.step import Before, Step
+from tranche.planning.steps.step import PriorState, Step
 from tranche.planning.steps.taking import TakesGpu, Taking
 
 
@@ -25,9 +25,9 @@ class ModeStep(Step, ABC):
         """It does."""
         return True
 
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """The mode that is effective now."""
-        return Before(gpu.mode)
+        return PriorState(gpu.mode)
 
     def not_shown(self, after: GpuState) -> ModeChangePending:
         """The change stays pending."""

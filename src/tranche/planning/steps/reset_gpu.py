@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tranche.core.state import GpuState
 from tranche.planning.steps.mode_step import ModeStep
-from tranche.planning.steps.step import Before, Step, SummaryWords
+from tranche.planning.steps.step import PriorState, Step, StepSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class ResetGpu(ModeStep):
         return "reset the GPU"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by GPUs."""
-        return SummaryWords("reset", "GPU")
+        return StepSummary("reset", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """Nothing beside its GPU."""
@@ -45,6 +45,6 @@ class ResetGpu(ModeStep):
         """It does."""
         return True
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[Step, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
         """Nothing: the change of mode that it completed is undone with a reset of its own."""
         return ()

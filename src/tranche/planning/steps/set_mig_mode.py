@@ -9,7 +9,7 @@ from typing import Any, Self
 from tranche.core.state import GpuState, MigMode
 from tranche.planning.steps.mode_step import ModeStep
 from tranche.planning.steps.reset_gpu import ResetGpu
-from tranche.planning.steps.step import Before, Step, SummaryWords
+from tranche.planning.steps.step import PriorState, Step, StepSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class SetMigMode(ModeStep):
         return f"{'enable' if self.enabled else 'disable'} MIG mode"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by GPUs."""
-        return SummaryWords("set the MIG mode of", "GPU")
+        return StepSummary("set the MIG mode of", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """`enabled`: whether MIG mode is to be on."""
@@ -43,7 +43,7 @@ class SetMigMode(ModeStep):
         """The GPU in that mode, or with that mode pending."""
         return replace(gpu, pending_mode=self._mode, mode=gpu.mode if gpu.mode_change_needs_reset else self._mode)
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[Step, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
         """The mode as it was, with a reset where the other one became effective by a reset."""
         if now.pending_mode is before.mode and now.mode is before.mode:
             return ()

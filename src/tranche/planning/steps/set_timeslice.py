@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tranche.core.state import GpuState, InstanceKey
 from tranche.core.timeslice import Timeslice
-from tranche.planning.steps.step import Before, Step, SummaryWords
+from tranche.planning.steps.step import PriorState, Step, StepSummary
 from tranche.planning.steps.taking import Taking
 
 
@@ -22,9 +22,9 @@ class SetTimeslice(Step):
         return "put the time slice back" if self.length is None else f"set the time slice to {self.length}"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by GPUs."""
-        return SummaryWords("set the time slice of", "GPU")
+        return StepSummary("set the time slice of", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """`timeslice`: its word; null to put it back."""
@@ -53,11 +53,11 @@ class SetTimeslice(Step):
         """Nothing: whoever shares the GPU has turns of another length."""
         return ()
 
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """The length that Tranche had set before."""
-        return Before(gpu.mode, extra="" if gpu.timeslice is None else str(gpu.timeslice))
+        return PriorState(gpu.mode, extra="" if gpu.timeslice is None else str(gpu.timeslice))
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[Step, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
         """The length that Tranche had set before; what was there without Tranche, where it had set none."""
         step = SetTimeslice(self.gpu_uuid, Timeslice(before.extra) if before.extra else None)
         return () if step.in_effect(now) else (step,)

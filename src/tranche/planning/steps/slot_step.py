@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tranche.core.grid import Occupant, Placement
+from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
-from tranche.planning.steps.step import Before, Step
+from tranche.planning.steps.step import PriorState, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class SlotStep(Step, ABC):
         return InstanceKey(self.gpu_uuid, self.profile, self.placement)
 
     @property
-    def occupant(self) -> Occupant:
+    def occupant(self) -> PlacedInstance:
         """The slot on its GPU's grid."""
-        return Occupant(self.profile, self.placement)
+        return PlacedInstance(self.profile, self.placement)
 
     def instance(self, gpu: GpuState) -> GpuInstance | None:
         """The instance in the slot, when it has the step's profile."""
@@ -38,10 +38,10 @@ class SlotStep(Step, ABC):
         """`profile`, and `start` and `size` of the placement in memory slices."""
         return {"profile": str(self.profile), "start": self.placement.start, "size": self.placement.size}
 
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """What is in the slot, and whose it is."""
         instance = self.instance(gpu)
-        return Before(gpu.mode) if instance is None else Before(gpu.mode, instance.slices, self.key in owned)
+        return PriorState(gpu.mode) if instance is None else PriorState(gpu.mode, instance.slices, self.key in owned)
 
 
 def slot_fields(data: Mapping[str, Any]) -> tuple[ProfileName, Placement]:

@@ -11,12 +11,12 @@ from tranche.core.errors import MpsFailed
 from tranche.core.quantity import format_memory
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
 from tranche.planning.steps.device_step import DeviceStep, occupant_of
-from tranche.planning.steps.step import Before, SummaryWords
+from tranche.planning.steps.step import PriorState, StepSummary
 from tranche.planning.steps.stop_mps import StopMps
 from tranche.planning.steps.taking import Taking
 
 _THERE = "daemon"
-"""What `Before.extra` says when the device had its daemon already."""
+"""What `PriorState.extra` says when the device had its daemon already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class StartMps(DeviceStep):
         return f"share {self.place} by MPS, at most {format_memory(self.limit)} each"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by devices."""
-        return SummaryWords("shared", "device")
+        return StepSummary("shared", "device")
 
     def fields(self) -> dict[str, Any]:
         """The device, and `limit` in bytes."""
@@ -76,11 +76,11 @@ class StartMps(DeviceStep):
         """Nothing: whoever has a part of the device keeps it, and a limit that is there is not lowered."""
         return ()
 
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """Whether the device has its daemon."""
-        return Before(gpu.mode, extra="" if self.daemon(gpu) is None else _THERE)
+        return PriorState(gpu.mode, extra="" if self.daemon(gpu) is None else _THERE)
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[StopMps, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[StopMps, ...]:
         """No daemon. One that was there before stays: a higher limit of its takes nothing from anybody."""
         return () if before.extra == _THERE else (StopMps(self.gpu_uuid, self.occupant),)
 

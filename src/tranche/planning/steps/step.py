@@ -15,7 +15,7 @@ from tranche.planning.steps.taking import TakesInstance, TakesRoom, Taking
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class PriorState:
     """What a step found: the GPU's mode, and what was in the step's slot (None: no instance; empty: one without slices).
 
     `owned` says whether Tranche had made the instance in the slot. `extra` is whatever else a kind of step needs to be undone, in
@@ -29,7 +29,7 @@ class Before:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotBefore:
+class PriorSlotState:
     """An inverse: the slot as it was before, with an instance of those slices, or with none when `slices` is None."""
 
     key: InstanceKey
@@ -38,7 +38,7 @@ class SlotBefore:
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryWords:
+class StepSummary:
     """How a summary counts the kind: `created 3 instances`."""
 
     verb: str
@@ -57,7 +57,7 @@ class Step(ABC):
 
     @property
     @abstractmethod
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """What the step does, as a summary counts it."""
 
     @abstractmethod
@@ -83,14 +83,14 @@ class Step(ABC):
         """Everything that the step takes from whoever has it. An empty answer means that it disturbs nobody at all."""
 
     @abstractmethod
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """What the step is about to find on the GPU; `owned` names the instances that Tranche made."""
 
     @abstractmethod
-    def inverse(self, before: Before, now: GpuState) -> tuple[Step | SlotBefore, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[Step | PriorSlotState, ...]:
         """What puts the GPU back, in order, after the step may have acted on it and found `before`."""
 
-    def ownership(self, before: Before) -> Mapping[InstanceKey, bool]:
+    def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
         """Whose the instances are that the step made or destroyed: True Tranche's, False no longer. None are named by default."""
         return {}
 
@@ -147,15 +147,15 @@ class Step(ABC):
         return None
 
 
-def before_to_dict(before: Before) -> dict[str, Any]:
+def before_to_dict(before: PriorState) -> dict[str, Any]:
     """The finding as JSON data."""
     slices = None if before.slices is None else [str(name) for name in before.slices]
     extra = {"extra": before.extra} if before.extra else {}
     return {"mode": str(before.mode), "slices": slices, "owned": before.owned, **extra}
 
 
-def before_from_dict(data: Mapping[str, Any]) -> Before:
+def before_from_dict(data: Mapping[str, Any]) -> PriorState:
     """The finding that before_to_dict wrote."""
     slices = data["slices"]
     names = None if slices is None else tuple(parse_profile(name) for name in slices)
-    return Before(MigMode(data["mode"]), names, data["owned"], data.get("extra", ""))
+    return PriorState(MigMode(data["mode"]), names, data["owned"], data.get("extra", ""))

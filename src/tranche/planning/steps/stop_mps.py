@@ -9,7 +9,7 @@ from typing import Any, Self
 from tranche.core.errors import MpsFailed
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.steps.device_step import DeviceStep, occupant_of
-from tranche.planning.steps.step import Before, Step, SummaryWords
+from tranche.planning.steps.step import PriorState, Step, StepSummary
 from tranche.planning.steps.taking import TakesSharing, Taking
 
 
@@ -21,9 +21,9 @@ class StopMps(DeviceStep):
         return f"end the MPS daemon of {self.place}"
 
     @property
-    def summary_words(self) -> SummaryWords:
+    def summary_words(self) -> StepSummary:
         """Counted by devices."""
-        return SummaryWords("ended the MPS daemon of", "device")
+        return StepSummary("ended the MPS daemon of", "device")
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
@@ -44,11 +44,11 @@ class StopMps(DeviceStep):
         """The sharing of the device."""
         return (TakesSharing(self.occupant),)
 
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> Before:
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """Nothing beside the mode."""
-        return Before(gpu.mode)
+        return PriorState(gpu.mode)
 
-    def inverse(self, before: Before, now: GpuState) -> tuple[Step, ...]:
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
         """Nothing: whoever shares the device next has a daemon started."""
         return ()
 

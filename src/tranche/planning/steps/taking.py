@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tranche.core.grid import Occupant
+from tranche.core.grid import PlacedInstance
 
 
 @dataclass(frozen=True, slots=True)
 class TakesInstance:
     """The instance in that slot goes: nobody may hold it or run in it."""
 
-    occupant: Occupant
+    occupant: PlacedInstance
 
 
 @dataclass(frozen=True, slots=True)
 class TakesRoom:
     """An instance comes to be in that slot: none of its memory slices may be promised to anybody else."""
 
-    occupant: Occupant
+    occupant: PlacedInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TakesGpu:
 class TakesSharing:
     """A device can no longer be shared: nobody may hold a part of it. It is the instance in that slot, or without one the GPU."""
 
-    occupant: Occupant | None
+    occupant: PlacedInstance | None
 
 
 Taking = TakesInstance | TakesRoom | TakesGpu | TakesSharing

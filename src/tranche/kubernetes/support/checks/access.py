@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranche.kubernetes.support.facts import Agents, ClusterFacts
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import CLAIM_DRIVER
 from tranche.node.checkup import Status
@@ -20,7 +20,7 @@ def check_access(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield from _policies(facts)
 
 
-def _rights(agents: Agents) -> Iterator[ClusterFinding]:
+def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
     account = f"{agents.daemon_set.namespace}/{agents.daemon_set.service_account}"
     if agents.lacking is None:
         return  # what the caller may not ask is reported for itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, untolerated, why_gpu
-from tranche.kubernetes.support.facts import Agents, ClusterFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, PodFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.checkup import Status
 
@@ -49,7 +49,7 @@ def check_agents(facts: ClusterFacts, own_version: str) -> Iterator[ClusterFindi
     yield from _without_agent(facts)
 
 
-def _pods(agents: Agents) -> Iterator[ClusterFinding]:
+def _pods(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
     for pod in agents.pods:
         if not pod.ready:
             text, hint = _trouble(agents, pod)
@@ -74,7 +74,7 @@ def _pods(agents: Agents) -> Iterator[ClusterFinding]:
         )
 
 
-def _trouble(agents: Agents, pod: PodFacts) -> tuple[str, str]:
+def _trouble(agents: AgentSetFacts, pod: PodFacts) -> tuple[str, str]:
     """What is wrong with a pod that is not ready, and what to do."""
     logs = f"kubectl --namespace={pod.namespace} logs {pod.name}"
     if pod.terminating:
@@ -111,7 +111,7 @@ def _trouble(agents: Agents, pod: PodFacts) -> tuple[str, str]:
     )
 
 
-def _versions(agents: Agents, own_version: str) -> Iterator[ClusterFinding]:
+def _versions(agents: AgentSetFacts, own_version: str) -> Iterator[ClusterFinding]:
     images: dict[str, list[PodFacts]] = {}
     for pod in agents.pods:
         if pod.image_id:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranche.kubernetes.claims.tier import Tier, claim_support, support_as_told, tier_by_word
+from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_word, claim_support, support_as_told
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.checkup import Status
 
 _MEANING = {
-    Tier.CLAIMS: "shares by demand: by claims, which the scheduler serves",
-    Tier.GUARDED: "shares by demand: by claims, with the agent as a guard",
-    Tier.GATES: "shares by demand: by scheduling gates, with the choice of the controller",
-    Tier.NONE: "no shares by demand; layouts and the device plugin serve static slices",
+    AllocationBackend.CLAIMS: "shares by demand: by claims, which the scheduler serves",
+    AllocationBackend.GUARDED: "shares by demand: by claims, with the agent as a guard",
+    AllocationBackend.GATES: "shares by demand: by scheduling gates, with the choice of the controller",
+    AllocationBackend.NONE: "no shares by demand; layouts and the device plugin serve static slices",
 }
 
 
 def check_claims(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """The tier of the cluster, and why."""
+    """The backend of the cluster, and why."""
     if facts.claims is None:
         return
-    words = {tier_by_word(each.daemon_set.option("--tier", "auto")) for each in facts.agents}
+    words = {backend_by_word(each.daemon_set.option("--tier", "auto")) for each in facts.agents}
     said = words.pop() if len(words) == 1 else None
     support = support_as_told(claim_support(facts.server_version, facts.claims), said)
-    status = Status.PASS if support.tier is Tier.CLAIMS or (said and not support.remedy) else Status.WARN
-    yield ClusterFinding("claims", status, f"{_MEANING[support.tier]} ({support.why})", support.remedy)
+    status = (
+        Status.PASS if support.backend is AllocationBackend.CLAIMS or (said and not support.remedy) else Status.WARN
+    )
+    yield ClusterFinding("claims", status, f"{_MEANING[support.backend]} ({support.why})", support.remedy)

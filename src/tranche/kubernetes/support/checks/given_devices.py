@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tranche.kubernetes.device_plugin.config import DeviceListStrategy
 from tranche.kubernetes.device_plugin.device_lists import why_no_cdi
-from tranche.kubernetes.support.facts import Agents, ClusterFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.checkup import Status
 
@@ -35,7 +35,7 @@ def check_given_devices(facts: ClusterFacts) -> Iterator[ClusterFinding]:
                 )
 
 
-def _why_exposed(agents: Agents, node: SurveyedNode) -> str:
+def _why_exposed(agents: AgentSetFacts, node: SurveyedNode) -> str:
     strategies = agents.daemon_set.option(_OPTION, DeviceListStrategy.AUTO).split(",")
     if strategies == [DeviceListStrategy.AUTO]:
         return why_no_cdi(node.container_runtime, node.kubelet_version)

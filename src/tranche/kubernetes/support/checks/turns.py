@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, TicketState, ticket_name
-from tranche.kubernetes.support.facts import Agents, ClusterFacts
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.checkup import Status
 
@@ -17,7 +17,7 @@ def check_turns(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield from _turns(agents)
 
 
-def _turns(agents: Agents) -> Iterator[ClusterFinding]:
+def _turns(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
     waiting = sum(each.state == TicketState.WAITING for each in agents.turns)
     held_up = False
     for each in agents.turns:
