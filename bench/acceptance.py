@@ -20,7 +20,7 @@ from statistics import mean, stdev
 from bench.machine import Placer, ProductPath, Spot, board_of
 from bench.optimum import fluid_optimum, packable_on_seven_slices
 from bench.report import Report
-from tranche.planning.tables import PlacementTable, geometry_of
+from tranche.planning.decide.tables import PlacementTable, geometry_of
 
 BOARD = "A100-40GB"
 GPUS = 100

@@ -28,11 +28,11 @@ from tranche.core.request import MigSlice, Request
 from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
-from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, devices_of
+from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of
+from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
 from tranche.kubernetes.dra.encoding import encode_device
 from tranche.kubernetes.dra.pool import MOST_DEVICES, PoolSlice, pool_contents
 from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
-from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"

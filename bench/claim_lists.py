@@ -17,9 +17,9 @@ from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
-from tranche.kubernetes.dra.devices import NodeDevice, OfferKind, devices_of
-from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
-from tranche.kubernetes.dra.order import in_order
+from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of
+from tranche.kubernetes.devices.kept_room import kept_places, parse_kept, set_apart
+from tranche.kubernetes.devices.order import in_order
 
 OUR_ORDER, LISTING_ORDER, RANDOM_ORDER = ORDERS
 

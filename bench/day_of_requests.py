@@ -23,8 +23,8 @@ from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
 from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode, NodeState
-from tranche.planning.allocate import Granted, decide
-from tranche.planning.effect import apply
+from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.steps.effect import apply
 
 _ARRIVALS = 3_000
 _SEEDS = range(3)

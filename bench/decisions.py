@@ -20,12 +20,18 @@ from bench.report import Report, figure
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
 from tranche.core.state import InstanceKey
-from tranche.kubernetes.controller.node_fit import NodeCapacity
-from tranche.kubernetes.controller.placer import GatedPod, GpuNode, place
-from tranche.planning.allocate import decide
-from tranche.planning.explain import explain
-from tranche.planning.queue import WaitingRequest
-from tranche.planning.recording import RecordedDecision, RecordedRequest, answer, decision_from_dict, decision_to_dict
+from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity
+from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, place
+from tranche.planning.decide.allocate import decide
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.decide.recording import (
+    RecordedDecision,
+    RecordedRequest,
+    answer,
+    decision_from_dict,
+    decision_to_dict,
+)
+from tranche.planning.explain.explanation import explain
 
 BOARD = "A100-40GB"
 SEED = 7

@@ -32,7 +32,7 @@ from bench.optimum import fluid_optimum
 from bench.report import Report
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.kubernetes.api.resource_slices import encode_slice
-from tranche.planning.tables import geometry_of
+from tranche.planning.decide.tables import geometry_of
 
 BOARD = "A100-40GB"
 PROFILES = ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")

@@ -21,21 +21,21 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
-from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEventWatch
-from tranche.kubernetes.observation.inventory import Inventory
-from tranche.kubernetes.observation.node_watch import NodeWatch
-from tranche.kubernetes.observation.pod_register import PodRegister
-from tranche.kubernetes.observation.pod_watch import PodWatch
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy
-from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
+from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.node_watch import NodeWatch
+from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.pod_watch import PodWatch
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
+from tranche.kubernetes.node.resources import MigStrategy
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeContext
 from tranche.node.host import Host
-from tranche.planning.effect import apply
-from tranche.planning.plan import Plan
+from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import Plan
 
 LAYOUTS = "tranche-layouts"
 NAMESPACE = "tranche-system"

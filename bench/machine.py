@@ -10,10 +10,10 @@ from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode, NodeState
-from tranche.planning.allocate import granted
-from tranche.planning.answers import Preference, asked_gpus
-from tranche.planning.effect import apply
-from tranche.planning.options import Option, PlanPermission
+from tranche.planning.decide.allocate import granted
+from tranche.planning.decide.answers import Preference, asked_gpus
+from tranche.planning.decide.options import Option, PlanPermission
+from tranche.planning.steps.effect import apply
 
 
 @dataclass(frozen=True, slots=True)

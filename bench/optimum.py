@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
-from tranche.planning.tables import PlacementTable
+from tranche.planning.decide.tables import PlacementTable
 
 Counts = tuple[int, ...]
 

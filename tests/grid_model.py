@@ -13,8 +13,8 @@ from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import PlacedInstance, Placement, fits, placements
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
-from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps.plan import Plan
 
 
 def free_placements(profile: GpuInstanceProfile, occupants: Sequence[PlacedInstance]) -> tuple[Placement, ...]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tranche.hardware.mps_process import MpsProcess
-from tranche.node.mps_records import DaemonRecordStore
+from tranche.node.mps.mps_records import DaemonRecordStore
 
 
 def end_daemons_below(folder: Path) -> None:

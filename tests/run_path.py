@@ -13,7 +13,7 @@ from types import FrameType
 import tranche.cli.main
 from tranche.core.request import parse_request
 from tranche.local.child import run_child
-from tranche.planning.allocate import decide
+from tranche.planning.decide.allocate import decide
 
 _SOURCE = Path(tranche.cli.main.__file__).parents[1]
 _MOMENTS = {function.__code__ for function in (parse_request, decide, run_child)}
@@ -33,7 +33,7 @@ def is_told_by_an_act(frame: FrameType) -> bool:
     return (
         module_of(frame) == "tranche.hardware.nvml"
         and caller is not None
-        and module_of(caller).startswith("tranche.node.acts.")
+        and module_of(caller).startswith("tranche.node.execution.acts.")
     )
 
 

@@ -24,9 +24,9 @@ from tranche.core.errors import TrancheError
 from tranche.core.request import parse_request
 from tranche.core.state import MigMode
 from tranche.hardware.mps_process import MpsProcess
-from tranche.node import schema
-from tranche.node.session import StateFolder
-from tranche.planning.allocate import Granted, decide
+from tranche.node.state.session import StateFolder
+from tranche.node.store import schema
+from tranche.planning.decide.allocate import Granted, decide
 
 REPOSITORY = Path(__file__).parent.parent
 PAGES = tuple(sorted(page for pages in ("*.md", "docs/**/*.md", "simulator/*.md") for page in REPOSITORY.glob(pages)))
@@ -93,14 +93,19 @@ def test_a_line_for_cron_names_its_program_by_the_whole_path(page: Path) -> None
 
 
 def picture_under(heading: str) -> str:
-    section = (REPOSITORY / "docs/architecture.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = re.split(r"\n##+ ", (REPOSITORY / "docs/architecture.md").read_text().split(f"# {heading}\n")[1])[0]
     (picture,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return str(picture)
 
 
 @pytest.mark.parametrize(
     ("heading", "container", "prefix"),
-    [("The layers", (), "tranche."), ("The packages of the Kubernetes agent", ("tranche.kubernetes",), "")],
+    [
+        ("The layers", (), "tranche."),
+        ("The packages of the Kubernetes agent", ("tranche.kubernetes",), ""),
+        ("tranche.node", ("tranche.node",), ""),
+        ("tranche.planning", ("tranche.planning",), ""),
+    ],
 )
 def test_a_picture_of_layers_is_the_contract(heading: str, container: tuple[str, ...], prefix: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())

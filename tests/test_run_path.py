@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.machines import TestMachine, machine_in
 
 REPOSITORY = Path(__file__).parents[1]
-LOOP = ("tranche.node.step_acts", "tranche.hardware.nvml")
+LOOP = ("tranche.node.execution.step_acts", "tranche.hardware.nvml")
 
 
 def listed() -> list[str]:
@@ -39,9 +39,9 @@ def test_a_request_passes_the_modules_that_the_page_lists(tmp_path: Path) -> Non
         path = path_of(machine, "--gpu-memory", "4Gi", "--", "true")
     assert list(dict.fromkeys(path)) == listed()
     assert len(listed()) < 20
-    begin = path.index("tranche.node.executor") + 1
+    begin = path.index("tranche.node.execution.executor") + 1
     end = len(path) - path[::-1].index(LOOP[-1])
-    acts = (f"tranche.node.acts.{act}" for act in ("set_mig_mode", "reset_gpu", "create_instance"))
+    acts = (f"tranche.node.execution.acts.{act}" for act in ("set_mig_mode", "reset_gpu", "create_instance"))
     assert path[begin:end] == [module for act in acts for module in (LOOP[0], act, LOOP[1])]
     once = path[:begin] + path[end:]
     assert len(once) == len(set(once))

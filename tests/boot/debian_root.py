@@ -15,7 +15,7 @@ from pathlib import Path
 from release.debian_packages import install_packages
 from release.errors import ReleaseError
 
-from tranche.node.locks import FileLock
+from tranche.node.locks.locks import FileLock
 from tranche_simulator.build import cache_directory
 
 _SUITE = "bookworm"  # its systemd is 252, as that of Amazon Linux 2023

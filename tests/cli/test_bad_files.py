@@ -15,7 +15,7 @@ from tests.support.in_process import PYTHON_WORDS
 from tranche.core.errors import PluginConfigInvalid, TrancheError
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.node.files import read_text
+from tranche.node.files.files import read_text
 
 POLICY = {"apiVersion": "tranche.dev/v1", "kind": "SharingPolicy", "sharing": "auto", "gpus": []}
 

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import MakeMachine
 from tests.local.test_fractions import end_daemons
 from tests.machines import Completed, TestMachine, machine_in, needs_root
-from tranche.node.register_place import settle_register
+from tranche.node.state.register_place import settle_register
 
 COMMAND = ("--", "true")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, wait_until
-from tranche.node.session import process_start_time
+from tranche.node.state.session import process_start_time
 
 Break = Callable[[TestMachine], None]
 RUN = ("run", "--mig-profile", "1g.6gb", "-q", "--", "true")

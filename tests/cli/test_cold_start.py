@@ -20,11 +20,11 @@ SELDOM_NEEDED = (
     "tranche.kubernetes",
     "tranche.local",
     "tranche.metrics",
-    "tranche.node.executor",
+    "tranche.node.execution.executor",
     "tranche.node.host",
-    "tranche.node.processes",
-    "tranche.planning.allocate",
-    "tranche.planning.plan",
+    "tranche.node.processes.processes",
+    "tranche.planning.decide.allocate",
+    "tranche.planning.steps.plan",
     "tranche.planning.steps",
     "tranche_simulator.compiling",
     "tranche_simulator.machines",
@@ -50,7 +50,7 @@ def test_a_listing_loads_nothing_that_only_a_decision_or_another_command_needs(m
     machine = make_machine("A100-40GB")
     machine.tranche("run", "--gpus", "1", "--", "true")
     loaded = modules_loaded_by(machine, "--simulate", machine.machine.name, "gpus", "-o", "json")
-    assert "tranche.node.ledger" in loaded
+    assert "tranche.node.store.ledger" in loaded
     assert not [module for module in SELDOM_NEEDED if module in loaded]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, needs_root, run_without_driver, wait_until
-from tranche.node.session import process_start_time
+from tranche.node.state.session import process_start_time
 
 
 def _findings(machine: TestMachine, check: str, code: int = 0) -> list[dict[str, Any]]:

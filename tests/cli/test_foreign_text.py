@@ -22,7 +22,7 @@ from tranche.core.request import parse_request
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.jobs.description import JobSummary
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 CLI = Path(__file__).parents[2] / "src" / "tranche" / "cli"
 DATA = {

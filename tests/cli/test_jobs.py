@@ -291,11 +291,11 @@ def test_whoever_may_not_read_nodes_is_told_and_sees_what_is_left(api: ServedApi
 
 def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: ServedApi) -> None:
     from tests.kubernetes.fleet.clusters import a100s, node
-    from tests.kubernetes.gates.reports import gpus_to_lease
+    from tests.kubernetes.gated.reports import gpus_to_lease
     from tranche.core.allocation import NodeView
     from tranche.core.state import NodeState
-    from tranche.kubernetes.gates.leases import ChoiceLease, ChosenShare, NodeGpus, choices_to_lease
-    from tranche.planning.allocate import Granted, decide
+    from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, choices_to_lease
+    from tranche.planning.decide.allocate import Granted, decide
 
     view = NodeView(NodeState(a100s(2)))
     granted = decide(view, parse_request(mig_profile="2g.10gb"))
@@ -340,10 +340,10 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
 def _gated_job(server: FakeApiServer) -> None:
     """A job of a cluster without claims whose pod waits, and what an agent told of its node."""
     from tests.kubernetes.fleet.clusters import a100s, node
-    from tests.kubernetes.gates.reports import gpus_to_lease
+    from tests.kubernetes.gated.reports import gpus_to_lease
     from tranche.core.allocation import NodeView
     from tranche.core.state import NodeState
-    from tranche.kubernetes.gates.leases import NodeGpus
+    from tranche.kubernetes.gated.leases import NodeGpus
 
     server.put("/api/v1/nodes/p4d", node("p4d", mode="dynamic"))
     lease = gpus_to_lease(NodeGpus("p4d", NodeView(NodeState(a100s(1)))), ("p4d", "uid"))

@@ -23,8 +23,8 @@ from tests.support.in_process import Outcome, unwritable
 from tranche.core.errors import KubeconfigInvalid, PluginConfigInvalid
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.node import bounded
-from tranche.node.files import read_text
+from tranche.node.files import bounded
+from tranche.node.files.files import read_text
 
 Record = Callable[[str, object], None]
 

@@ -14,9 +14,9 @@ import pytest
 from tests.machines import TestMachine, needs_root
 from tests.node.processes import Child
 from tranche.core.errors import LedgerTooNew, PermissionDenied
-from tranche.node.ledger import Ledger
-from tranche.node.ledger_copy import copied
-from tranche.node.register_place import POINTER, register_folder, settle_register
+from tranche.node.state.register_place import POINTER, register_folder, settle_register
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.ledger_copy import copied
 
 SLICE = ("--mig-profile", "3g.20gb")
 

@@ -19,7 +19,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.core.state import GpuProcess
 from tranche.documents.queue import why_they_wait
-from tranche.node.records import Waiter
+from tranche.node.store.records import Waiter
 
 NOW = 100_000.0
 A100 = board_by_key("A100-40GB")

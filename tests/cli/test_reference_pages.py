@@ -26,8 +26,8 @@ from tranche.kubernetes.jobs.documents import job_document, pod_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
 from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.archive import ArchiveFile
-from tranche.node.checkup import Status
+from tranche.node.files.archive import ArchiveFile
+from tranche.node.health.checkup import Status
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs" / "reference"
 

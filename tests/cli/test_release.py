@@ -16,8 +16,8 @@ from tests.node.processes import in_child
 from tranche.cli.ids import full_id
 from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request, WholeGpus
-from tranche.node.locks import FileLock
-from tranche.node.session import StateFolder
+from tranche.node.locks.locks import FileLock
+from tranche.node.state.session import StateFolder
 
 
 def _lives(pid: int) -> bool:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.machines import TRANCHE, TestMachine
 from tests.support import in_process
-from tranche.node import bounded
+from tranche.node.files import bounded
 
 CHANGED = 52
 

@@ -21,7 +21,7 @@ from release.errors import ReleaseError
 from release.helm import why_no_helm
 from release.image import MadeImage, make_image
 
-from tranche.node.locks import FileLock
+from tranche.node.locks.locks import FileLock
 
 # MIG operations take a tenth of their time on hardware; tests that measure set their own.
 _TIME_SCALE = 0.1

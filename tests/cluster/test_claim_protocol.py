@@ -24,8 +24,8 @@ from tranche.kubernetes.claims.vocabulary import CDI_KIND, DRIVER
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.plugin_server import PluginServer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
-from tranche.kubernetes.dra.share_edits import cdi_name
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.share_edits import cdi_name
 
 pytestmark = pytest.mark.cluster
 

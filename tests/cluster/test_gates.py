@@ -16,8 +16,8 @@ from cluster.workloads import phase, pod
 from tests.cluster.conftest import node_of
 from tranche.core.allocation import WholeGpu
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
-from tranche.kubernetes.controller.placer import HOST_LABEL, choice_text, ungating
-from tranche.kubernetes.gates.leases import ChosenShare
+from tranche.kubernetes.gated.leases import ChosenShare
+from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, choice_text, ungating
 
 pytestmark = pytest.mark.cluster
 

@@ -17,8 +17,8 @@ from tranche.core.errors import TrancheError
 from tranche.core.state import InstanceKey
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.planning.allocate import decide
-from tranche.planning.plan import Plan
+from tranche.planning.decide.allocate import decide
+from tranche.planning.steps.plan import Plan
 
 Cuts = dict[str, Cut]
 Slots = tuple[InstanceKey | None, ...]

@@ -27,11 +27,11 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks import FileLock
-from tranche.node.session import StateFolder
-from tranche.planning.allocate import Granted
-from tranche.planning.plan import Plan
+from tranche.node.locks.locks import FileLock
+from tranche.node.state.session import StateFolder
+from tranche.planning.decide.allocate import Granted
 from tranche.planning.steps import CreateInstance, DestroyInstance, Step
+from tranche.planning.steps.plan import Plan
 from tranche_simulator.machine import SimulatedMachine
 
 FAMILIES: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_pla
 from tests.support import length
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.planning.allocate import decide
+from tranche.planning.decide.allocate import decide
 
 CASES = length.cases(360, "TRANCHE_CRASH_CASES")
 """How many crashes, about, over all families and both kinds of work; TRANCHE_CRASH_CASES asks for more."""

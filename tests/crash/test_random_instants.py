@@ -22,8 +22,8 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import InstanceKey
 from tranche.core.wire import grant_from_dict
-from tranche.node.locks import is_held
-from tranche.node.session import StateFolder, process_start_time
+from tranche.node.locks.locks import is_held
+from tranche.node.state.session import StateFolder, process_start_time
 from tranche_simulator.machine import Client
 
 CASES = length.cases(90, "TRANCHE_CRASH_CASES")

@@ -19,10 +19,10 @@ from tranche.core.grid import Placement
 from tranche.core.request import Request, parse_request
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.planning.allocate import decide
-from tranche.planning.generate import generate_layouts
-from tranche.planning.plan import Plan
-from tranche.planning.reconfigure import plan_layout
+from tranche.planning.decide.allocate import decide
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.reconfigure import plan_layout
+from tranche.planning.steps.plan import Plan
 
 _REQUESTS = (
     {"gpu_memory": "4Gi"},

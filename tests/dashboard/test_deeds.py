@@ -19,7 +19,7 @@ from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.planning.allocate import decide
+from tranche.planning.decide.allocate import decide
 
 SLICE = Request(MigSlice(parse_profile("1g.5gb")))
 

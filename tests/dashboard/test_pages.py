@@ -35,13 +35,13 @@ from tranche.documents.explanation import explanation_document
 from tranche.documents.machine import gpu_document
 from tranche.documents.markup import Child, printable
 from tranche.documents.overview import overview_data
-from tranche.node.records import Waiter
-from tranche.planning.effect import apply
-from tranche.planning.explain import explain
-from tranche.planning.generate import generate_layouts
-from tranche.planning.queue import WaitingRequest
-from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.node.store.records import Waiter
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.explain.explanation import explain
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import CreateInstance
+from tranche.planning.steps.effect import apply
 
 
 def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:

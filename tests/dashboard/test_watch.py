@@ -19,7 +19,7 @@ from tranche.dashboard import live
 from tranche.dashboard.live import MachinePublisher, PageUpdate
 from tranche.dashboard.reading_log import UseRecord
 from tranche.dashboard.use_file import UseFile
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 NOTHING = view_of()
 

@@ -23,7 +23,7 @@ from tranche.demo.jobs import JobRecord
 from tranche.demo.real import mig_boards
 from tranche.demo.scene import BlockState, DemoTracker
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
-from tranche.planning.candidates import Candidate, candidate, plain_profiles
+from tranche.planning.decide.candidates import Candidate, candidate, plain_profiles
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 ONE, TWO = parse_profile("1g.5gb"), parse_profile("2g.10gb")

@@ -17,7 +17,7 @@ from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.documents.holder_names import NO_OWNERS, Owners, names_of
 from tranche.documents.reasons import summed_up
-from tranche.planning.allocate import Waiting, decide
+from tranche.planning.decide.allocate import Waiting, decide
 
 PROCESS = ProcessKeeper(7, 7)
 ONE = Request(WholeGpus(1))

@@ -19,8 +19,8 @@ from tranche.core.state import ComputeMode, GpuState, MigMode
 from tranche.documents import describe
 from tranche.documents.slices import slices_on, whole_holders
 from tranche.documents.vacancy import FreePlace, FreePlaceStatus, vacancies
-from tranche.planning.plan import Plan
-from tranche.planning.realise import realise
+from tranche.planning.decide.realise import realise
+from tranche.planning.steps.plan import Plan
 
 _A100 = board_by_key("A100-40GB")
 assert _A100 is not None

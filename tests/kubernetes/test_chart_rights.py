@@ -18,7 +18,7 @@ from release.chart import NAMESPACE, KubeObject, Values, cases, render
 
 from tests.cli.test_agent import kubeconfig_in
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
-from tests.kubernetes.gates.reports import gpus_to_lease
+from tests.kubernetes.gated.reports import gpus_to_lease
 from tests.kubernetes.waiting import patiently, until
 from tests.strategies import node_views
 from tranche.cli import agent
@@ -49,14 +49,14 @@ from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
-from tranche.kubernetes.gates.leases import NodeGpus
+from tranche.kubernetes.gated.leases import NodeGpus
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import SINCE_ANNOTATION, pause
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import MigState, Report
-from tranche.kubernetes.observation.replicas import ReplicaPolicy
-from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.node.replicas import ReplicaPolicy
+from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE
 from tranche.kubernetes.rollout.ticket import ticket_name
 from tranche.kubernetes.telling.told_view import REPORT, ViewReport, lease_name, told_to_lease

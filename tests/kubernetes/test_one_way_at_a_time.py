@@ -32,6 +32,8 @@ from tranche.kubernetes.device_plugin.listed_devices import (
     listed,
 )
 from tranche.kubernetes.device_plugin.offers import held_otherwise
+from tranche.kubernetes.devices.devices import NodeDevice, devices_of
+from tranche.kubernetes.devices.taints import TaintFacts, excludes, reasons_against
 from tranche.kubernetes.dra.claimable_devices import (
     ClaimableDevices,
     PluginGrants,
@@ -40,9 +42,7 @@ from tranche.kubernetes.dra.claimable_devices import (
     open_gpus,
     to_claims,
 )
-from tranche.kubernetes.dra.devices import NodeDevice, devices_of
-from tranche.kubernetes.dra.taints import TaintFacts, excludes, reasons_against
-from tranche.kubernetes.observation.advertisement_arbiter import PluginAdvertisement
+from tranche.kubernetes.node.advertisement_arbiter import PluginAdvertisement
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 UUIDS = ("GPU-0", "GPU-1")

@@ -10,10 +10,10 @@ from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently, until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
+from tranche.kubernetes.backend_watch import BackendComponent, BackendWatch, CleanupTask
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.tier_watch import BackendComponent, BackendWatch, CleanupTask
 
 
 def on_server(act: Callable[[FakeApiServer, ApiConnection], Coroutine[Any, Any, None]]) -> None:

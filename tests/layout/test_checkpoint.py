@@ -18,7 +18,7 @@ from tranche.core.errors import CheckpointInvalid
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuInstance, GpuProcess, MigMode, NodeState
-from tranche.planning.restore import plan_restore
+from tranche.planning.layouts.restore import plan_restore
 
 
 def board(key: str) -> Board:

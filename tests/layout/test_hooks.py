@@ -13,7 +13,7 @@ from tests.layout.conftest import Bench
 from tests.layout.test_apply import MakeBench
 from tranche.core.errors import HookFailed, HooksInvalid
 from tranche.core.hooks import Hook, HooksFile, parse_hooks
-from tranche.node.hook_runner import HookRunner
+from tranche.node.execution.hook_runner import HookRunner
 
 RECORD = (
     "import json, os, sys; "

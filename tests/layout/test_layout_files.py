@@ -9,7 +9,7 @@ import pytest
 
 from tests.layout.conftest import Bench
 from tranche.core.errors import HooksInvalid, LayoutInvalid, TrancheError
-from tranche.node.files import read_document, write_text, yaml_text
+from tranche.node.files.files import read_document, write_text, yaml_text
 from tranche_simulator import SimulatedMachine
 
 ENTRY = "devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}"

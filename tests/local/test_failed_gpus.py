@@ -18,9 +18,9 @@ from tranche.local.failed_gpus import FailedGpus
 from tranche.local.queue import Queue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.allocate import Waiting
-from tranche.planning.obstacle import Reason
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.planning.decide.allocate import Waiting
+from tranche.planning.decide.obstacle import Reason
 
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 NO_PERMISSION, IN_USE, UNKNOWN = 4, 19, 999

@@ -13,9 +13,9 @@ from tests.local.test_fractions import end_daemons, folder, holders, t4, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import WaitTimeout
-from tranche.node.mps_daemons import MpsDaemonManager
-from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
-from tranche.node.session import StateFolder, process_stopped
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.state.session import StateFolder, process_stopped
 
 __all__ = ["folder", "t4"]  # fixtures
 

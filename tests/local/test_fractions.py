@@ -24,9 +24,9 @@ from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
 from tranche.core.events import EventKind
 from tranche.hardware.mps_answers import ServerStatus
-from tranche.node.mps_daemons import MpsDaemonManager
-from tranche.node.mps_records import DaemonRecordStore
-from tranche.node.session import StateFolder
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.state.session import StateFolder
 
 GB = 10**9
 STEP_MIB = 64

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
-from tranche.node.processes import process_at
+from tranche.node.processes.processes import process_at
 
 WHOLE = ("--mig-profile", "7g.40gb")
 # Forks twice, leaves the session and closes everything that it inherited, as daemons do; then says its pid.

@@ -19,9 +19,9 @@ from tests.machines import TestMachine, remove_under_writers, wait_until
 from tests.node.test_mps_daemons import end
 from tranche.core.quantity import MIB
 from tranche.hardware.mps_process import MpsProcess
-from tranche.node.mps_daemons import MpsDaemonManager
-from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
-from tranche.node.session import StateFolder, process_lives
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.state.session import StateFolder, process_lives
 
 __all__ = ["folder", "groups", "limited_t4", "shared_t4"]  # fixtures
 

@@ -17,7 +17,7 @@ import pytest
 
 from tests.local.test_child import shell_with_job
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
-from tranche.node.session import process_stopped
+from tranche.node.state.session import process_stopped
 
 SLICE = ("--mig-profile", "1g.5gb")
 # Writes down each signal that it gets, and ends with 7 when the test says so.

@@ -10,8 +10,8 @@ from tests.local.test_fractions import end_daemons, holders, tenant
 from tests.machines import TestMachine, machine_in, needs_root, readable_folder
 from tranche.core.errors import PermissionDenied
 from tranche.core.state import DaemonState
-from tranche.node.mps_records import DaemonRecordStore
-from tranche.node.session import StateFolder
+from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.state.session import StateFolder
 
 pytestmark = needs_root
 

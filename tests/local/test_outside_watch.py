@@ -16,7 +16,7 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import GpuProcess, NodeState
 from tranche.local.outside_watch import stray_use
-from tranche.node.session import sees_every_process
+from tranche.node.state.session import sees_every_process
 
 pytestmark = pytest.mark.skipif(not sees_every_process(), reason="in a PID namespace nothing is looked for")
 

@@ -28,13 +28,13 @@ from tranche.hardware.mps_control import MpsControlClient
 from tranche.local.limits_watch import watching_limits
 from tranche.local.part_environment import part_environment
 from tranche.local.workload import share_environment
-from tranche.node.draining import drain
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.processes import heeds_sigterm
-from tranche.planning.allocate import Granted
-from tranche.planning.plan import Plan
+from tranche.node.mps.draining import drain
+from tranche.node.processes.processes import heeds_sigterm
+from tranche.planning.decide.allocate import Granted
 from tranche.planning.steps import StartMps
+from tranche.planning.steps.plan import Plan
 
 __all__ = ["cut", "short", "t4"]  # fixtures
 MIB, GIB = 2**20, 2**30

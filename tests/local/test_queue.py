@@ -17,9 +17,9 @@ from tranche.core.request import MigSlice, Request
 from tranche.local.queue import Queue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.interrupts import WaitInterrupted, heed_signals, ignore_signals
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.allocate import Waiting
+from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_signals
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.planning.decide.allocate import Waiting
 
 IN_USE, UNKNOWN = 19, 999
 LONG = 10.0

@@ -22,8 +22,8 @@ from tranche.local import limits_watch, server_ends
 from tranche.local.limits_watch import watching_limits
 from tranche.local.server_ends import ServerEndWatch
 from tranche.local.side_thread import beside
-from tranche.node.mps_records import DaemonRecordStore, record_of
-from tranche.node.session import boot_id, children_pids, process_start_time
+from tranche.node.mps.mps_records import DaemonRecordStore, record_of
+from tranche.node.state.session import boot_id, children_pids, process_start_time
 
 GPU = "GPU-of-the-test"
 # Starts a server at each word `start`, and takes note of the end of one at each word `note`, as a daemon does in its own time.

@@ -13,8 +13,8 @@ import pytest
 from tests.machines import TestMachine, Workload, machine_in, wait_until
 from tranche.local.attendance import TURN_SECONDS, answers
 from tranche.local.wakeup_pipe import WakeupPipe, ring, unheard_for
-from tranche.node.records import Waiter
-from tranche.node.session import StateFolder, process_stopped
+from tranche.node.state.session import StateFolder, process_stopped
+from tranche.node.store.records import Waiter
 
 SLICE = ("--mig-profile", "7g.40gb")
 

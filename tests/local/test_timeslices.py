@@ -13,7 +13,7 @@ import pytest
 from tests.local.test_fractions import end_daemons, folder, holders, tenant
 from tests.machines import TestMachine, machine_in, wait_until
 from tranche.core.errors import HardwareError, PolicyInvalid, UsageError
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 __all__ = ["folder"]
 

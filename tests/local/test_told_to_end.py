@@ -18,13 +18,19 @@ from tests.node.processes import Child, ChildFailed
 from tests.support.length import cases
 from tranche.core.request import parse_request
 from tranche.local.run import run
-from tranche.node import journal, records, register
-from tranche.node.wait_limit import WaitLimit
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.store import journal, records, register
 
 CASES = cases(24, "TRANCHE_SIGNAL_CASES")
 """At how many lines, about, over all signals; TRANCHE_SIGNAL_CASES asks for more. There are about 900 lines."""
 
-_TRACED = ("local/", "node/host.py", "node/locks.py", "node/executor.py", "node/deciding.py", "node/wakeup_pipe.py")
+_TRACED = (
+    "local/",
+    "node/host.py",
+    "node/locks/locks.py",
+    "node/execution/executor.py",
+    "node/locks/deciding.py",
+)
 
 
 @dataclass(slots=True)

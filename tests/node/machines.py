@@ -16,8 +16,8 @@ from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState, InstanceKey, NodeState
 from tranche.hardware.nvml import NvmlDriver
 from tranche.node.host import Host
-from tranche.planning.plan import Plan
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.steps.plan import Plan
 from tranche_simulator.build import ensure_built
 from tranche_simulator.machine import SimulatedMachine
 

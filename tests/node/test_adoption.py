@@ -25,10 +25,10 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.core.wire import request_to_dict
 from tranche.local.queue import Queue
-from tranche.node.adoption import part_word
 from tranche.node.host import Host
-from tranche.node.session import pid_namespace, process_start_time
-from tranche.node.wait_limit import WaitLimit
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.processes.adoption import part_word
+from tranche.node.state.session import pid_namespace, process_start_time
 
 LOITER = "import sys; sys.stdin.read()"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tranche.boot.outcome import read_outcome, record_outcome
 from tranche.core.errors import HardwareError
 from tranche.core.events import BootEnded
-from tranche.node.session import boot_id
+from tranche.node.state.session import boot_id
 
 
 def test_the_boot_id_stays_while_the_machine_runs() -> None:

@@ -14,10 +14,10 @@ from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.objects import ConfigMap
 from tranche.kubernetes.device_plugin.config_source import StartSettings
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.node import bounded
-from tranche.node.bounded import LIMIT, TooLong, read_bounded
-from tranche.node.files import read_document
-from tranche.node.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, YamlError, load_yaml
+from tranche.node.files import bounded
+from tranche.node.files.bounded import LIMIT, TooLong, read_bounded
+from tranche.node.files.files import read_document
+from tranche.node.files.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, YamlError, load_yaml
 
 MERGES = "a0: &a0 {k1: 1, k2: 2}\n" + "".join(
     f"a{level + 1}: &a{level + 1} {{<<: [{', '.join([f'*a{level}'] * 9)}]}}\n" for level in range(9)

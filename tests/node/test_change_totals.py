@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.node.test_journal import open_plan
-from tranche.node import journal, schema
-from tranche.node.change_totals import BOUNDS, ChangeKind, ChangeStatus, ChangeSummary, change_totals, count_change
-from tranche.node.ledger import Ledger
-from tranche.node.records import PlanStatus
+from tranche.node.store import journal, schema
+from tranche.node.store.change_totals import (
+    BOUNDS,
+    ChangeKind,
+    ChangeStatus,
+    ChangeSummary,
+    change_totals,
+    count_change,
+)
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.records import PlanStatus
 
 NOTHING = {(kind, outcome): ChangeSummary() for kind in ChangeKind for outcome in ChangeStatus}
 

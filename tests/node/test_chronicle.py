@@ -24,7 +24,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.planning.allocate import decide
+from tranche.planning.decide.allocate import decide
 from tranche.planning.steps import step_from_dict
 
 ADA = Actor("dashboard", "ada")

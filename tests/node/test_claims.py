@@ -22,7 +22,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.node.claims import ClaimRequest, ReservedClaim
 from tranche.node.host import Host
-from tranche.planning.realise import ChosenDevice
+from tranche.planning.decide.realise import ChosenDevice
 from tranche_simulator.machine import SimulatedMachine
 
 __all__ = ["short", "t4"]  # fixtures

@@ -27,12 +27,13 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.state import ComputeMode
 from tranche.hardware.mps_control import MpsControlClient
 from tranche.hardware.mps_process import MpsProcess
-from tranche.node import mps_daemons, session
-from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.mps_records import DaemonRecordStore
-from tranche.planning.allocate import decide
+from tranche.node.mps import mps_daemons
+from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.state import session
+from tranche.planning.decide.allocate import decide
 from tranche.planning.steps import StopMps
 
 CASES = int(os.environ.get("TRANCHE_COMPUTE_MODE_CASES", "4"))

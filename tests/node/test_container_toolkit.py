@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tranche.node.checkup import Status
-from tranche.node.container_toolkit import check_container_toolkit
+from tranche.node.health.checkup import Status
+from tranche.node.health.container_toolkit import check_container_toolkit
 
 OPTION = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 

@@ -22,13 +22,13 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
-from tranche.node import register
-from tranche.node.daemon_due import IDLE_SECONDS
-from tranche.node.daemon_reconciler import DaemonReconciler
-from tranche.node.daemon_tries import PAUSE_SECONDS
 from tranche.node.host import Host
-from tranche.planning.allocate import Granted
-from tranche.planning.plan import Plan
+from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.mps.daemon_tries import PAUSE_SECONDS
+from tranche.node.recovery.daemon_reconciler import DaemonReconciler
+from tranche.node.store import register
+from tranche.planning.decide.allocate import Granted
+from tranche.planning.steps.plan import Plan
 
 __all__ = ["short", "t4"]  # fixtures
 

@@ -12,8 +12,8 @@ from tests.node.processes import in_child, isolated
 from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState
 from tranche.node.host import Host
-from tranche.planning.plan import Plan
 from tranche.planning.steps import Step
+from tranche.planning.steps.plan import Plan
 
 NO_PERMISSION, IN_USE, LOST, MEMORY, UNKNOWN = 4, 19, 15, 20, 999
 

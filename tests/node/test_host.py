@@ -18,10 +18,10 @@ from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
 from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
-from tranche.node.locks import is_held
-from tranche.planning.allocate import Waiting, decide
-from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
+from tranche.node.locks.locks import is_held
+from tranche.planning.decide.allocate import Waiting, decide
 from tranche.planning.steps import Step
+from tranche.planning.steps.plan import Plan, plan_from_dict, plan_to_dict
 
 
 def slice_of(profile: str) -> Request:

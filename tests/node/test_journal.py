@@ -15,10 +15,9 @@ from tranche.core.errors import PlanInvalid
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import MigMode
-from tranche.node import journal, records
-from tranche.node.ledger import Ledger
-from tranche.node.records import PlanStatus
-from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
+from tranche.node.store import journal, records
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.records import PlanStatus
 from tranche.planning.steps import (
     CreateInstance,
     DestroyInstance,
@@ -30,7 +29,8 @@ from tranche.planning.steps import (
     before_to_dict,
     step_from_dict,
 )
-from tranche.planning.undo import StepStatus
+from tranche.planning.steps.plan import Plan, plan_from_dict, plan_to_dict
+from tranche.planning.steps.undo import StepStatus
 
 GPU, OTHER = "GPU-0", "GPU-1"
 

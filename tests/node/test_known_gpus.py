@@ -10,9 +10,9 @@ import pytest
 from tests.strategies import gpu_on
 from tranche.core.board import board_by_key
 from tranche.core.state import GpuState, NodeState
-from tranche.node import known_gpus
-from tranche.node.known_gpus import with_lost_named
-from tranche.node.session import StateFolder
+from tranche.node.state import known_gpus
+from tranche.node.state.known_gpus import with_lost_named
+from tranche.node.state.session import StateFolder
 
 H100 = board_by_key("H100-80GB-SXM")
 assert H100 is not None

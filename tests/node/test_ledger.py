@@ -27,10 +27,10 @@ from tranche.core.errors import (
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.node import chronicle, records, register
-from tranche.node.ledger import Ledger
-from tranche.node.schema import SCHEMA_VERSION
-from tranche.node.session import process_stopped
+from tranche.node.state.session import process_stopped
+from tranche.node.store import chronicle, records, register
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.schema import SCHEMA_VERSION
 
 SMALL = parse_profile("1g.5gb")
 NOBODY = 65534

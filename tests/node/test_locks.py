@@ -14,8 +14,8 @@ import pytest
 from tests.machines import needs_root, wait_until
 from tests.node.processes import Child, in_child
 from tranche.core.errors import LedgerUnavailable, PermissionDenied
-from tranche.node.locks import FileLock, LockTimeout, is_held, lock_holder, open_lock_file
-from tranche.node.session import StateFolder, process_lives, process_start_time
+from tranche.node.locks.locks import FileLock, LockTimeout, is_held, lock_holder, open_lock_file
+from tranche.node.state.session import StateFolder, process_lives, process_start_time
 
 NOBODY = 65534
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tranche.node.machine_facts import machine_facts, xids_in
+from tranche.node.health.machine_facts import machine_facts, xids_in
 
 SECRET = "hunter2-planted"
 

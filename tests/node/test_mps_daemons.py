@@ -30,12 +30,13 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, MpsDaemon
 from tranche.hardware import mps_process
 from tranche.hardware.mps_control import MpsControlClient
-from tranche.node import mps_daemons, register
-from tranche.node.daemon_due import IDLE_SECONDS
 from tranche.node.host import Host
-from tranche.node.session import process_lives, process_start_time
-from tranche.planning.plan import Plan
+from tranche.node.mps import mps_daemons
+from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.state.session import process_lives, process_start_time
+from tranche.node.store import register
 from tranche.planning.steps import StartMps, Step, StopMps
+from tranche.planning.steps.plan import Plan
 
 GIB = 2**30
 

@@ -19,23 +19,24 @@ from tests.node.test_mps_daemons import GIB, asked, cut, nothing_left, only, pla
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
 from tranche.core.events import DaemonFault, EventKind
-from tranche.core.fences import unavailable
 from tranche.core.keeper import PodKeeper
+from tranche.core.mps_unavailable import unavailable
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.local import limits_watch
 from tranche.local.limits_watch import watching_limits
 from tranche.local.run import limits_changed
-from tranche.node import mps_health, register
-from tranche.node.checkup import check_daemons
-from tranche.node.daemon_words import view_as_said
+from tranche.node.health.checkup import check_daemons
 from tranche.node.host import Host
-from tranche.node.session import process_stopped
-from tranche.planning.allocate import Granted
-from tranche.planning.explain import explain
-from tranche.planning.plan import Plan
+from tranche.node.mps import mps_health
+from tranche.node.mps.daemon_words import view_as_said
+from tranche.node.state.session import process_stopped
+from tranche.node.store import register
+from tranche.planning.decide.allocate import Granted
+from tranche.planning.explain.explanation import explain
 from tranche.planning.steps import StartMps
+from tranche.planning.steps.plan import Plan
 
 __all__ = ["cut", "short", "t4"]  # fixtures
 

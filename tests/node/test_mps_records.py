@@ -17,10 +17,10 @@ from tests.node.test_mps_daemons import nothing_left, only, share, short, start,
 from tranche.core.allocation import FractionalShare, WholeGpu
 from tranche.core.errors import GpuBusy, LedgerUnavailable, TrancheError
 from tranche.core.state import ComputeMode, DaemonState
-from tranche.node import register
 from tranche.node.host import Host
 from tranche.node.look import look
-from tranche.node.mps_records import DaemonRecord, DaemonRecordStore, name_of, record_of
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore, name_of, record_of
+from tranche.node.store import register
 
 __all__ = ["short", "t4"]  # fixtures
 RECORD = record_of("GPU-0", None, "GPU-0", ComputeMode.PROHIBITED)

@@ -16,8 +16,8 @@ from tranche.core.devices import memory_of
 from tranche.core.errors import TrancheError
 from tranche.core.sharing import MachineSharing
 from tranche.core.state import MigMode
-from tranche.node import register, schema
-from tranche.planning.allocate import Granted, decide
+from tranche.node.store import register, schema
+from tranche.planning.decide.allocate import Granted, decide
 
 
 @given(st.data(), means(), st.sampled_from(FAMILY_BOARDS))

@@ -10,7 +10,7 @@ from tranche.core.allocation import Grant, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import parse_profile
-from tranche.node.pod_processes import devices_of_pods, devices_told, pods_with_processes
+from tranche.node.processes.pod_processes import devices_of_pods, devices_told, pods_with_processes
 
 UID, OTHER = "958d53a2-4189-4279-8fe3-8bd25234530a", "958d53a2-4189-4279-8fe3-8bd25234530b"
 THIRD = "0d2c1f3e-4189-4279-8fe3-8bd25234530c"

@@ -15,9 +15,17 @@ from tests.machines import needs_root
 from tests.node.processes import Child, in_child
 from tranche.core.evidence import KeeperStatus
 from tranche.core.keeper import ProcessKeeper
-from tranche.node.keeping import RemainingProcesses
-from tranche.node.processes import MARK, FoundProcesses, Process, digest_of, find_traces, may_have_inherited, process_at
-from tranche.node.session import process_start_time
+from tranche.node.processes.keeping import RemainingProcesses
+from tranche.node.processes.processes import (
+    MARK,
+    FoundProcesses,
+    Process,
+    digest_of,
+    find_traces,
+    may_have_inherited,
+    process_at,
+)
+from tranche.node.state.session import process_start_time
 
 NOBODY = 65534
 # Another process may run the same tests at the same time, and its processes are seen as well.

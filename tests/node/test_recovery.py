@@ -16,9 +16,9 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.planning.allocate import decide
-from tranche.planning.plan import Plan
+from tranche.planning.decide.allocate import decide
 from tranche.planning.steps import Step
+from tranche.planning.steps.plan import Plan
 
 SMALL = Request(MigSlice(parse_profile("1g.5gb")))
 

@@ -28,9 +28,9 @@ from tranche.core.errors import GpuBusy
 from tranche.core.grid import placements
 from tranche.core.profile import parse_profile
 from tranche.core.sharing import Sharing
-from tranche.node import register, schema
-from tranche.node.holders import add_or_refuse
-from tranche.node.ledger import Ledger
+from tranche.node.store import register, schema
+from tranche.node.store.holders import add_or_refuse
+from tranche.node.store.ledger import Ledger
 
 _PROCESSES = 4
 _SECONDS = 1.5

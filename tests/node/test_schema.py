@@ -21,8 +21,8 @@ from tranche.core.sharing import Sharing
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.core.wire import keeper_to_dict
-from tranche.node import chronicle, records, register, schema
-from tranche.node.ledger import Ledger
+from tranche.node.store import chronicle, records, register, schema
+from tranche.node.store.ledger import Ledger
 
 FORMAT_1 = Path(__file__).parent / "ledgers" / "format1.sql"
 GPU = WholeGpu("GPU-0")

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.machines import wait_until
-from tranche.node.ledger import Ledger
-from tranche.node.lock_table import lock_pids
-from tranche.node.locks import FileLock, lock_holder
-from tranche.node.session import StateFolder, process_stopped
+from tranche.node.locks.lock_table import lock_pids
+from tranche.node.locks.locks import FileLock, lock_holder
+from tranche.node.state.session import StateFolder, process_stopped
+from tranche.node.store.ledger import Ledger
 
 _HOLDER = """
 import os, signal, sys
 from pathlib import Path
-from tranche.node.locks import FileLock
+from tranche.node.locks.locks import FileLock
 lock = FileLock(Path(sys.argv[1]))
 print(flush=True)
 os.kill(os.getpid(), signal.SIGSTOP)
@@ -33,9 +33,9 @@ print(flush=True)
 _STOPPED_BY_TERMINAL = """
 import os, signal, sys
 from pathlib import Path
-from tranche.node.ledger import Ledger
-from tranche.node.session import StateFolder
-from tranche.node.deciding import taking_gpu, taking_turn
+from tranche.node.store.ledger import Ledger
+from tranche.node.state.session import StateFolder
+from tranche.node.locks.deciding import taking_gpu, taking_turn
 places = StateFolder(Path(sys.argv[1]))
 ledger = Ledger(places.ledger)
 with taking_turn(places, None), taking_gpu(places.gpu_locks / "a", "a", 5), ledger.write():

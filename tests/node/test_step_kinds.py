@@ -13,11 +13,11 @@ from tests.node.machines import Node, change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import PlanInvalid
 from tranche.core.state import GpuState
-from tranche.node import journal
+from tranche.node.execution.step_acts import ACTS
 from tranche.node.host import Host
-from tranche.node.step_acts import ACTS
-from tranche.planning.plan import Plan, plan_from_dict, plan_to_dict
+from tranche.node.store import journal
 from tranche.planning.steps.kinds import KINDS
+from tranche.planning.steps.plan import Plan, plan_from_dict, plan_to_dict
 
 SOURCE = Path(tranche.__file__).parent
 STEP_CLASSES = {*KINDS, "SlotStep", "DeviceStep"}

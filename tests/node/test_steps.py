@@ -20,9 +20,9 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, MigMode
-from tranche.node import register
 from tranche.node.host import Host
-from tranche.node.session import process_start_time
+from tranche.node.state.session import process_start_time
+from tranche.node.store import register
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 AMPERE = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")

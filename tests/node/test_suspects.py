@@ -23,13 +23,13 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.local import termination
 from tranche.local.termination import take_back
-from tranche.node import chronicle, register
-from tranche.node.checkup import check_leftovers
-from tranche.node.ledger import Ledger
-from tranche.node.leftovers import anything_left
-from tranche.node.processes import Process, process_at
-from tranche.node.recovery import Recovery
-from tranche.node.session import StateFolder, pid_namespace, process_start_time
+from tranche.node.health.checkup import check_leftovers
+from tranche.node.processes.processes import Process, process_at
+from tranche.node.recovery.recovery import Recovery
+from tranche.node.state.session import StateFolder, pid_namespace, process_start_time
+from tranche.node.store import chronicle, register
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.leftovers import anything_left
 
 NOBODY = 65534
 

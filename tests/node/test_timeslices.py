@@ -13,8 +13,8 @@ from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.core.timeslice import Timeslice
 from tranche.node.host import Host
-from tranche.planning.allocate import Granted
-from tranche.planning.plan import Plan
+from tranche.planning.decide.allocate import Granted
+from tranche.planning.steps.plan import Plan
 
 
 def test_a_length_of_a_share_that_never_began_is_put_back(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tranche.planning.steps import (
     TakesRoom,
     TakesSharing,
 )
-from tranche.planning.undo import StepRecord, StepStatus, undo_steps
+from tranche.planning.steps.undo import StepRecord, StepStatus, undo_steps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.request import MigSlice, Request
-from tranche.planning.allocate import Granted, decide
-from tranche.planning.tables import PlacementTable, geometry_of
+from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.decide.tables import PlacementTable, geometry_of
 
 
 def a100() -> PlacementTable:

@@ -29,7 +29,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import MigSlice, Request, parse_request
 from tranche.core.state import GpuInstance, GpuProcess, InstanceKey, MigMode
-from tranche.planning.allocate import Granted, Waiting, decide
+from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 
 PLACEMENT_ERRORS = (GpuNotFound, ProfileUnknown, DoesNotFit, SharingUnavailable)

@@ -15,8 +15,8 @@ from tranche.core.errors import SharingUnavailable, TooManyGpus
 from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
-from tranche.planning.candidates import Candidate, candidate, check_possible, plain_profiles
-from tranche.planning.obstacle import Obstacle
+from tranche.planning.decide.candidates import Candidate, candidate, check_possible, plain_profiles
+from tranche.planning.decide.obstacle import Obstacle
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 

@@ -9,13 +9,13 @@ import pytest
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu
 from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.devices import device_uuid
-from tranche.core.fences import unavailable
 from tranche.core.grid import PlacedInstance, Placement
+from tranche.core.mps_unavailable import unavailable
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
-from tranche.planning.daemons import with_daemons
-from tranche.planning.plan import Plan
+from tranche.planning.decide.daemons import with_daemons
 from tranche.planning.steps import DestroyInstance, ResetGpu, StartMps, Step, StopMps
+from tranche.planning.steps.plan import Plan
 
 GIB = 2**30
 T4 = uncuttable_gpu()

@@ -25,11 +25,11 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Isolation, Request, parse_request
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
-from tranche.planning.allocate import Granted, Waiting, decide
-from tranche.planning.explain import explain
-from tranche.planning.foresee import without
-from tranche.planning.queue import WaitingRequest, may_start
-from tranche.planning.remedies import RemedyKind
+from tranche.planning.decide.allocate import Granted, Waiting, decide
+from tranche.planning.decide.foresee import without
+from tranche.planning.decide.queue import WaitingRequest, may_start
+from tranche.planning.explain.explanation import explain
+from tranche.planning.explain.remedies import RemedyKind
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 

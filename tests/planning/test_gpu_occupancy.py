@@ -6,7 +6,7 @@ from hypothesis import given
 
 from tests.strategies import node_views
 from tranche.core.allocation import NodeView
-from tranche.planning.gpu_occupancy import tenancy
+from tranche.planning.occupancy.gpu_occupancy import tenancy
 
 
 @given(node_views())

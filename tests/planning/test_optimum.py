@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.board import board_by_key
-from tranche.planning.tables import PlacementTable, geometry_of
+from tranche.planning.decide.tables import PlacementTable, geometry_of
 
 
 def a100() -> PlacementTable:

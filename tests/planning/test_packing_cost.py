@@ -18,10 +18,10 @@ from tranche.core.gpu_use import GpuPolicy
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.core.sharing import MachineSharing
 from tranche.core.state import MigMode
-from tranche.planning.allocate import Decision, Granted, decide
-from tranche.planning.explain import explain
-from tranche.planning.gpu_occupancy import tenancy
-from tranche.planning.remedies import RemedyKind
+from tranche.planning.decide.allocate import Decision, Granted, decide
+from tranche.planning.explain.explanation import explain
+from tranche.planning.explain.remedies import RemedyKind
+from tranche.planning.occupancy.gpu_occupancy import tenancy
 
 
 def decided(view: NodeView, request: Request) -> Decision | None:

@@ -33,8 +33,8 @@ from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
-from tranche.planning.allocate import Granted, Waiting, decide
-from tranche.planning.share_costs import CONTEXT_MEMORY, RESERVED_MEMORY, capacity
+from tranche.planning.decide.allocate import Granted, Waiting, decide
+from tranche.planning.decide.share_costs import CONTEXT_MEMORY, RESERVED_MEMORY, capacity
 from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")

@@ -13,9 +13,9 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuProcess, MigMode
-from tranche.planning.allocate import Decision, Granted, Waiting, decide
-from tranche.planning.candidates import Candidate, candidate
-from tranche.planning.queue import WaitingRequest, may_start, outlooks, startable
+from tranche.planning.decide.allocate import Decision, Granted, Waiting, decide
+from tranche.planning.decide.candidates import Candidate, candidate
+from tranche.planning.decide.queue import WaitingRequest, may_start, outlooks, startable
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 

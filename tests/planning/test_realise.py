@@ -30,12 +30,11 @@ from tranche.core.quantity import MIB
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, MigMode, MpsDaemon
-from tranche.planning import effect
-from tranche.planning.gpu_occupancy import tenancy
-from tranche.planning.obstacle import Obstacle, Reason
-from tranche.planning.plan import Plan
-from tranche.planning.realise import ChosenDevice, realise, realise_again, refusal
-from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, StartMps, StopMps
+from tranche.planning.decide.obstacle import Obstacle, Reason
+from tranche.planning.decide.realise import ChosenDevice, realise, realise_again, refusal
+from tranche.planning.occupancy.gpu_occupancy import tenancy
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, StartMps, StopMps, effect
+from tranche.planning.steps.plan import Plan
 
 GIB = 1 << 30
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")

@@ -16,8 +16,8 @@ from tranche.core.gpu_use import GpuPolicy
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
-from tranche.planning.queue import WaitingRequest
-from tranche.planning.recording import (
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.decide.recording import (
     RecordedDecision,
     RecordedRequest,
     answer,

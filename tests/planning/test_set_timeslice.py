@@ -11,9 +11,9 @@ from tranche.core.allocation import FractionalShare, NodeView, WholeGpu
 from tranche.core.sharing import Sharing
 from tranche.core.state import NodeState
 from tranche.core.timeslice import Timeslice
-from tranche.planning.daemons import with_daemons
-from tranche.planning.plan import Plan
+from tranche.planning.decide.daemons import with_daemons
 from tranche.planning.steps import SetTimeslice, step_from_dict
+from tranche.planning.steps.plan import Plan
 
 LENGTHS = [None, *Timeslice]
 

@@ -14,8 +14,8 @@ from tranche.core.board import Board, board_by_key
 from tranche.core.grid import PlacedInstance, Placement, arrange
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
-from tranche.planning.allocate import Granted, decide
-from tranche.planning.tables import PlacementTable, PossiblePlacement, arrangeable, geometry_of
+from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.decide.tables import PlacementTable, PossiblePlacement, arrangeable, geometry_of
 
 
 def geometry(board: Board) -> PlacementTable:

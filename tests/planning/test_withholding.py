@@ -12,12 +12,12 @@ from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, Who
 from tranche.core.errors import TrancheError
 from tranche.core.grid import PlacedInstance, placements
 from tranche.core.request import MigSlice, Request, WholeGpus
-from tranche.planning.allocate import Granted, Waiting, decide
-from tranche.planning.explain import explain
-from tranche.planning.obstacle import Reason
-from tranche.planning.recording import view_from_dict, view_to_dict
-from tranche.planning.remedies import RemedyKind
-from tranche.planning.withholding import size_rank
+from tranche.planning.decide.allocate import Granted, Waiting, decide
+from tranche.planning.decide.obstacle import Reason
+from tranche.planning.decide.recording import view_from_dict, view_to_dict
+from tranche.planning.decide.withholding import size_rank
+from tranche.planning.explain.explanation import explain
+from tranche.planning.explain.remedies import RemedyKind
 
 
 @st.composite

@@ -13,16 +13,16 @@ from tranche.core.layout import LayoutFile
 from tranche.core.partition import LayoutName, PartitionSpec
 from tranche.core.state import NodeState
 from tranche.node.change import Change
-from tranche.node.earlier_boot import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
-from tranche.node.executor import Progress, no_progress
-from tranche.node.hook_runner import HookRunner
+from tranche.node.execution.executor import Progress, no_progress
+from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.ledger import Ledger
-from tranche.node.pod_processes import any_pod_runs
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.assertion import find_mismatches
-from tranche.planning.boot_layout import boot_layout
-from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.processes.pod_processes import any_pod_runs
+from tranche.node.recovery.earlier_boot import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
+from tranche.node.store.ledger import Ledger
+from tranche.planning.layouts.assertion import find_mismatches
+from tranche.planning.layouts.boot_layout import boot_layout
+from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tranche.core.errors import TrancheError
 from tranche.core.events import Event
-from tranche.node import chronicle
-from tranche.node.ledger import Ledger
+from tranche.node.store import chronicle
+from tranche.node.store.ledger import Ledger
 
 
 def record_outcome(ledger: Path, *, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:

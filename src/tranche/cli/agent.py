@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tranche.boot.installation import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
     from tranche.kubernetes.agent.process import Part
-    from tranche.kubernetes.claims.tier import AllocationBackend
+    from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 
 
 def _agent(context: click.Context, **values: Any) -> None:
@@ -78,7 +78,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
     from tranche.kubernetes.latest_value import LatestValue
     from tranche.kubernetes.mig_manager.drain import InUsePolicy
     from tranche.kubernetes.mig_manager.manager import MigSettings
-    from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
+    from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
     from tranche.kubernetes.rollout.budget import parse_budget
     from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 
@@ -131,7 +131,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
 
 def _backend(values: dict[str, Any]) -> AllocationBackend | None:
     """The administrator's word; None to find out."""
-    from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_word
+    from tranche.kubernetes.claims.allocation_backend import AllocationBackend, backend_by_word
 
     return AllocationBackend.NONE if "dra" in values["without"] else backend_by_word(values["tier"])
 

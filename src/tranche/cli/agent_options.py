@@ -262,7 +262,7 @@ PLUGIN_OPTIONS = (
 def plugin_settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> StartSettings:
     """What the options and the environment say; the file is read, not checked. UsageError for an unknown fallback."""
     from tranche.kubernetes.device_plugin.config_source import StartSettings
-    from tranche.node.files import read_text
+    from tranche.node.files.files import read_text
 
     flags: dict[str, str | Sequence[str]] = {}
     for flag in [*(setting.flag for setting in SETTINGS), *(refused.flag for refused in UNSUPPORTED if refused.flag)]:

@@ -34,8 +34,8 @@ from tranche.core.partition import BootSettings, parse_boot_settings
 from tranche.documents.describe import timestamp
 from tranche.documents.layout_change import sum_up
 from tranche.hardware.host_facts import has_nvidia_gpu
-from tranche.node.files import read_text
-from tranche.node.session import boot_id
+from tranche.node.files.files import read_text
+from tranche.node.state.session import boot_id
 
 _STATUS_SECONDS = 2.0
 _WRITE_SECONDS = 10.0

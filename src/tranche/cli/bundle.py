@@ -19,8 +19,8 @@ from tranche.cli.output import print_table, say, warn
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.documents.envelope import document
-from tranche.node.archive import ArchiveFile, write_archive
-from tranche.node.software import software
+from tranche.node.files.archive import ArchiveFile, write_archive
+from tranche.node.health.software import software
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection

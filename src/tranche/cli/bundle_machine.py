@@ -25,15 +25,15 @@ from tranche.documents.machine import gpu_document
 from tranche.documents.queue import waiter_documents
 from tranche.documents.shares import allocation_document
 from tranche.local.attendance import silent
-from tranche.node import chronicle
-from tranche.node.archive import ArchiveFile
-from tranche.node.checkup import Finding
-from tranche.node.ledger import Ledger
-from tranche.node.ledger_extract import journal_extract, ledger_extract
+from tranche.node.files.archive import ArchiveFile
+from tranche.node.health.checkup import Finding
+from tranche.node.health.machine_facts import kernel_xids, machine_facts
+from tranche.node.health.software import software
 from tranche.node.look import look
-from tranche.node.machine_facts import kernel_xids, machine_facts
-from tranche.node.software import software
-from tranche.planning.export import export_layout
+from tranche.node.store import chronicle
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.ledger_extract import journal_extract, ledger_extract
+from tranche.planning.layouts.export import export_layout
 
 LeftOut = dict[str, str]
 """What is not in a bundle, by the path that it would have, and why."""

@@ -13,8 +13,8 @@ import click
 
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import print_json, show
-from tranche.node.checkup import Status
-from tranche.node.software import software
+from tranche.node.health.checkup import Status
+from tranche.node.health.software import software
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection

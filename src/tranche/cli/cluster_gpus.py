@@ -63,7 +63,7 @@ def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
 
 def _fleet(kubeconfig: str | None) -> Fleet:
     async def ask(api: ApiConnection, namespace: str) -> Fleet:
-        from tranche.kubernetes.gates.reading import read_any_fleet
+        from tranche.kubernetes.gated.reading import read_any_fleet
 
         return await read_any_fleet(api, namespace)
 

@@ -41,8 +41,8 @@ def _waiting_ids(context: click.Context) -> Iterator[tuple[str, str]]:
 
 def _registered(context: click.Context, *, waiting_only: bool) -> Iterator[tuple[str, str]]:
     from tranche.cli.runtime import register_places
-    from tranche.node import records, register
-    from tranche.node.ledger import open_to_read
+    from tranche.node.store import records, register
+    from tranche.node.store.ledger import open_to_read
 
     places = register_places(_settings(context), reading=True)
     if not places.ledger.is_file():
@@ -61,13 +61,13 @@ def _layouts(context: click.Context) -> Words:
     path = context.params.get("config_file")
     if path:
         from tranche.core.layout_format import parse_layouts
-        from tranche.node.files import read_document
+        from tranche.node.files.files import read_document
 
         # Neither stdin nor a pipe may be read before the command itself does.
         file = parse_layouts(read_document(path, LayoutInvalid) if os.path.isfile(path) else None)
         return [(name, "") for name in file.names]
     from tranche.cli.runtime import open_driver
-    from tranche.planning.generate import generate_layouts
+    from tranche.planning.layouts.generate import generate_layouts
 
     with open_driver(_settings(context)) as driver:
         return [(layout.name, "") for layout in generate_layouts(driver.observe()).layouts]

@@ -90,7 +90,7 @@ def command(
     JSON lines unless a person reads them.
     """
     try:
-        from tranche.kubernetes.claims.tier import backend_by_word
+        from tranche.kubernetes.claims.allocation_backend import backend_by_word
         from tranche.kubernetes.controller.process import ControllerOptions, run_controller
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:

@@ -14,10 +14,10 @@ from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.actor import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
-from tranche.node import chronicle
-from tranche.node.daemon_words import view_as_said
-from tranche.node.ledger import open_to_read
-from tranche.node.mps_daemons import MpsDaemonManager
+from tranche.node.mps.daemon_words import view_as_said
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.store import chronicle
+from tranche.node.store.ledger import open_to_read
 
 
 @click.command(cls=TrancheCommand)

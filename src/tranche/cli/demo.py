@@ -25,9 +25,9 @@ from tranche.demo.machine import MACHINE_TYPE, demo_machine
 from tranche.demo.real import check_free, first_product, job_command, mig_boards, put_back
 from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import DEFAULT_SEED
-from tranche.node.files import write_text
+from tranche.node.files.files import write_text
 from tranche.node.host import Host
-from tranche.node.interrupts import WaitInterrupted
+from tranche.node.locks.interrupts import WaitInterrupted
 
 _SIMULATED_SPEED = 15.0
 _REAL_SPEED = 1.0

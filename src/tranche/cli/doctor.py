@@ -22,8 +22,7 @@ from tranche.documents import describe
 from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import DeviceVisibility
-from tranche.node import register
-from tranche.node.checkup import (
+from tranche.node.health.checkup import (
     Finding,
     Status,
     check_daemons,
@@ -38,16 +37,17 @@ from tranche.node.checkup import (
     check_strays,
     failed,
 )
-from tranche.node.container_toolkit import check_container_toolkit
-from tranche.node.daemon_due import shared_by_mps
-from tranche.node.daemon_words import node_as_said
+from tranche.node.health.container_toolkit import check_container_toolkit
 from tranche.node.host import Host
-from tranche.node.known_gpus import with_lost_named
-from tranche.node.limit_trials import LimitTrialRunner
-from tranche.node.memory_groups import MemoryGroupManager
-from tranche.node.mps_daemons import MpsDaemonManager
-from tranche.node.mps_strays import find_strays
-from tranche.node.session import StateFolder
+from tranche.node.limits.limit_trials import LimitTrialRunner
+from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.mps.daemon_due import shared_by_mps
+from tranche.node.mps.daemon_words import node_as_said
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_strays import find_strays
+from tranche.node.state.known_gpus import with_lost_named
+from tranche.node.state.session import StateFolder
+from tranche.node.store import register
 
 
 @click.command(cls=TrancheCommand)

@@ -14,8 +14,8 @@ from tranche.core.events import Event
 from tranche.documents import describe
 from tranche.documents.envelope import document
 from tranche.documents.events import event_document
-from tranche.node import chronicle
-from tranche.node.ledger import open_to_read
+from tranche.node.store import chronicle
+from tranche.node.store.ledger import open_to_read
 
 _FOLLOW_SECONDS = 0.5
 

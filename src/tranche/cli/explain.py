@@ -27,13 +27,13 @@ from tranche.documents.explanation import explanation_document, reasons, status
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.attendance import attending
-from tranche.node import records
-from tranche.node.daemon_words import view_as_said
-from tranche.node.ownership import process_owners
-from tranche.planning.answers import GpuFit
-from tranche.planning.explain import Explanation, explain
-from tranche.planning.obstacle import Obstacle
-from tranche.planning.queue import WaitingRequest
+from tranche.node.mps.daemon_words import view_as_said
+from tranche.node.store import records
+from tranche.node.store.ownership import process_owners
+from tranche.planning.decide.answers import GpuFit
+from tranche.planning.decide.obstacle import Obstacle
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.explain.explanation import Explanation, explain
 
 _PODS = ("pod", "pods", "po")
 """kubectl's words for pods."""

@@ -17,7 +17,7 @@ from tranche.documents.holder_names import Owners
 from tranche.documents.machine import gpu_document
 from tranche.documents.slices import SliceRow, slices_on, whole_holders
 from tranche.node.look import look
-from tranche.node.ownership import process_owners
+from tranche.node.store.ownership import process_owners
 
 _COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
 _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")

@@ -15,7 +15,7 @@ from tranche.core.allocation import NodeView
 from tranche.documents import describe
 from tranche.documents.picture import draw_picture
 from tranche.documents.shares import allocation_document
-from tranche.node.ownership import process_owners
+from tranche.node.store.ownership import process_owners
 
 
 def show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, Any]], *, ledger_read: bool) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tranche.core.errors import AllocationUnknown
-from tranche.node import register
 from tranche.node.host import Host
+from tranche.node.store import register
 
 
 def full_id(host: Host, typed: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tranche.cli.output import warn
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
-from tranche.node.session import StateFolder
+from tranche.node.locks.deciding import slow_decision
+from tranche.node.state.session import StateFolder
 
 
 def look_at(host: Host) -> NodeView:

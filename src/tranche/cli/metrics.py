@@ -15,7 +15,7 @@ from tranche.cli.looking import look_at
 from tranche.cli.runtime import open_host
 from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
-from tranche.node.files import write_text
+from tranche.node.files.files import write_text
 
 if TYPE_CHECKING:
     from tranche.metrics.facts import NodeFacts

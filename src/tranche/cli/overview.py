@@ -20,7 +20,7 @@ from tranche.documents.picture import headline, legend
 from tranche.documents.reasons import shares_of
 from tranche.documents.shares import allocation_document
 from tranche.documents.slices import slices_on, whole_holders, why_withheld
-from tranche.node.records import Waiter
+from tranche.node.store.records import Waiter
 
 _MARKS = {
     BlockStatus.HELD: ("█", "green"),

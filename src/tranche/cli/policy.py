@@ -16,9 +16,9 @@ from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, 
 from tranche.core.state import NodeState
 from tranche.core.timeslice import Timeslice, parse_timeslice
 from tranche.documents.policy import policy_documents, source_of
-from tranche.node import records
-from tranche.node.files import read_document, told_of
-from tranche.node.policy_change import change_policy
+from tranche.node.files.files import read_document, told_of
+from tranche.node.store import records
+from tranche.node.store.policy_change import change_policy
 
 _GPU_OPTION = click.option(
     "--gpu",

@@ -15,8 +15,8 @@ from tranche.documents.holder_names import owner_name, owner_now
 from tranche.documents.queue import waiter_documents, why_they_wait
 from tranche.documents.shares import allocation_document
 from tranche.local.attendance import silent
-from tranche.node import records
-from tranche.node.ownership import process_owners
+from tranche.node.store import records
+from tranche.node.store.ownership import process_owners
 
 _ALLOCATION_COLUMNS = ("ID", "USER", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
 _WAITER_COLUMNS = ("#", "WAITING", "USER", "REQUEST", "AGE", "PID", "COMMAND", "WHY")

@@ -16,10 +16,10 @@ from tranche.cli.output import print_json, print_table
 from tranche.cli.settings import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError
 from tranche.documents import describe
-from tranche.node.bounded import BoundedStream
-from tranche.node.files import STANDARD_STREAM
-from tranche.planning.allocate import Granted
-from tranche.planning.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict
+from tranche.node.files.bounded import BoundedStream
+from tranche.node.files.files import STANDARD_STREAM
+from tranche.planning.decide.allocate import Granted
+from tranche.planning.decide.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict
 
 _LONGEST_LINE = 2**26  # 64 MiB: the machines of a whole rack
 

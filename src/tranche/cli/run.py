@@ -21,9 +21,9 @@ from tranche.core.quantity import format_memory
 from tranche.core.state import GpuProcess, GpuState
 from tranche.local.run import run
 from tranche.node.held import HeldAllocation
-from tranche.node.keeping import RemainingProcesses
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.allocate import Waiting
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.processes.keeping import RemainingProcesses
+from tranche.planning.decide.allocate import Waiting
 from tranche.planning.steps import Step
 
 if TYPE_CHECKING:

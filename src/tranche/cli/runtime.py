@@ -12,7 +12,7 @@ from tranche.cli.output import say, warn
 from tranche.cli.settings import Settings
 from tranche.core.errors import UsageError
 from tranche.hardware.simulator_errors import simulator_errors
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 if TYPE_CHECKING:
     from tranche.core.actor import Actor
@@ -83,8 +83,8 @@ def _refuse_inside_share(host: Host, *, but: str) -> None:
 
     `but` begins the id of the one share that may be changed from inside.
     """
-    from tranche.node import register
-    from tranche.node.processes import MARK
+    from tranche.node.processes.processes import MARK
+    from tranche.node.store import register
 
     allocation_id = os.environ.get(MARK, "")
     if not allocation_id or (but and allocation_id.startswith(but)):
@@ -137,7 +137,7 @@ def simulated_machine(settings: Settings) -> SimulatedMachine | None:
 
 def register_places(settings: Settings, *, reading: bool = False, anywhere: bool = False) -> StateFolder:
     """The files of the machine's register; PermissionDenied when a command that changes something was told another folder."""
-    from tranche.node.register_place import register_folder, settle_register
+    from tranche.node.state.register_place import register_folder, settle_register
 
     home = _home(settings)
     chosen = settings.state_dir or os.environ.get("TRANCHE_STATE_DIR")

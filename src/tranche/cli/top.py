@@ -24,7 +24,7 @@ from tranche.documents.queue import why_they_wait
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.local.attendance import silent
 from tranche.node.host import Host
-from tranche.node.ownership import process_owners
+from tranche.node.store.ownership import process_owners
 
 _LONGEST_KEY = 8
 

@@ -8,7 +8,7 @@ from tranche.cli.output import print_json, print_table
 from tranche.cli.runtime import open_driver
 from tranche.cli.settings import Settings, TrancheCommand, output_option
 from tranche.core.errors import TrancheError
-from tranche.node.software import software
+from tranche.node.health.software import software
 
 
 @click.command(cls=TrancheCommand)

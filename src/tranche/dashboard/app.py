@@ -42,7 +42,7 @@ from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
 from tranche.documents.picture import draw_picture
 from tranche.documents.picture_style import STYLE
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _OPEN = frozenset({"/enter"})

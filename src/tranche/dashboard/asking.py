@@ -10,8 +10,8 @@ from tranche.core.request import Request, parse_request
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.blocks import Document
 from tranche.documents.explanation import explanation_document
-from tranche.planning.explain import explain
-from tranche.planning.queue import WaitingRequest
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.explain.explanation import explain
 
 _KINDS = frozenset({"gpu_memory", "gpu", "mig_profile", "gpus"})
 

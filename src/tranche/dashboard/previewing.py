@@ -5,8 +5,8 @@ from __future__ import annotations
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.blocks import Document
 from tranche.documents.layout_change import preview_data
-from tranche.planning.generate import generate_layouts
-from tranche.planning.reconfigure import plan_layout
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.reconfigure import plan_layout
 
 
 def layout_names(snapshot: MachineSnapshot) -> list[str]:

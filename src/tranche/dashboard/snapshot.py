@@ -8,7 +8,7 @@ from tranche.core.allocation import NodeView
 from tranche.dashboard.machine_needs import waits_long
 from tranche.dashboard.reading_log import GaugeSample, UseRecord
 from tranche.documents.blocks import Document
-from tranche.node.records import Waiter
+from tranche.node.store.records import Waiter
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,10 +25,10 @@ from tranche.documents.readings import reading_document
 from tranche.documents.running_plans import plan_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.local.attendance import silent
-from tranche.node.deciding import slow_decision
 from tranche.node.host import Host
-from tranche.node.journal import running_plans
-from tranche.node.ownership import process_owners
+from tranche.node.locks.deciding import slow_decision
+from tranche.node.store.journal import running_plans
+from tranche.node.store.ownership import process_owners
 
 _LOG = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from tranche.demo.jobs import Command, JobRecord, JobRunner
 from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.node.host import Host
-from tranche.planning.candidates import plain_profiles
-from tranche.planning.generate import most_instances
-from tranche.planning.plan import Plan
-from tranche.planning.reconfigure import plan_layout
+from tranche.planning.decide.candidates import plain_profiles
+from tranche.planning.layouts.generate import most_instances
+from tranche.planning.layouts.reconfigure import plan_layout
+from tranche.planning.steps.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from tranche.core.checkpoint import take_checkpoint
 from tranche.core.errors import GpuBusy, MigNotSupported
 from tranche.core.state import GpuState, NodeState
 from tranche.node.host import Host
-from tranche.planning.layout_occupancy import User, busy_error, gpu_users
-from tranche.planning.plan import Plan
-from tranche.planning.restore import plan_restore
+from tranche.planning.layouts.restore import plan_restore
+from tranche.planning.occupancy.layout_occupancy import User, busy_error, gpu_users
+from tranche.planning.steps.plan import Plan
 
 _NVIDIA = "0x10de"
 

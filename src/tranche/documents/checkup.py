@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tranche.node.checkup import Finding
+from tranche.node.health.checkup import Finding
 
 
 def finding_document(found: Finding) -> dict[str, object]:

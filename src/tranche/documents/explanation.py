@@ -9,10 +9,10 @@ from tranche.documents.holder_names import NO_NAMES, NameTable
 from tranche.documents.machine import key_document
 from tranche.documents.reasons import summed_up
 from tranche.documents.shares import obstacle_document
-from tranche.planning.allocate import Waiting
-from tranche.planning.answers import GpuFit
-from tranche.planning.explain import Explanation
-from tranche.planning.remedies import Remedy
+from tranche.planning.decide.allocate import Waiting
+from tranche.planning.decide.answers import GpuFit
+from tranche.planning.explain.explanation import Explanation
+from tranche.planning.explain.remedies import Remedy
 
 
 def status(answer: Explanation) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from tranche.core.allocation import Allocation
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.share_owner import OwnerKind, ShareOwner
-from tranche.node.records import Waiter
+from tranche.node.store.records import Waiter
 
 _LONGEST_COMMAND = 32
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.documents.machine import gpu_document
-from tranche.planning.effect import apply
-from tranche.planning.reconfigure import LayoutDecision
+from tranche.planning.layouts.reconfigure import LayoutDecision
 from tranche.planning.steps import KINDS, Step
+from tranche.planning.steps.effect import apply
 
 
 def decision_data(decision: LayoutDecision) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tranche.documents.holder_names import NO_OWNERS, Owners
 from tranche.documents.machine import gpu_document
 from tranche.documents.queue import waiter_documents
 from tranche.documents.shares import allocation_document
-from tranche.node.records import Waiter
+from tranche.node.store.records import Waiter
 
 
 def overview_data(

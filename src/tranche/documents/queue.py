@@ -12,14 +12,14 @@ from tranche.documents import describe
 from tranche.documents.holder_names import NO_OWNERS, NameTable, Owners, names_of
 from tranche.documents.reasons import summed_up
 from tranche.documents.shares import obstacle_document
-from tranche.node import records
-from tranche.planning.allocate import Decision, Granted
-from tranche.planning.obstacle import Obstacle
-from tranche.planning.queue import WaitingRequest, outlooks
+from tranche.node.store.records import Waiter
+from tranche.planning.decide.allocate import Decision, Granted
+from tranche.planning.decide.obstacle import Obstacle
+from tranche.planning.decide.queue import WaitingRequest, outlooks
 
 
 def waiter_documents(
-    view: NodeView, queue: Sequence[records.Waiter], away: Collection[str], owners: Owners = NO_OWNERS
+    view: NodeView, queue: Sequence[Waiter], away: Collection[str], owners: Owners = NO_OWNERS
 ) -> list[dict[str, object]]:
     """The waiters in their order, each with its place in the queue, from 1, and with what it waits for."""
     reasons = why_they_wait(view, queue, away, owners)
@@ -40,7 +40,7 @@ def waiter_documents(
 
 
 def why_they_wait(
-    view: NodeView, queue: Sequence[records.Waiter], away: Collection[str], owners: Owners = NO_OWNERS
+    view: NodeView, queue: Sequence[Waiter], away: Collection[str], owners: Owners = NO_OWNERS
 ) -> list[tuple[str, tuple[Obstacle, ...]]]:
     """What each waiter waits for, as a sentence and as obstacles; it may be about to start.
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from tranche.documents.describe import ranges
 from tranche.documents.holder_names import NameTable
-from tranche.planning.allocate import Waiting
-from tranche.planning.obstacle import Obstacle, Reason
+from tranche.planning.decide.allocate import Waiting
+from tranche.planning.decide.obstacle import Obstacle, Reason
 
 _HELD = {
     Reason.GPU_BUSY: "held",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tranche.node.journal import PlanRecord
+from tranche.node.store.journal import PlanRecord
 
 
 def plan_document(plan: PlanRecord) -> dict[str, Any]:

@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Slice, WholeGpu
 from tranche.core.devices import memory_of
-from tranche.core.fences import unavailable
 from tranche.core.isolation_properties import GrantIsolation
+from tranche.core.mps_unavailable import unavailable
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, InstanceKey
 from tranche.core.wire import walls_to_dict
-from tranche.planning.gpu_occupancy import DeviceUsage, tenancy
-from tranche.planning.share_costs import capacity
+from tranche.planning.decide.share_costs import capacity
+from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, tenancy
 
 
 class SharedDevice(NamedTuple):

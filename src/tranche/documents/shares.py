@@ -14,7 +14,7 @@ from tranche.documents.shared_devices import why_unavailable
 from tranche.documents.slices import missing_instances
 
 if TYPE_CHECKING:
-    from tranche.planning.obstacle import Obstacle
+    from tranche.planning.decide.obstacle import Obstacle
 
 
 def allocation_document(allocation: Allocation, view: NodeView, owners: Owners = NO_OWNERS) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tranche.core.grid import PlacedInstance, Placement, remaining_capacity
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import SharedDevice, shared_device
-from tranche.planning.gpu_occupancy import tenancy
+from tranche.planning.occupancy.gpu_occupancy import tenancy
 
 
 class SliceRow(NamedTuple):

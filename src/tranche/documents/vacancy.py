@@ -17,8 +17,8 @@ from tranche.core.grid import Placement, fits, placements
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_device
-from tranche.planning.gpu_occupancy import DeviceUsage, GpuOccupancy, occupant, tenancy
-from tranche.planning.share_costs import CONTEXT_MEMORY
+from tranche.planning.decide.share_costs import CONTEXT_MEMORY
+from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, occupant, tenancy
 
 
 class FreePlaceStatus(StrEnum):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tranche.local.wakeup_pipe import unheard_for
-from tranche.node.records import Waiter
-from tranche.node.session import StateFolder, process_stopped
+from tranche.node.state.session import StateFolder, process_stopped
+from tranche.node.store.records import Waiter
 
 TURN_SECONDS = 5.0
 """How long a waiter may take to hear its bell."""

@@ -20,8 +20,8 @@ from tranche.core.errors import (
 )
 from tranche.core.request import Request
 from tranche.core.state import GpuState
-from tranche.planning.allocate import Waiting
-from tranche.planning.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.decide.allocate import Waiting
+from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 
 # What a program outside Tranche can cause that used or cut the GPU after the decision: worth another look at the same GPU.
 _DISTURBED = (GpuBusy, NoRoom, VerificationFailed)

@@ -17,8 +17,8 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.local.server_ends import ServerEndWatch
 from tranche.local.side_thread import beside
-from tranche.node.mps_health import what_changed
-from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.mps.mps_health import what_changed
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 
 _AGAIN = "run the command again"
 _LOOK_SECONDS = 5.0

@@ -9,7 +9,7 @@ import ctypes
 import os
 from contextlib import suppress
 
-from tranche.node.processes import Process, children_of
+from tranche.node.processes.processes import Process, children_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 

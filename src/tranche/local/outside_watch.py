@@ -15,7 +15,7 @@ from pathlib import Path
 from tranche.core.allocation import Allocation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.local.side_thread import beside
-from tranche.node.session import children_pids, sees_every_process
+from tranche.node.state.session import children_pids, sees_every_process
 
 _LOOK_SECONDS = 5.0
 _LONGEST_SECONDS = 60.0

@@ -11,8 +11,8 @@ from tranche.core.errors import MpsUserRefused, SharingUnavailable, Verification
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.hardware.mps_environment import client_environment
-from tranche.node.adoption import MEMORY_LIMIT, PARTS, part_word
-from tranche.node.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.processes.adoption import MEMORY_LIMIT, PARTS, part_word
 
 
 def part_environment(

@@ -23,16 +23,16 @@ from tranche.local.attendance import attending
 from tranche.local.failed_gpus import FailedGpus
 from tranche.local.queued_request import QueuedRequest, Record, as_asked
 from tranche.local.wakeup_pipe import WakeupPipe, ring
-from tranche.node.executor import Progress, no_progress
+from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
-from tranche.node.interrupts import interruptible, uninterruptible
-from tranche.node.keeping import RemainingProcesses
-from tranche.node.ownership import process_owners
-from tranche.node.processes import Process
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.allocate import Waiting
-from tranche.planning.queue import startable
+from tranche.node.locks.interrupts import interruptible, uninterruptible
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.processes.keeping import RemainingProcesses
+from tranche.node.processes.processes import Process
+from tranche.node.store.ownership import process_owners
+from tranche.planning.decide.allocate import Waiting
+from tranche.planning.decide.queue import startable
 from tranche.planning.steps import Step
 
 _HEAD_PATROL_SECONDS = 1.0

@@ -17,10 +17,10 @@ from tranche.core.errors import (
 from tranche.core.request import Request
 from tranche.local.attendance import attending
 from tranche.local.failed_gpus import FailedGpus
-from tranche.node import records
-from tranche.node.session import StateFolder
-from tranche.planning.allocate import Decision, Granted
-from tranche.planning.queue import WaitingRequest, may_start
+from tranche.node.state.session import StateFolder
+from tranche.node.store import records
+from tranche.planning.decide.allocate import Decision, Granted
+from tranche.planning.decide.queue import WaitingRequest, may_start
 
 _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
 

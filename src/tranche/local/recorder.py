@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
-from tranche.planning.allocate import Decision, Waiting
-from tranche.planning.queue import WaitingRequest
-from tranche.planning.recording import Impossible, Outcome, RecordedDecision, RecordedRequest, decision_to_dict
+from tranche.planning.decide.allocate import Decision, Waiting
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.decide.recording import Impossible, Outcome, RecordedDecision, RecordedRequest, decision_to_dict
 
 
 class DecisionLog:

@@ -23,16 +23,16 @@ from tranche.local.queue import Cancelled, Queue
 from tranche.local.queued_request import Record
 from tranche.local.use_watch import watching_use
 from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
-from tranche.node import chronicle
-from tranche.node.executor import Progress, no_progress
+from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.interrupts import WaitInterrupted, heed_signals, ignore_signals, interrupt_if_told
-from tranche.node.keeping import RemainingProcesses
-from tranche.node.mps_records import DaemonRecord
-from tranche.node.processes import Process
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.allocate import Waiting
+from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_signals, interrupt_if_told
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.mps.mps_records import DaemonRecord
+from tranche.node.processes.keeping import RemainingProcesses
+from tranche.node.processes.processes import Process
+from tranche.node.store import chronicle
+from tranche.planning.decide.allocate import Waiting
 
 _AFTERMATH_SECONDS = 0.25
 _BY_SIGNAL = 128

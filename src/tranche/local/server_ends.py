@@ -10,7 +10,7 @@ import select
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from tranche.node.session import children_pids, process_start_time
+from tranche.node.state.session import children_pids, process_start_time
 
 
 class ServerEndWatch:

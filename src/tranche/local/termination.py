@@ -16,14 +16,14 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, P
 from tranche.core.evidence import KeeperStatus
 from tranche.core.keeper import ProcessKeeper
 from tranche.local.queue import Queue
-from tranche.node import chronicle, register
-from tranche.node.draining import UndrainedDevice, drain
 from tranche.node.host import Host
-from tranche.node.keeping import RemainingProcesses, remains_of
-from tranche.node.leftovers import runs
-from tranche.node.locks import is_held
-from tranche.node.processes import ancestors_of, heeds_sigterm
-from tranche.node.session import StateFolder, sees_processes_of
+from tranche.node.locks.locks import is_held
+from tranche.node.mps.draining import UndrainedDevice, drain
+from tranche.node.processes.keeping import RemainingProcesses, remains_of
+from tranche.node.processes.processes import ancestors_of, heeds_sigterm
+from tranche.node.state.session import StateFolder, sees_processes_of
+from tranche.node.store import chronicle, register
+from tranche.node.store.leftovers import runs
 
 _POLL_SECONDS = 0.02
 _OWNER_SECONDS = 5.0

@@ -10,7 +10,7 @@ from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.local.side_thread import beside
-from tranche.node.overdrawn import excess
+from tranche.node.limits.overdrawn import excess
 
 _LOOK_SECONDS = 5.0
 

@@ -13,7 +13,7 @@ import struct
 import termios
 from pathlib import Path
 
-from tranche.node.state_file import cannot_write, drop_state_file
+from tranche.node.state.state_file import cannot_write, drop_state_file
 
 
 class WakeupPipe:

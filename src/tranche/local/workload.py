@@ -18,11 +18,11 @@ from tranche.core.state import GpuState
 from tranche.core.wire import request_to_dict
 from tranche.local.child import run_child
 from tranche.local.part_environment import part_environment
-from tranche.node.adoption import REQUEST
 from tranche.node.held import HeldAllocation
-from tranche.node.mps_records import DaemonRecordStore
-from tranche.node.processes import KEY, MARK, REGISTER
-from tranche.node.session import StateFolder
+from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.processes.adoption import REQUEST
+from tranche.node.processes.processes import KEY, MARK, REGISTER
+from tranche.node.state.session import StateFolder
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that names the devices that CUDA offers to a program."""

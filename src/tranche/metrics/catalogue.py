@@ -1,4 +1,4 @@
-"""Every metric of Tranche's own. The page docs/reference/metrics.md is made from this."""
+"""Every metric of Tranche's own. The page docs/reference/metrics.md is made from this. Pure."""
 
 from __future__ import annotations
 

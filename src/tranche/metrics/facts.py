@@ -1,4 +1,4 @@
-"""All that is known of a node when somebody asks for its metrics. None is what is not known."""
+"""All that is known of a node when somebody asks for its metrics. None is what is not known. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
 from tranche.core.readings import GpuReading
-from tranche.node.change_totals import ChangeKind, ChangeStatus, ChangeSummary
+from tranche.node.store.change_totals import ChangeKind, ChangeStatus, ChangeSummary
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A metric as data: its name, unit and labels, and when it has no value."""
+"""A metric as data: its name, unit and labels, and when it has no value. Pure."""
 
 from __future__ import annotations
 

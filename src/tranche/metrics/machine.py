@@ -11,9 +11,9 @@ from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpm import LEAST_SECONDS
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.metrics.facts import NodeFacts
-from tranche.node import records
-from tranche.node.change_totals import change_totals
 from tranche.node.host import Host
+from tranche.node.store import records
+from tranche.node.store.change_totals import change_totals
 
 
 def facts_of_ledger(host: Host, now: float) -> NodeFacts:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tranche.core.allocation import Allocation, FractionalShare, NodeView
 from tranche.core.devices import device_uuid
-from tranche.core.fences import unavailable
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper
+from tranche.core.mps_unavailable import unavailable
 from tranche.core.readings import NOT_MEASURED
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
@@ -15,7 +15,7 @@ from tranche.metrics import catalogue
 from tranche.metrics.devices import MeasuredGpu, MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import AgentFacts, NodeFacts
 from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
-from tranche.node.change_totals import BOUNDS
+from tranche.node.store.change_totals import BOUNDS
 
 
 def node_samples(facts: NodeFacts) -> tuple[MetricSample, ...]:

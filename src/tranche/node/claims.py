@@ -19,16 +19,15 @@ from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, ClaimKeeper, Keeper, PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuProcess
-from tranche.node import chronicle, register
-from tranche.node.holders import HolderRegister, takes
-from tranche.node.journal import PlanRecord
-from tranche.node.ledger import Ledger
-from tranche.node.session import boot_id
-from tranche.planning import effect
-from tranche.planning.obstacle import Obstacle
-from tranche.planning.plan import Plan
-from tranche.planning.realise import ChosenDevice, given, realise, realise_again, refusal
-from tranche.planning.steps import Step
+from tranche.node.state.session import boot_id
+from tranche.node.store import chronicle, register
+from tranche.node.store.holders import HolderRegister, takes
+from tranche.node.store.journal import PlanRecord
+from tranche.node.store.ledger import Ledger
+from tranche.planning.decide.obstacle import Obstacle
+from tranche.planning.decide.realise import ChosenDevice, given, realise, realise_again, refusal
+from tranche.planning.steps import Step, effect
+from tranche.planning.steps.plan import Plan
 
 
 def _permit_all(view: NodeView) -> None:

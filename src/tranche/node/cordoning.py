@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from tranche.core.cordon import Cordon
 from tranche.core.state import GpuState
-from tranche.node import chronicle, records
 from tranche.node.host import Host
+from tranche.node.store import chronicle, records
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:

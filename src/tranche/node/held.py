@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation
-from tranche.node.locks import FileLock
-from tranche.node.memory_groups import MemoryGroup
+from tranche.node.limits.memory_groups import MemoryGroup
+from tranche.node.locks.locks import FileLock
 
 
 @dataclass(frozen=True, slots=True)

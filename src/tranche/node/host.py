@@ -33,36 +33,36 @@ from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.hardware.simulated_containers import meets_this_machine
 from tranche.hardware.visible_devices import DeviceVisibility
-from tranche.node import chronicle, journal, records, register
-from tranche.node.admission import refuse_unavailable_parts
-from tranche.node.apart import carry_out_apart
-from tranche.node.daemon_reconciler import DaemonReconciler
-from tranche.node.deciding import slow_decision, taking_turn
-from tranche.node.executor import Executor, Progress, no_progress
-from tranche.node.guards import refuse_changing, refuse_held_by_any
+from tranche.node.execution.executor import Executor, Progress, no_progress
+from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
+from tranche.node.execution.side_by_side import carry_out_apart
+from tranche.node.execution.timeslices import TimesliceStore
 from tranche.node.held import HeldAllocation, QueuePlace
-from tranche.node.holders import HolderRegister, add_or_refuse
 from tranche.node.inspection import MachineReader
-from tranche.node.interrupts import WaitInterrupted
-from tranche.node.keeping import RemainingProcesses
-from tranche.node.ledger import Ledger, open_to_read
-from tranche.node.limit_trials import LimitTrialRunner
-from tranche.node.limited_shares import LimitsRefused, MemoryLimitManager
-from tranche.node.locks import FileLock
-from tranche.node.memory_groups import MemoryGroupManager
-from tranche.node.mps_daemons import MpsDaemonManager
-from tranche.node.processes import Process, digest_of
-from tranche.node.recovery import Recovery
-from tranche.node.session import StateFolder, pid_namespace, process_start_time, sees_processes_of
-from tranche.node.state_file import drop_state_file
-from tranche.node.timeslices import TimesliceStore
-from tranche.planning.daemons import refuse_recut, refuse_unavailable, with_daemons
-from tranche.planning.plan import Plan
+from tranche.node.limits.limit_trials import LimitTrialRunner
+from tranche.node.limits.limited_shares import LimitsRefused, MemoryLimitManager
+from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.locks.deciding import slow_decision, taking_turn
+from tranche.node.locks.interrupts import WaitInterrupted
+from tranche.node.locks.locks import FileLock
+from tranche.node.mps.admission import refuse_unavailable_parts
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.processes.keeping import RemainingProcesses
+from tranche.node.processes.processes import Process, digest_of
+from tranche.node.recovery.daemon_reconciler import DaemonReconciler
+from tranche.node.recovery.recovery import Recovery
+from tranche.node.state.session import StateFolder, pid_namespace, process_start_time, sees_processes_of
+from tranche.node.state.state_file import drop_state_file
+from tranche.node.store import chronicle, journal, records, register
+from tranche.node.store.holders import HolderRegister, add_or_refuse
+from tranche.node.store.ledger import Ledger, open_to_read
+from tranche.planning.decide.daemons import refuse_recut, refuse_unavailable, with_daemons
+from tranche.planning.steps.plan import Plan
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
     from tranche.node.claims import ClaimRegister
-    from tranche.planning.allocate import Decision, Granted, Waiting
+    from tranche.planning.decide.allocate import Decision, Granted, Waiting
 
 
 _LOOK_SECONDS = 2.0
@@ -265,7 +265,7 @@ class Host:
     def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
         """Carry out a saved plan; StateMoved when a GPU that it touches is not as it was when the plan was made."""
 
-        from tranche.planning.saved_plan import as_saved
+        from tranche.planning.layouts.saved_plan import as_saved
 
         return self.change(lambda view: as_saved(plan, view), progress=progress, seconds=seconds)
 
@@ -313,7 +313,7 @@ class Host:
         decision lock free. WaitTimeout when others still decide, or work on one of the GPUs, after `seconds`.
         """
         # Commands that only look at the machine never come here, and start faster without the planner.
-        from tranche.planning.allocate import Waiting
+        from tranche.planning.decide.allocate import Waiting
 
         with self._deciding(seconds):
             view = self._inspection.in_order(seconds)

@@ -15,24 +15,24 @@ from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import DeviceVisibility
-from tranche.node import journal, records, register
-from tranche.node.adoption import shares_of_processes
-from tranche.node.contradictions import clear, contradictory_tables, grants_without_allocation, memory_of_devices
-from tranche.node.daemon_reconciler import DaemonReconciler
-from tranche.node.holders import HolderRegister
-from tranche.node.known_gpus import with_lost_named
-from tranche.node.ledger import Ledger
-from tranche.node.limit_trials import LimitTrialRunner
-from tranche.node.locks import is_held
-from tranche.node.memory_groups import MemoryGroupManager
-from tranche.node.mps_daemons import MpsDaemonManager
-from tranche.node.mps_strays import find_again, note_missing, record_missing, take_over
-from tranche.node.overdrawn import with_overdrawn
-from tranche.node.pod_processes import devices_of_pods
-from tranche.node.recovery import Recovery
-from tranche.node.schema import ADOPT_SHARES
-from tranche.node.session import StateFolder
-from tranche.node.timeslices import TimesliceStore
+from tranche.node.execution.timeslices import TimesliceStore
+from tranche.node.limits.limit_trials import LimitTrialRunner
+from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.overdrawn import with_overdrawn
+from tranche.node.locks.locks import is_held
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_strays import find_again, note_missing, record_missing, take_over
+from tranche.node.processes.adoption import shares_of_processes
+from tranche.node.processes.pod_processes import devices_of_pods
+from tranche.node.recovery.daemon_reconciler import DaemonReconciler
+from tranche.node.recovery.recovery import Recovery
+from tranche.node.state.known_gpus import with_lost_named
+from tranche.node.state.session import StateFolder
+from tranche.node.store import journal, records, register
+from tranche.node.store.contradictions import clear, contradictory_tables, grants_without_allocation, memory_of_devices
+from tranche.node.store.holders import HolderRegister
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.schema import ADOPT_SHARES
 
 
 class MachineReader:

@@ -14,16 +14,16 @@ from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import Driver
 from tranche.hardware.visible_devices import DeviceVisibility
-from tranche.node import records, register
-from tranche.node.contradictions import contradictory_tables
-from tranche.node.daemon_due import care_needed
-from tranche.node.known_gpus import with_lost_named
-from tranche.node.ledger import open_to_read
-from tranche.node.leftovers import anything_left
-from tranche.node.mps_records import DaemonRecordStore
-from tranche.node.mps_view import node_with_daemons
-from tranche.node.overdrawn import with_overdrawn
-from tranche.node.session import StateFolder
+from tranche.node.limits.overdrawn import with_overdrawn
+from tranche.node.mps.daemon_due import care_needed
+from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.mps.mps_view import node_with_daemons
+from tranche.node.state.known_gpus import with_lost_named
+from tranche.node.state.session import StateFolder
+from tranche.node.store import records, register
+from tranche.node.store.contradictions import contradictory_tables
+from tranche.node.store.ledger import open_to_read
+from tranche.node.store.leftovers import anything_left
 
 
 def look(
@@ -70,7 +70,7 @@ def _care_needed(db: sqlite3.Connection, places: StateFolder, unsettled: Callabl
 
 
 def _timeslices_left(db: sqlite3.Connection, places: StateFolder) -> bool:
-    from tranche.node.timeslices import TimesliceStore  # seldom needed
+    from tranche.node.execution.timeslices import TimesliceStore  # seldom needed
 
     return bool(TimesliceStore(places).left(register.allocations(db), time.time()))
 
@@ -78,7 +78,7 @@ def _timeslices_left(db: sqlite3.Connection, places: StateFolder) -> bool:
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
     if not records.open_plans(db):
         return frozenset()
-    from tranche.node import journal  # what knows every step is slow to import, and seldom needed
+    from tranche.node.store import journal  # what knows every step is slow to import, and seldom needed
 
     return journal.being_made(journal.running_plans(db))
 

@@ -14,7 +14,7 @@ from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import WAITING, ServedClusterPage, served_cluster_page, tell
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until
 from tests.dashboard.reading import parsed, text_of
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.cluster_action import ClusterAction

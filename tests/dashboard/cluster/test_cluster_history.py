@@ -15,7 +15,7 @@ from tests.dashboard.cluster.served_cluster import served_cluster_page, tell
 from tests.dashboard.cluster.teams import OUR_SIGHT, shared_machines
 from tests.dashboard.cluster.test_cluster_server import held_by, wait_until
 from tests.dashboard.reading import parsed, tables, text_of
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fleet.clusters import node as node_object
 from tranche.core.allocation import NodeView
 from tranche.dashboard.cluster.cluster_history import MOST_SILENCES, ClusterHistory, GpuHistory, UnreportedSpan

@@ -15,7 +15,7 @@ from tests.dashboard.cluster.served_cluster import ServedClusterPage, served_clu
 from tests.dashboard.cluster.test_cluster_acting import events
 from tests.dashboard.cluster.test_cluster_server import fill_cluster, held_by, wait_until
 from tests.dashboard.cluster.test_proxied_acting import named, served
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
 

@@ -26,7 +26,7 @@ from tests.dashboard.cluster.served_cluster import (
     tell_garbage,
 )
 from tests.dashboard.reading import figures, parsed, tables, text_of
-from tests.kubernetes.dra.test_order import A100, a100s
+from tests.kubernetes.devices.test_order import A100, a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
 from tests.kubernetes.telling.garbling import with_value
@@ -42,7 +42,7 @@ from tranche.core.state import GpuProcess
 from tranche.dashboard.access import HEADERS
 from tranche.dashboard.cluster.visibility import HIDDEN
 from tranche.kubernetes.api.connection import SILENT_SECONDS
-from tranche.planning.recording import view_to_dict
+from tranche.planning.decide.recording import view_to_dict
 
 ADDRESSES = (
     "/",

@@ -11,7 +11,7 @@ from bench.simulated_cluster import SimulatedCluster
 from tests.dashboard.cluster.test_cluster_server import held_by
 from tests.dashboard.reading import parsed, shape, text_of
 from tests.documents.test_markup import HOSTILE
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
@@ -35,7 +35,7 @@ from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, Wa
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layout_offer import LayoutList
+from tranche.planning.layouts.layout_offer import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 NOW = 2e9

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.dashboard.cluster.teams import OUR_SIGHT, THEIRS, shared_machines
 from tests.dashboard.cluster.test_cluster_server import held_by
 from tests.dashboard.reading import parsed, tables, text_of
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, TrancheError, UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
@@ -31,7 +31,7 @@ from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layout_offer import LayoutList
+from tranche.planning.layouts.layout_offer import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 WAIT = LayoutReport(True, "wait", offer=LayoutList())

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from tests.dashboard.cluster.teams import OUR_SIGHT, shared_machines
 from tests.dashboard.cluster.test_cluster_server import held_by
 from tests.dashboard.reading import parsed, text_of
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fleet.clusters import node as node_object
 from tests.kubernetes.telling.garbling import garbled, lease_of
 from tranche.core.allocation import NodeView
@@ -39,7 +39,7 @@ from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_node
 from tranche.kubernetes.telling.told_view import ViewReport, told

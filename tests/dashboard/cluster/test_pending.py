@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fleet.clusters import a100s as fleet_gpus
 from tests.kubernetes.fleet.clusters import node as node_object
 from tests.kubernetes.fleet.clusters import published
@@ -26,13 +26,13 @@ from tranche.dashboard.cluster.pending import (
 )
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_queue_page
-from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode, FleetPod, decode_fleet_node
-from tranche.kubernetes.gates.reading import GateFleet
-from tranche.planning.across import ChosenMachine, decide_across
+from tranche.kubernetes.gated.reading import GateFleet
+from tranche.planning.decide.across import ChosenMachine, decide_across
 
 EVERYBODY = NameVisibility(everywhere=True)
 MIXED = {"tranche.dev/mode": "mixed"}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
-from tests.kubernetes.dra.test_order import a100s, claimed
+from tests.kubernetes.devices.test_order import a100s, claimed
 from tests.strategies import requests
 from tranche.core.allocation import NodeView, Slice
 from tranche.core.grid import Placement
@@ -25,7 +25,7 @@ from tranche.dashboard.gpu_page import gpu_page
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.explanation import explanation_document
 from tranche.documents.overview import overview_data
-from tranche.planning.explain import explain
+from tranche.planning.explain.explanation import explain
 
 GPU_FIELDS = {
     *(

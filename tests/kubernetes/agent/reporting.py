@@ -9,10 +9,10 @@ from typing import Any
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
 from tranche.kubernetes.api.leases import LeaseApi
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.health import FaultyDevices
-from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.node.health import FaultyDevices
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 
 

@@ -33,8 +33,8 @@ from tests.node.processes import isolated
 from tests.node.test_mps_daemons import short
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.kubernetes.kubelet.proto.podresources_pb2 import ListPodResourcesResponse
-from tranche.node.mps_records import DaemonRecordStore
-from tranche.node.session import StateFolder
+from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.state.session import StateFolder
 
 __all__ = ["short"]  # a fixture
 VGPU = "k8s.amazonaws.com/vgpu"

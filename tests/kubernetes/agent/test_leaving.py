@@ -45,11 +45,11 @@ from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, MigState, Report
-from tranche.kubernetes.observation.pod_register import PodRegister
-from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL
 from tranche.kubernetes.telling.told_view import TOLD_LABEL
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 __all__ = ["short", "t4"]  # fixtures
 BOTH = {MIG_MANAGER, FEATURE_LABELS}

@@ -18,7 +18,7 @@ from tranche.kubernetes.agent.metrics_server import MetricsSettings
 from tranche.kubernetes.agent.process import metrics_server
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
-from tranche.kubernetes.observation.inventory import Inventory
+from tranche.kubernetes.node.inventory import Inventory
 from tranche.metrics.facts import NodeFacts
 from tranche.metrics.names import MetricNameSet
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.kubernetes.agent.reporting import no_faults, reporter
-from tests.kubernetes.dra.test_order import a100s
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.test_tier_watch import on_server
 from tests.kubernetes.waiting import until
@@ -24,10 +24,10 @@ from tranche.kubernetes.agent.node_reporter import ReportSource
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.tier import AllocationBackend
-from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+from tranche.kubernetes.gated.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.inventory import Snapshot
+from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease
 

@@ -17,8 +17,8 @@ from tranche.kubernetes.agent.parts import device_plugin
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.gates.leases import gpus_from_lease
-from tranche.kubernetes.observation.health import QUIET_SECONDS
+from tranche.kubernetes.gated.leases import gpus_from_lease
+from tranche.kubernetes.node.health import QUIET_SECONDS
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 

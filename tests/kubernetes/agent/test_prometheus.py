@@ -27,9 +27,9 @@ from tranche.core.state import GpuInstance
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
-from tranche.node import records, register
-from tranche.node.locks import FileLock
-from tranche.node.session import pid_namespace, process_start_time
+from tranche.node.locks.locks import FileLock
+from tranche.node.state.session import pid_namespace, process_start_time
+from tranche.node.store import records, register
 
 pytestmark = pytest.mark.prometheus
 

@@ -19,12 +19,12 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
-from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
-from tranche.kubernetes.controller.left_at_gate import StrandedPodWatch
-from tranche.kubernetes.controller.placing_api import PlacingClient
-from tranche.kubernetes.controller.template_store import KEPT, TemplateStore
-from tranche.kubernetes.controller.webhook import PATH
-from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
+from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
+from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
+from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
+from tranche.kubernetes.webhook.template_store import KEPT, TemplateStore
+from tranche.kubernetes.webhook.webhook import PATH
+from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
 
 NAME = "tranche-agent-controller"
 pytestmark = pytest.mark.helm

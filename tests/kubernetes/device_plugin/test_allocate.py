@@ -13,8 +13,8 @@ from tranche.hardware.nodes import DriverFiles, Mount
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
-from tranche.kubernetes.observation.resources import PluginDevice, slices_of
-from tranche.node.pod_processes import device_mark
+from tranche.kubernetes.node.resources import PluginDevice, slices_of
+from tranche.node.processes.pod_processes import device_mark
 
 GPU = replace(cut(2, "1g.5gb@0", "1g.5gb@3"), minor=5)
 SLICES = tuple(slices_of(GPU))

@@ -16,7 +16,7 @@ from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceList
 from tranche.kubernetes.device_plugin.config_source import StartSettings
 from tranche.kubernetes.device_plugin.selection import FallbackStrategy, selected_key
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, UnsupportedOption
-from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.node.resources import MigStrategy
 
 PUBLISHED = """
 version: v1

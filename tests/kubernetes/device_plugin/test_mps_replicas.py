@@ -29,7 +29,7 @@ from tranche.core.state import ComputeMode, DaemonState, GpuState
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.local.queue import Queue
-from tranche.node.wait_limit import WaitLimit
+from tranche.node.locks.wait_limit import WaitLimit
 
 __all__ = ["short"]  # a fixture
 GIB, MIB = 2**30, 2**20

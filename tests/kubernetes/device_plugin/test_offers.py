@@ -11,8 +11,8 @@ from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import NO_SHARING, Sharing
 from tranche.kubernetes.device_plugin.offers import given_as, offered
-from tranche.kubernetes.observation.replicas import ReplicaPolicy, SharedResource, replicated
-from tranche.kubernetes.observation.resources import MigStrategy, PluginDevice, advertise
+from tranche.kubernetes.node.replicas import ReplicaPolicy, SharedResource, replicated
+from tranche.kubernetes.node.resources import MigStrategy, PluginDevice, advertise
 
 GPU = "nvidia.com/gpu"
 GPU_0 = whole(0)

@@ -38,17 +38,17 @@ from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
 from tranche.kubernetes.device_plugin.refused_devices import INSISTED_SECONDS
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
-from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEventWatch
-from tranche.kubernetes.observation.health import QUIET_SECONDS, xid_policy
-from tranche.kubernetes.observation.inventory import Inventory
-from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
+from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
+from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.health import QUIET_SECONDS, xid_policy
+from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
 from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
-from tranche.node.wait_limit import WaitLimit
+from tranche.node.locks.wait_limit import WaitLimit
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 VERSIONS = ("container_runtime", "kubelet_version")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.kubernetes.device_plugin.nodes import cut, whole
 from tranche.kubernetes.device_plugin.config import SharedPolicy
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
-from tranche.kubernetes.observation.resources import PluginDevice, slices_of
+from tranche.kubernetes.node.resources import PluginDevice, slices_of
 
 
 def slices(counts: list[int]) -> list[PluginDevice]:

@@ -21,8 +21,8 @@ from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.sharing_config import MOST_REPLICAS, read_sharing
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, replicated
-from tranche.kubernetes.observation.resources import PluginDevice, advertise
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, replicated
+from tranche.kubernetes.node.resources import PluginDevice, advertise
 
 TEN = "{name: nvidia.com/gpu, replicas: 10}"
 

@@ -10,7 +10,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION, KubePod, PodRef
 from tranche.kubernetes.dra.claim_users import used_by
-from tranche.kubernetes.dra.share_edits import cdi_id, claim_of
+from tranche.kubernetes.node.share_edits import cdi_id, claim_of
 
 KNOWN = ClaimKeeper("team", "a", "u-a", ("p-1", "p-2"))
 UNKNOWN = ClaimKeeper("team", "a", "u-a")

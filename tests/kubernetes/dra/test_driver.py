@@ -24,7 +24,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.agent.parts import claim_driver
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import calm
@@ -32,12 +32,12 @@ from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.health import QUIET_SECONDS
-from tranche.kubernetes.observation.inventory import Inventory
-from tranche.node import register
+from tranche.kubernetes.node.health import QUIET_SECONDS
+from tranche.kubernetes.node.inventory import Inventory
 from tranche.node.cordoning import cordon, uncordon
-from tranche.node.policy_change import change_policy
-from tranche.node.session import boot_id
+from tranche.node.state.session import boot_id
+from tranche.node.store import register
+from tranche.node.store.policy_change import change_policy
 from tranche_simulator.machine import SimulatedMachine
 
 LONG = 3600.0

@@ -17,7 +17,7 @@ from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.claim import ClaimRef, decode_claim
 from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.dra.devices import NodeDevice, devices_of
+from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.encoding import encode_device
 from tranche.kubernetes.dra.given import GivenDevice, given_devices
 

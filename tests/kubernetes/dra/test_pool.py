@@ -22,10 +22,10 @@ from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
-from tranche.kubernetes.dra.devices import devices_of
+from tranche.kubernetes.devices.devices import devices_of
+from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
 from tranche.kubernetes.dra.encoding import taint_keys
 from tranche.kubernetes.dra.pool import PoolSlice, pool_contents
-from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 
 MEANS = MachineSharing(frozenset(Sharing), mps_clients=48)
 

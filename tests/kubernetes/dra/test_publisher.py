@@ -31,8 +31,8 @@ from tranche.kubernetes.claims.vocabulary import (
 )
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState, PluginAdvertisement
-from tranche.kubernetes.observation.health import QUIET_SECONDS
+from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
+from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.node.claims import ClaimRequest, ReservedClaim
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"

@@ -20,9 +20,9 @@ from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels, is_feature_label
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.kubernetes.observation.replicas import ReplicaPolicy, SharedResource
-from tranche.kubernetes.observation.resources import MigStrategy
-from tranche.planning.reconfigure import plan_layout
+from tranche.kubernetes.node.replicas import ReplicaPolicy, SharedResource
+from tranche.kubernetes.node.resources import MigStrategy
+from tranche.planning.layouts.reconfigure import plan_layout
 
 FACTS = HostFacts("PowerEdge XE9680 (rev. 2)", {"00000000:10:00.0": "0x030200", "00000000:11:00.0": "0x030200"})
 COMMON = {

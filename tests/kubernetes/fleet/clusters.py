@@ -18,10 +18,10 @@ from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.dra.devices import devices_of
-from tranche.kubernetes.dra.kept_room import kept_places, parse_kept, set_apart
+from tranche.kubernetes.devices.devices import devices_of
+from tranche.kubernetes.devices.kept_room import kept_places, parse_kept, set_apart
+from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.kubernetes.fleet.device_request import demanded_by
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_pools
 from tranche.kubernetes.fleet.fleet import Fleet

@@ -22,17 +22,17 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeApi, PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
-from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEventWatch
-from tranche.kubernetes.observation.health import XidPolicy
-from tranche.kubernetes.observation.inventory import Inventory
-from tranche.kubernetes.observation.node_watch import NodeWatch
-from tranche.kubernetes.observation.pod_register import PodRegister
-from tranche.kubernetes.observation.pod_watch import PodWatch
+from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
+from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.health import XidPolicy
+from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.node_watch import NodeWatch
+from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.pod_watch import PodWatch
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeContext
 from tranche.node.host import Host
 
 NODE = "/api/v1/nodes/n1"

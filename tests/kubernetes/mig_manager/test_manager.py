@@ -25,8 +25,8 @@ from tranche.kubernetes.mig_manager.exclusion import ANSWER_SECONDS, CLAIM_PREFI
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
-from tranche.kubernetes.observation.inventory import Inventory
-from tranche.kubernetes.observation.listings import HeldGrants
+from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.listings import HeldGrants
 from tranche.node.host import Host
 
 ONE = "nvidia.com/mig-1g.5gb"

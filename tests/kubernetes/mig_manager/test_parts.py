@@ -19,9 +19,9 @@ from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.moment import Moment, parse_moment
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
 from tranche.kubernetes.mig_manager.retry import RetryState, attempt_text, parse_attempt
-from tranche.planning.generate import generate_layouts
-from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
-from tranche.planning.reconfigure import plan_layout
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
+from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps import CreateInstance, DestroyInstance
 
 MOMENTS = st.builds(Moment, st.sampled_from(["", "boot-1", "boot-2"]), st.floats(0, 4e6))

@@ -14,7 +14,7 @@ from tests.kubernetes.support.test_survey import cluster, daemon_set
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.support.bundle import cluster_entries
-from tranche.node.archive import ArchiveFile
+from tranche.node.files.archive import ArchiveFile
 
 SECRET = "hunter2-planted"
 LAYOUTS = {"version": "v1", "mig-configs": {"mine": [{"devices": "all", "mig-enabled": False, "mig-devices": {}}]}}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tranche.kubernetes.api.node_rules import NodeTaint
-from tranche.kubernetes.claims.tier import ClaimFeatureGate, DryRunResult
+from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
@@ -25,7 +25,7 @@ from tranche.kubernetes.support.facts import (
 )
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import is_agent, known_product
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)

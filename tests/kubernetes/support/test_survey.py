@@ -11,7 +11,7 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Seen, api_server
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.claims.tier import PROBE_PATH, ClaimFeatureGate, DryRunResult, probe_slice
+from tranche.kubernetes.claims.allocation_backend import PROBE_PATH, ClaimFeatureGate, DryRunResult, probe_slice
 from tranche.kubernetes.support.facts import ClusterFacts, ControllerFacts
 from tranche.kubernetes.support.rights import REVIEWS
 from tranche.kubernetes.support.survey import survey

@@ -16,7 +16,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.telling.told_view import ViewReport, told, told_to_lease
-from tranche.planning.recording import view_to_dict
+from tranche.planning.decide.recording import view_to_dict
 
 _VIEW = "tranche.dev/view"
 _RAW = "\0raw\0"

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.kubernetes.dra.test_order import a100s
-from tests.kubernetes.gates.reports import gpus_to_lease
+from tests.kubernetes.devices.test_order import a100s
+from tests.kubernetes.gated.reports import gpus_to_lease
 from tests.kubernetes.telling.garbling import garbled, lease_of, with_value
 from tests.strategies import node_views, sharing_views
 from tranche.core.errors import UsageError
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.gates.leases import NodeGpus, gpus_from_lease
+from tranche.kubernetes.gated.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.telling.told_layouts import layouts_from_text
 from tranche.kubernetes.telling.told_view import told_from_lease, told_node
-from tranche.planning.recording import view_to_dict
+from tranche.planning.decide.recording import view_to_dict
 
 VIEWS = st.one_of(node_views(max_gpus=2), sharing_views(max_gpus=2))
 SOME = view_to_dict(a100s(1))

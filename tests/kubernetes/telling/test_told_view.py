@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.kubernetes.dra.test_order import a100s, claimed
+from tests.kubernetes.devices.test_order import a100s, claimed
 from tests.strategies import node_views, sharing_views
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.errors import UsageError

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
     """Why that pod waits, or what it has."""
+    from tranche.kubernetes.fleet.backend_reading import backend_in_force
     from tranche.kubernetes.fleet.reading import read_fleet, read_pod
-    from tranche.kubernetes.fleet.tier_reading import backend_in_force
-    from tranche.kubernetes.gates.explaining import explain_waiting
-    from tranche.kubernetes.gates.reading import read_gate_fleet
+    from tranche.kubernetes.gated.explaining import explain_waiting
+    from tranche.kubernetes.gated.reading import read_gate_fleet
 
     pod, backend = await read_pod(api, namespace, name), await backend_in_force(api)
     fleet = await read_gate_fleet(api, pod) if pod.asks_at_gate else await read_fleet(api, namespace)

@@ -120,8 +120,8 @@ def command(
 async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run: bool, output: str) -> None:
     from dataclasses import replace
 
+    from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS
     from tranche.kubernetes.claims.spec import claim_spec, needs_cards
-    from tranche.kubernetes.claims.tier import BY_CLAIMS
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.manifest import gated_job, objects_of
     from tranche.kubernetes.jobs.offers import check_class, offered_cards, share_backend

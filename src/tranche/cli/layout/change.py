@@ -30,14 +30,14 @@ from tranche.core.errors import UsageError
 from tranche.core.layout import Layout
 from tranche.documents.layout_change import decision_data, sum_up
 from tranche.node.change import Change
-from tranche.node.hook_runner import HookRunner
+from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.daemons import with_daemons
-from tranche.planning.generate import generate_layouts
-from tranche.planning.plan import Plan, plan_to_dict
-from tranche.planning.reconfigure import LayoutDecision, plan_layout
-from tranche.planning.restore import plan_restore
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.planning.decide.daemons import with_daemons
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
+from tranche.planning.layouts.restore import plan_restore
+from tranche.planning.steps.plan import Plan, plan_to_dict
 
 Decide = Callable[[NodeView], LayoutDecision]
 

@@ -15,10 +15,10 @@ from tranche.core.errors import LayoutMismatch
 from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.state import NodeState
-from tranche.node.files import STANDARD_STREAM, write_text, yaml_text
-from tranche.planning.assertion import find_mismatches
-from tranche.planning.export import export_layout
-from tranche.planning.generate import generate_layouts
+from tranche.node.files.files import STANDARD_STREAM, write_text, yaml_text
+from tranche.planning.layouts.assertion import find_mismatches
+from tranche.planning.layouts.export import export_layout
+from tranche.planning.layouts.generate import generate_layouts
 
 _format = click.option(
     "-o",

@@ -13,10 +13,10 @@ from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, 
 from tranche.core.hooks import HooksFile, parse_hooks
 from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
-from tranche.node.files import STANDARD_STREAM, read_document, told_of
-from tranche.node.hook_runner import HookRunner
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.plan import Plan, plan_from_dict
+from tranche.node.execution.hook_runner import HookRunner
+from tranche.node.files.files import STANDARD_STREAM, read_document, told_of
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.planning.steps.plan import Plan, plan_from_dict
 
 
 def config_options(function: Any) -> Any:

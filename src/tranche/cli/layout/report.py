@@ -9,8 +9,8 @@ from tranche.cli.output import print_table, say
 from tranche.core.errors import GpuBusy
 from tranche.core.state import GpuState, NodeState
 from tranche.documents.layout_change import counted
-from tranche.planning.plan import Plan
 from tranche.planning.steps import Step
+from tranche.planning.steps.plan import Plan
 
 _QUIET_SECONDS = 1.0
 

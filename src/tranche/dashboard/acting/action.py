@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tranche.core.errors import StateMoved
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.node.host import Host
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 Tell = Callable[[str], None]
 """Is told each step as it begins; from several threads."""

@@ -20,7 +20,7 @@ from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.node.host import Host
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 ONLY_SHOWS = RefusalReason(
     HTTPStatus.FORBIDDEN, "this dashboard only shows: 'tranche dashboard --act' serves one that acts"

@@ -12,7 +12,7 @@ from tranche.documents.slices import why_withheld
 from tranche.local.queue import Queue
 from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
-from tranche.node.session import StateFolder
+from tranche.node.state.session import StateFolder
 
 _REASON = "from the dashboard"
 _ASKS = "Why, for whoever waits because of it"

@@ -10,15 +10,15 @@ from tranche.dashboard.acting.action import ActionPlan, ActionRef, Tell, digest_
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.layout_change import counted, decision_data, sum_up
 from tranche.node.change import Change
-from tranche.node.hook_runner import HookRunner
+from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.session import StateFolder
-from tranche.node.wait_limit import WaitLimit
-from tranche.planning.daemons import with_daemons
-from tranche.planning.generate import generate_layouts
-from tranche.planning.plan import plan_to_dict
-from tranche.planning.reconfigure import LayoutDecision, plan_layout
+from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.state.session import StateFolder
+from tranche.planning.decide.daemons import with_daemons
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import Step
+from tranche.planning.steps.plan import plan_to_dict
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents import describe
 from tranche.local.termination import ReleasePreview, cancel_waiter, take_back, taking_back
 from tranche.node.host import Host
-from tranche.node.session import StateFolder, process_command
+from tranche.node.state.session import StateFolder, process_command
 
 _GRACE_SECONDS = 10.0
 _LONGEST_COMMAND = 40

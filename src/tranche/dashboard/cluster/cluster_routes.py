@@ -47,7 +47,7 @@ from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 
 VIEWS = (

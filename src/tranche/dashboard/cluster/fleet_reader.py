@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 from tranche.core.errors import ClaimsUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+from tranche.kubernetes.fleet.backend_reading import backend_in_force
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.fleet.tier_reading import backend_in_force
 
 _FRESH_SECONDS = 5.0
 

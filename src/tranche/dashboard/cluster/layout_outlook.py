@@ -16,11 +16,11 @@ from tranche.documents.layout_change import counted
 from tranche.documents.machine import gpu_document
 from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.planning.effect import apply
-from tranche.planning.layout_occupancy import User
-from tranche.planning.partial import view_after_blockers
-from tranche.planning.reconfigure import plan_layout
+from tranche.planning.layouts.partial import view_after_blockers
+from tranche.planning.layouts.reconfigure import plan_layout
+from tranche.planning.occupancy.layout_occupancy import User
 from tranche.planning.steps import Step
+from tranche.planning.steps.effect import apply
 
 
 @dataclass(frozen=True, slots=True)

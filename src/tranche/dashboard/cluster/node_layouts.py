@@ -18,7 +18,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, ReportReason
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layout_offer import LayoutList
+from tranche.planning.layouts.layout_offer import LayoutList
 
 _NOT_TOLD = (
     "What a layout would do is not known: its agent tells nothing of layouts, or in words that are not known here."

@@ -13,14 +13,14 @@ from tranche.core.request import Request
 from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.redaction import redacted_view
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
-from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.fleet.explanation import NOT_ASKED, FleetExplanation, WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
-from tranche.kubernetes.gates.explaining import explain_views, explain_waiting
-from tranche.kubernetes.gates.offered import offered_view
-from tranche.kubernetes.gates.reading import GateFleet
+from tranche.kubernetes.gated.explaining import explain_views, explain_waiting
+from tranche.kubernetes.gated.offered import offered_view
+from tranche.kubernetes.gated.reading import GateFleet
 
 _NO_DEMAND = (
     "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off, or they offer "

@@ -18,10 +18,10 @@ from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gates.reading import GateFleet
+from tranche.kubernetes.gated.reading import GateFleet
 from tranche.kubernetes.telling.told_view import ViewReport
 
 MOST_EVENTS = 300

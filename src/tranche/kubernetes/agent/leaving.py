@@ -25,8 +25,8 @@ from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.registration import socket_folder
-from tranche.kubernetes.gates.leases import CHOICES
-from tranche.kubernetes.observation.pod_register import PodRegister
+from tranche.kubernetes.gated.leases import CHOICES
+from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
 from tranche.kubernetes.telling.told_view import REPORT, TOLD_LABEL, lease_name
 from tranche.node.host import Host

@@ -21,7 +21,7 @@ from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.kubernetes.agent.background_observer import BackgroundReader
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, STATE_LABEL, asking, wanted_layout
-from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.metrics.exposition import exposed, wants_openmetrics
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord

@@ -12,16 +12,16 @@ from tranche.core.allocation import WithheldDevice
 from tranche.core.errors import TrancheError, UsageError
 from tranche.kubernetes.api.leases import Lease, LeaseApi
 from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
-from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.dra.kept_room import KeptRoom, kept_sizes
-from tranche.kubernetes.gates.offered import offered_view
-from tranche.kubernetes.gates.withheld import withheld_places
+from tranche.kubernetes.devices.kept_room import KeptRoom, kept_sizes
+from tranche.kubernetes.gated.agent.withheld import withheld_places
+from tranche.kubernetes.gated.offered import offered_view
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.device_health_watch import faulty
-from tranche.kubernetes.observation.health import FaultyDevices
-from tranche.kubernetes.observation.inventory import Snapshot
+from tranche.kubernetes.node.device_health_watch import faulty
+from tranche.kubernetes.node.health import FaultyDevices
+from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.report_lease import PAUSE_SECONDS, LeaseWriter
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import (

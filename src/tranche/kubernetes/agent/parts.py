@@ -21,7 +21,8 @@ from tranche.hardware.nvml_links import read_links
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import SliceClient
-from tranche.kubernetes.claims.tier import BY_CLAIMS
+from tranche.kubernetes.backend_watch import LOOK_SECONDS, BackendComponent, CleanupTask
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.device_plugin.announcements import ConditionReporter
 from tranche.kubernetes.device_plugin.config import PluginConfig
@@ -31,18 +32,17 @@ from tranche.kubernetes.device_plugin.plugin import DevicePlugin
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
-from tranche.kubernetes.gates.share_driver import ShareDriver
+from tranche.kubernetes.gated.agent.share_driver import ShareDriver
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
+from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeContext
 from tranche.kubernetes.telling.told_layouts import LayoutReport
-from tranche.kubernetes.tier_watch import LOOK_SECONDS, BackendComponent, CleanupTask
-from tranche.planning.layout_offer import LayoutList
+from tranche.planning.layouts.layout_offer import LayoutList
 
 
 def device_plugin(

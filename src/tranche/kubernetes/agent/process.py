@@ -30,24 +30,24 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeApi, KubeEventType, KubeNode
-from tranche.kubernetes.claims.tier import AllocationBackend
+from tranche.kubernetes.backend_watch import BackendWatch
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.kubelet.pod_resources import PodResourcesClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager
-from tranche.kubernetes.observation.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.observation.gpu_events import GpuEventWatch
-from tranche.kubernetes.observation.health import XidPolicy, xid_policy
-from tranche.kubernetes.observation.inventory import Inventory
-from tranche.kubernetes.observation.node_watch import NodeWatch
-from tranche.kubernetes.observation.pod_register import PodRegister
-from tranche.kubernetes.observation.pod_watch import PodWatch
-from tranche.kubernetes.observation.register_watch import RegisterWatch
-from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
+from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.health import XidPolicy, xid_policy
+from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.node_watch import NodeWatch
+from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.pod_watch import PodWatch
+from tranche.kubernetes.node.register_watch import RegisterWatch
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.tier_watch import BackendWatch
 from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0

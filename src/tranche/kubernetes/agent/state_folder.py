@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.node.locks import FileLock, leads_to
-from tranche.node.session import StateFolder
-from tranche.node.state_file import open_state_file, read_state_file
+from tranche.node.locks.locks import FileLock, leads_to
+from tranche.node.state.session import StateFolder
+from tranche.node.state.state_file import open_state_file, read_state_file
 
 _PERIOD_SECONDS = 0.5
 _STAND_BY_SECONDS = 0.05

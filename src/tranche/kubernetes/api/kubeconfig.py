@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tranche.core.errors import KubeconfigInvalid
-from tranche.node.bounded import read_bounded
-from tranche.node.yaml_reader import load_yaml
+from tranche.node.files.bounded import read_bounded
+from tranche.node.files.yaml_reader import load_yaml
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNSERVED = {

@@ -18,25 +18,25 @@ from http import HTTPStatus
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.claims.tier import BY_CLAIMS, AllocationBackend
+from tranche.kubernetes.backend_watch import BackendComponent, BackendWatch
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.component import Component
-from tranche.kubernetes.controller.cluster_watch import ClusterWatch
-from tranche.kubernetes.controller.gating import gating
-from tranche.kubernetes.controller.gpu_model_watch import GpuModelWatch
-from tranche.kubernetes.controller.identity import WebhookIdentity
-from tranche.kubernetes.controller.left_at_gate import StrandedPodWatch
-from tranche.kubernetes.controller.placer_loop import PlacingLeader
-from tranche.kubernetes.controller.placing_api import PlacingClient
-from tranche.kubernetes.controller.sweeper import TemplateCleanupTask
-from tranche.kubernetes.controller.template_store import TemplateStore
-from tranche.kubernetes.controller.webhook import PodWebhook
-from tranche.kubernetes.controller.webhook_configuration import ConfigurationClient
+from tranche.kubernetes.gated.gating import gating
+from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
+from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
+from tranche.kubernetes.gated.scheduler.placer_loop import PlacingLeader
+from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
 from tranche.kubernetes.rollout.leadership import LeaderLease
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.tier_watch import BackendComponent, BackendWatch
+from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
+from tranche.kubernetes.webhook.identity import WebhookIdentity
+from tranche.kubernetes.webhook.sweeper import TemplateCleanupTask
+from tranche.kubernetes.webhook.template_store import TemplateStore
+from tranche.kubernetes.webhook.webhook import PodWebhook
+from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
 
 LEAVE_SECONDS = 5.0
 """For so long after SIGTERM the webhook answers: the API server goes on asking this replica until it has heard that it leaves."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.observation.resources import is_device_resource
+from tranche.kubernetes.node.resources import is_device_resource
 
 SETTLE_SECONDS = 15.0
 """How long a plugin may be away, or a node's status lag behind, before a resource counts as abandoned."""

@@ -1,4 +1,4 @@
-"""What a container that was given devices gets from the kubelet, by device-list strategy. Pure but for the device files."""
+"""What a container that was given devices gets from the kubelet, by device-list strategy. It reads the device files alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tranche.core.state import NodeState
 from tranche.hardware.cdi import CdiDevice, CdiSpec
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
-from tranche.kubernetes.observation.resources import PluginDevice, slices_of
-from tranche.node.pod_processes import device_mark
+from tranche.kubernetes.node.resources import PluginDevice, slices_of
+from tranche.node.processes.pod_processes import device_mark
 
 CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"

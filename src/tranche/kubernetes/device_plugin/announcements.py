@@ -12,7 +12,7 @@ from tranche.core.keeper import PodKeeper
 from tranche.core.state import DaemonState
 from tranche.kubernetes.api.objects import KubeApi, KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.node.checkup import FORGOTTEN, FORGOTTEN_HINT, forgotten_pods
+from tranche.node.health.checkup import FORGOTTEN, FORGOTTEN_HINT, forgotten_pods
 
 _RETRY_SECONDS = 5.0
 _NAMED = 8

@@ -1,4 +1,4 @@
-"""The device plugin's configuration: the v1 file, environment and flags that NVIDIA's plugin takes. Pure.
+"""The device plugin's configuration: the v1 file, environment and flags that NVIDIA's plugin takes.
 
 A flag wins over its environment variable, and that over the file. What this version does not do, and names that nobody knows,
 are refused; NVIDIA's plugin ignores both.
@@ -15,8 +15,8 @@ from typing import Any
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin import sharing_config
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, ConfigOption, UnsupportedOption, ValueKind
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy
-from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
+from tranche.kubernetes.node.resources import MigStrategy
 
 _VERSION = "v1"
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")

@@ -16,10 +16,10 @@ from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
 from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.health import xid_policy
-from tranche.kubernetes.observation.replicas import ReplicaPolicy
-from tranche.kubernetes.observation.resources import MigStrategy
-from tranche.node.yaml_reader import YamlError, load_yaml
+from tranche.kubernetes.node.health import xid_policy
+from tranche.kubernetes.node.replicas import ReplicaPolicy
+from tranche.kubernetes.node.resources import MigStrategy
+from tranche.node.files.yaml_reader import YamlError, load_yaml
 
 _FIRST_NODE_SECONDS = 10.0
 _LOOK_SECONDS = 10.0

@@ -1,4 +1,4 @@
-"""What kubelet and scheduler may count as the device plugin's, and what it may list beside that which claims are shown. Pure."""
+"""What kubelet and scheduler may count as the device plugin's, and what it may list beside that which claims are shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import Grant
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.observation.advertisement_arbiter import PluginAdvertisement, counted
+from tranche.kubernetes.node.advertisement_arbiter import PluginAdvertisement, counted
 
 Grants = Mapping[str, Mapping[str, Grant]]
 """Devices by resource and id."""

@@ -1,4 +1,4 @@
-"""What containers need that share a device by MPS, and which of them are not let in. Pure.
+"""What containers need that share a device by MPS, and which of them are not let in.
 
 Every process of such a container speaks to the daemon of its device by sockets in one folder, and shares the host's /dev/shm
 with it. A container meets one daemon, so all its replicas are of one device.
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from tranche.core.allocation import FractionalShare
 from tranche.core.errors import UsageError
-from tranche.core.fences import unavailable
+from tranche.core.mps_unavailable import unavailable
 from tranche.core.sharing import Sharing
 from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
-from tranche.kubernetes.observation.replicas import ReplicaPolicy, held_with
-from tranche.kubernetes.observation.resources import PluginDevice
-from tranche.node.adoption import MEMORY_LIMIT
-from tranche.planning.options import PROHIBITED
+from tranche.kubernetes.node.replicas import ReplicaPolicy, held_with
+from tranche.kubernetes.node.resources import PluginDevice
+from tranche.node.processes.adoption import MEMORY_LIMIT
+from tranche.planning.decide.options import PROHIBITED
 
 _SHARED_MEMORY = "/dev/shm"
 

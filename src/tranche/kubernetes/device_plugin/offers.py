@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, overlap
 from tranche.core.keeper import PodKeeper
-from tranche.kubernetes.observation.resources import PluginDevice
+from tranche.kubernetes.node.resources import PluginDevice
 
 
 def offered(

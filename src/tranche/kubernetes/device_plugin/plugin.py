@@ -37,13 +37,13 @@ from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.device_plugin.refused_devices import RefusedDevices
 from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState
-from tranche.kubernetes.observation.health import FaultyDevices, recall_lost
-from tranche.kubernetes.observation.inventory import Inventory, Snapshot
-from tranche.kubernetes.observation.pod_register import PodRegister
-from tranche.kubernetes.observation.replicas import held_with, replicated
-from tranche.kubernetes.observation.resources import Advertisement, PluginDevice, Resource, advertise
-from tranche.planning.daemons import unlimited_on
+from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
+from tranche.kubernetes.node.health import FaultyDevices, recall_lost
+from tranche.kubernetes.node.inventory import Inventory, Snapshot
+from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.replicas import held_with, replicated
+from tranche.kubernetes.node.resources import Advertisement, PluginDevice, Resource, advertise
+from tranche.planning.decide.daemons import unlimited_on
 
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import comb
 
 from tranche.kubernetes.device_plugin.config import SharedPolicy
-from tranche.kubernetes.observation.resources import PluginDevice
+from tranche.kubernetes.node.resources import PluginDevice
 
 Links = Mapping[frozenset[str], int]
 """How well two GPUs are linked, by the UUIDs of both; more is better."""

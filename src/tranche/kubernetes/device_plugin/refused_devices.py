@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import Allocation
 from tranche.kubernetes.device_plugin.offers import forgotten
-from tranche.kubernetes.observation.resources import PluginDevice
+from tranche.kubernetes.node.resources import PluginDevice
 
 INSISTED_SECONDS = 60.0
 """How long such a device is unhealthy. Its holder's request counts against the healthy ones, so it must not last."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from tranche.kubernetes.observation.resources import MigStrategy
+from tranche.kubernetes.node.resources import MigStrategy
 
 
 class ValueKind(Enum):

@@ -14,8 +14,8 @@ from tranche.core.board import catalogue
 from tranche.core.errors import PluginConfigInvalid
 from tranche.core.sharing import Sharing
 from tranche.core.spelling import did_you_mean
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource
-from tranche.kubernetes.observation.resources import DOMAIN, GPU_RESOURCE, is_device_resource
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy, SharedResource
+from tranche.kubernetes.node.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
 PLACE = "sharing"
 MOST_CLIENTS = 60

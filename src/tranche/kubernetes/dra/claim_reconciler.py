@@ -24,7 +24,7 @@ from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
 from tranche.node.host import Host
-from tranche.node.session import boot_id
+from tranche.node.state.session import boot_id
 
 _ASKED_IN_TURN = 8
 """Of the claims with which something runs, at each look: a claim that somebody deletes while its pod runs is seldom."""

@@ -15,9 +15,9 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.api.objects import KubePod
-from tranche.kubernetes.dra.share_edits import claim_of
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.node.pod_processes import claims_with_processes, running_pods
+from tranche.kubernetes.node.share_edits import claim_of
+from tranche.node.processes.pod_processes import claims_with_processes, running_pods
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from tranche.core.allocation import Grant, NodeView, overlap
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import AttributeName
-from tranche.kubernetes.dra.devices import NodeDevice
-from tranche.kubernetes.dra.taints import excludes
+from tranche.kubernetes.devices.devices import NodeDevice
+from tranche.kubernetes.devices.taints import excludes
 
 
 @dataclass(frozen=True, slots=True)

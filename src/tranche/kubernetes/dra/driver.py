@@ -17,20 +17,20 @@ from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.devices.devices import NodeDevice, devices_of
+from tranche.kubernetes.devices.kept_room import kept_sizes
 from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
 from tranche.kubernetes.dra.claim_users import ClaimUserReader
-from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.kept_room import kept_sizes
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer
 from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, ClaimPreparer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.device_health_watch import faulty
-from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.node.device_health_watch import faulty
+from tranche.kubernetes.node.services import NodeContext
 
 _TICK_SECONDS = 1.0
 _CALM_SECONDS = 0.5

@@ -1,4 +1,4 @@
-"""Devices and counters as a ResourceSlice of `resource.k8s.io/v1` holds them, and what of two such texts is the same."""
+"""Devices and counters as a ResourceSlice of `resource.k8s.io/v1` holds them, and what of two such texts is the same. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity
 from tranche.kubernetes.claims.vocabulary import CapacityName, TaintKey
-from tranche.kubernetes.dra.attributes import AttributeValue, VersionValue
-from tranche.kubernetes.dra.devices import DeviceCapacity, NodeDevice
+from tranche.kubernetes.devices.attributes import AttributeValue, VersionValue
+from tranche.kubernetes.devices.devices import DeviceCapacity, NodeDevice
 
 _QUANTITIES = ("value", "default", "min", "max", "step")
 

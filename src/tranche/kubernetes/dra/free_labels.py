@@ -13,7 +13,7 @@ from tranche.kubernetes.claims.vocabulary import (
     CapacityName,
     TaintKey,
 )
-from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
+from tranche.kubernetes.devices.devices import NodeDevice, OfferKind
 from tranche.kubernetes.dra.pool import is_taken
 
 FREE_LABELS = (LARGEST_SLICE_LABEL, LARGEST_MEMORY_LABEL, FREE_GPUS_LABEL)

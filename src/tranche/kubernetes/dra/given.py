@@ -11,9 +11,9 @@ from tranche.core.errors import AllocationUnknown, GpuNotFound, SharingUnavailab
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef, KubeClaim
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName
-from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.kubernetes.devices.devices import NodeDevice
 from tranche.node.claims import ClaimRequest
-from tranche.planning.realise import ChosenDevice, contradicts, parts_of_one_device
+from tranche.planning.decide.realise import ChosenDevice, contradicts, parts_of_one_device
 
 _ANEW = "no scheduler gives that: delete pod and claim, and have them made and placed anew"
 _ONE_PART = (

@@ -1,4 +1,4 @@
-"""Which devices stand in one ResourceSlice: those of one kind on all GPUs, so that one write can reorder them.
+"""Which devices stand in one ResourceSlice: those of one kind on all GPUs, so that one write can reorder them. Pure.
 
 From Kubernetes 1.36 on, the scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try
 first: slices of the least memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters stand apart, as the API
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tranche.core.quantity import MIB
 from tranche.kubernetes.claims.vocabulary import CapacityName, profile_label
-from tranche.kubernetes.dra.devices import NodeDevice, OfferKind
+from tranche.kubernetes.devices.devices import NodeDevice, OfferKind
 
 _PLACES = {OfferKind.SLICE: 1, OfferKind.SHARED_GPU: 2, OfferKind.SHARED_SLICE: 3, OfferKind.WHOLE: 4}
 

@@ -1,4 +1,4 @@
-"""Whether a claim may be given now what the scheduler chose for it: the administrator's word, and faults. Pure.
+"""Whether a claim may be given now what the scheduler chose for it: the administrator's word, and faults.
 
 Taints say the same to the scheduler, but whoever writes a claim can have it tolerate them. So it is asked again where the share
 is made.
@@ -14,11 +14,11 @@ from tranche.core.errors import NotOffered
 from tranche.core.gpu_use import GpuPolicy
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
-from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.kubernetes.devices.devices import NodeDevice
+from tranche.kubernetes.devices.taints import is_offered
 from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.taints import is_offered
-from tranche.kubernetes.observation.device_health_watch import faulty
-from tranche.kubernetes.observation.health import FaultyDevices
+from tranche.kubernetes.node.device_health_watch import faulty
+from tranche.kubernetes.node.health import FaultyDevices
 
 
 @dataclass(frozen=True, slots=True)

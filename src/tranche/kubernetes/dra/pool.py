@@ -15,10 +15,10 @@ from tranche.core.allocation import FractionalShare, Grant, NodeView, overlap
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
-from tranche.kubernetes.dra.devices import NodeDevice, counter_sets
+from tranche.kubernetes.devices.devices import NodeDevice, counter_sets
+from tranche.kubernetes.devices.order import in_order
 from tranche.kubernetes.dra.encoding import encode_counters, encode_device, tainted
 from tranche.kubernetes.dra.groups import grouped
-from tranche.kubernetes.dra.order import in_order
 
 MOST_DEVICES = 64
 """In one ResourceSlice whose devices have taints or counters; the API's limit."""

@@ -15,14 +15,14 @@ from tranche.core.keeper import ChosenFor
 from tranche.core.state import GpuState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
-from tranche.kubernetes.dra.backlog import ClaimBackend, ClaimQueue
-from tranche.kubernetes.dra.devices import NodeDevice
+from tranche.kubernetes.devices.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
 from tranche.kubernetes.dra.permission import Permission
-from tranche.kubernetes.dra.share_edits import cdi_id, share_spec
 from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.kubernetes.dra.waiting_requests import LAST_WORD_SECONDS, ClaimRetryQueue
-from tranche.planning.realise import ChosenDevice
+from tranche.kubernetes.node.claim_queue import ClaimBackend, ClaimQueue
+from tranche.kubernetes.node.claim_retry_queue import LAST_WORD_SECONDS, ClaimRetryQueue
+from tranche.kubernetes.node.share_edits import cdi_id, share_spec
+from tranche.planning.decide.realise import ChosenDevice
 
 BUDGET_SECONDS = 40.0
 """The kubelet gives up after 45, and then says less about why."""

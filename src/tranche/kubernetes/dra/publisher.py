@@ -16,6 +16,9 @@ from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.devices.devices import NodeDevice, devices_of
+from tranche.kubernetes.devices.kept_room import KeptRoom, kept_places, kept_sizes, set_apart
+from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
 from tranche.kubernetes.dra.claimable_devices import (
     UNKNOWN,
     ClaimableDevices,
@@ -25,17 +28,14 @@ from tranche.kubernetes.dra.claimable_devices import (
     open_gpus,
     to_claims,
 )
-from tranche.kubernetes.dra.devices import NodeDevice, devices_of
 from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
-from tranche.kubernetes.dra.kept_room import KeptRoom, kept_places, kept_sizes, set_apart
 from tranche.kubernetes.dra.pool import PoolSlice, Reasons, pool_contents
 from tranche.kubernetes.dra.publication import SliceOwner, SliceUpdate, slice_writes
-from tranche.kubernetes.dra.taints import TaintFacts, reasons_against
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.advertisement_arbiter import AdvertisementState, PluginAdvertisement
-from tranche.kubernetes.observation.device_health_watch import faulty
-from tranche.kubernetes.observation.health import FaultyDevices
-from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
+from tranche.kubernetes.node.device_health_watch import faulty
+from tranche.kubernetes.node.health import FaultyDevices
+from tranche.kubernetes.node.services import NodeContext
 
 PAUSE_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.5

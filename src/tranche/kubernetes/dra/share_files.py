@@ -10,7 +10,7 @@ from tranche.core.errors import CdiUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.hardware.cdi import CdiSpec, spec_file_name, write_spec
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
-from tranche.node.pod_processes import claim_mark
+from tranche.node.processes.pod_processes import claim_mark
 
 _FIRST, _LAST = spec_file_name(CDI_KIND, "|").split("|")
 

@@ -14,9 +14,9 @@ from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy
-from tranche.kubernetes.observation.resources import MigStrategy
-from tranche.kubernetes.services import NodeContext
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
+from tranche.kubernetes.node.resources import MigStrategy
+from tranche.kubernetes.node.services import NodeContext
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0

@@ -14,8 +14,8 @@ from tranche.core.quantity import MIB
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from tranche.hardware.host_facts import HostFacts
-from tranche.kubernetes.observation.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, can_share
-from tranche.kubernetes.observation.resources import (
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, can_share
+from tranche.kubernetes.node.resources import (
     DOMAIN,
     GPU_RESOURCE,
     MigStrategy,

@@ -26,7 +26,7 @@ from tranche.kubernetes.fleet.pool_usage import (
 
 
 class NodeReason(StrEnum):
-    """Why a node is out, beside the reasons of single GPUs (`tranche.planning.obstacle`); FITS: it is not.
+    """Why a node is out, beside the reasons of single GPUs (`tranche.planning.decide.obstacle`); FITS: it is not.
 
     NODE_SELECTOR and NODE_TAINT are between pod and node alone. NODE_MODE: the administrator gives its GPUs away otherwise.
     NO_DEVICES: it offers none. TOO_FEW: not as many as are asked for together, were all of them free. TOO_MANY: more than one

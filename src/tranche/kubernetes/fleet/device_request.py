@@ -24,7 +24,7 @@ from tranche.kubernetes.claims.vocabulary import (
 )
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetPod
-from tranche.planning.obstacle import Reason
+from tranche.planning.decide.obstacle import Reason
 
 _CLASS_TYPES = {
     DeviceClassName.ANY: None,

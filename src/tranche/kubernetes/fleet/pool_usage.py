@@ -10,7 +10,7 @@ from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
-from tranche.planning.realise import why_not_together
+from tranche.planning.decide.realise import why_not_together
 
 MOST_DEVICES = 32
 """How many devices one claim can have (`AllocationResultsMaxSize` of `resource.k8s.io`)."""

@@ -10,12 +10,12 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.gpu_models import SharedGpuModel, shared_cards
 from tranche.kubernetes.claims.spec import ClaimSpec
-from tranche.kubernetes.claims.tier import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import DRIVER, profile_of_label
+from tranche.kubernetes.fleet.backend_reading import CLASSES, backend_in_force, handed_out
 from tranche.kubernetes.fleet.devices import decode_pools
-from tranche.kubernetes.fleet.tier_reading import CLASSES, backend_in_force, handed_out
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"

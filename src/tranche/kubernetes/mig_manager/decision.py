@@ -40,11 +40,11 @@ from tranche.kubernetes.mig_manager.retry import (
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
 from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutPermission, RolloutStatus
-from tranche.planning.layout_occupancy import holder_text
-from tranche.planning.partial import plan_after_blockers, plan_beside_blockers
-from tranche.planning.plan import Plan
-from tranche.planning.reconfigure import LayoutDecision, lost_error, plan_layout
+from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
+from tranche.planning.layouts.reconfigure import LayoutDecision, lost_error, plan_layout
+from tranche.planning.occupancy.layout_occupancy import holder_text
 from tranche.planning.steps import TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps.plan import Plan
 
 _LOOK_AT_OPERANDS_SECONDS = 1.0
 _REBOOT_TAKES_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""Making room for a layout: who is in the way, who of them may be evicted, and whether the node is cordoned meanwhile.
+"""Making room for a layout: who is in the way, who of them may be evicted, and whether the node is cordoned meanwhile. Pure.
 
 Only pods that hold what has to go are evicted, by the eviction API, which respects disruption budgets. The node is cordoned
 while that goes on, so that what is evicted does not come straight back: until the kubelet has freed its devices, which may be
@@ -15,7 +15,7 @@ from enum import StrEnum
 from tranche.core.allocation import Allocation
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
-from tranche.planning.layout_occupancy import User
+from tranche.planning.occupancy.layout_occupancy import User
 
 CORDON_ANNOTATION = "tranche.dev/mig.config.cordoned"
 RETRY_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Two MIG managers on one node would undo each other's work: each claims the node in an annotation of its own.
+"""Two MIG managers on one node would undo each other's work: each claims the node in an annotation of its own. Pure.
 
 With one manager a claim is never renewed, so a quiet cluster is not written to. As soon as a manager sees another's claim, both
 renew theirs. No clock is compared with another: as in leader election, each manager watches whether the other's claim changes.

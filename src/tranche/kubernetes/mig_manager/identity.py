@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
-from tranche.node.state_file import read_state_file
+from tranche.node.state.state_file import read_state_file
 
 
 def manager_name(path: Path) -> str:

@@ -9,15 +9,15 @@ from tranche.core.layout import Layout, LayoutFile
 from tranche.core.layout_format import parse_layouts
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConfigMap
-from tranche.node.files import parse_document
-from tranche.planning.layout_offer import LayoutList
+from tranche.node.files.files import parse_document
+from tranche.planning.layouts.layout_offer import LayoutList
 
 KEY = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSource:
-    """Named layouts: those of the ConfigMap, and beside them those that tranche.planning.generate makes for the machine.
+    """Named layouts: those of the ConfigMap, and beside them those that tranche.planning.layouts.generate makes for the machine.
 
     `name` says which ConfigMap is meant, "namespace/name", "" for none; `config_map` is None while it does not exist. Its text
     is read here, once: a long one takes seconds, so this is made on a thread.

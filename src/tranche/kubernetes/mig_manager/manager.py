@@ -51,12 +51,12 @@ from tranche.kubernetes.mig_manager.newcomers import NewPodTracker
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, RetryState, attempt_text
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, asking, wanted_layout
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.services import NodeContext
-from tranche.node.session import boot_id
-from tranche.planning.assertion import find_mismatches
-from tranche.planning.layout_offer import LayoutList
-from tranche.planning.plan import Plan
+from tranche.node.state.session import boot_id
+from tranche.planning.layouts.assertion import find_mismatches
+from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.steps.plan import Plan
 
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0

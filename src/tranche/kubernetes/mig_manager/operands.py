@@ -1,4 +1,4 @@
-"""The GPU Operator's operands: node labels that start and stop its DaemonSets while GPUs are cut.
+"""The GPU Operator's operands: node labels that start and stop its DaemonSets while GPUs are cut. Pure.
 
 NVIDIA's MIG manager sets `nvidia.com/gpu.deploy.*` to `paused-for-mig-change` during a change, and to `true` after it. So does
 this one, with two differences: a label that is not there stays away, and no end of a change, however it comes about, leaves a

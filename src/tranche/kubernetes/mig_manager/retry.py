@@ -1,4 +1,4 @@
-"""What is remembered of an attempt that failed: an annotation, so that a restarted manager keeps the same patience."""
+"""What is remembered of an attempt that failed: an annotation, so that a restarted manager keeps the same patience. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the MIG manager reads from a node and writes on it: labels, annotations, and one condition.
+"""What the MIG manager reads from a node and writes on it: labels, annotations, and one condition. Pure.
 
 `nvidia.com/mig.config` names the wanted layout, `nvidia.com/mig.config.state` says how far it is: the two labels, and the four
 values of the second, are those of NVIDIA's MIG manager. Why it is not further is said by a label of ours in one word, and by

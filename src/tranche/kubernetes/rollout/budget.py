@@ -1,4 +1,4 @@
-"""How many nodes may be changing at once: a number, or a part of all nodes."""
+"""How many nodes may be changing at once: a number, or a part of all nodes. Pure."""
 
 from __future__ import annotations
 

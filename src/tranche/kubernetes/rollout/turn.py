@@ -1,4 +1,4 @@
-"""What a node wants of the rollout, and what it may do: the words between the MIG manager and its ticket."""
+"""What a node wants of the rollout, and what it may do: the words between the MIG manager and its ticket. Pure."""
 
 from __future__ import annotations
 

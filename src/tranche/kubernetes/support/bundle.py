@@ -17,7 +17,7 @@ from tranche.kubernetes.support.documents import cluster_finding_document
 from tranche.kubernetes.support.extract import cluster_extract, layouts_extract, plugin_config_extract
 from tranche.kubernetes.support.facts import AgentSetFacts
 from tranche.kubernetes.support.survey import survey
-from tranche.node.archive import ArchiveFile
+from tranche.node.files.archive import ArchiveFile
 
 _LOG_LINES = "5000"
 _LOGS_AT_MOST = 50

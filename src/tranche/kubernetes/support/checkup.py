@@ -17,7 +17,7 @@ from tranche.kubernetes.support.checks.resources import check_resources
 from tranche.kubernetes.support.checks.turns import check_turns
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding, together
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 
 def check_cluster(facts: ClusterFacts, *, now: datetime, own_version: str) -> tuple[ClusterFinding, ...]:

@@ -9,7 +9,7 @@ from tranche.core.errors import LayoutInvalid, PluginConfigInvalid
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts, SurveyedNode
-from tranche.node.files import parse_document
+from tranche.node.files.files import parse_document
 
 _LABELS = (
     "nvidia.com/",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tranche.kubernetes.api.node_rules import NodeTaint
-from tranche.kubernetes.claims.tier import DryRunResult
+from tranche.kubernetes.claims.allocation_backend import DryRunResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 
 @dataclass(frozen=True, slots=True)

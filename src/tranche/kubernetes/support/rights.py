@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_version, backend_by_word
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend, backend_by_version, backend_by_word
 from tranche.kubernetes.support.facts import DaemonSetFacts
 from tranche.kubernetes.support.programs import CLAIM_DRIVER, DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
 

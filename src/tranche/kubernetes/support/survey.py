@@ -17,7 +17,13 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.tier import PROBE_PATH, PROBE_QUERY, DryRunResult, kept_features, probe_slice
+from tranche.kubernetes.claims.allocation_backend import (
+    PROBE_PATH,
+    PROBE_QUERY,
+    DryRunResult,
+    kept_features,
+    probe_slice,
+)
 from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
 from tranche.kubernetes.support.decoding import decode_controller, decode_daemon_set, decode_node, decode_pod
 from tranche.kubernetes.support.facts import (

@@ -22,7 +22,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.kubernetes.telling.told_layouts import LayoutReport, layouts_from_text, layouts_to_text
-from tranche.planning.recording import view_from_dict, view_to_dict, withheld_from_dict, withheld_to_dict
+from tranche.planning.decide.recording import view_from_dict, view_to_dict, withheld_from_dict, withheld_to_dict
 
 REPORT = "report"
 """What these leases are called in their names."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import CLAIM_DRIVER
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _EVENTS = " events in default"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, untolerated, why_gpu
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, PodFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _IMAGE_TROUBLE = ("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
 _START_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranche.kubernetes.claims.tier import AllocationBackend, backend_by_word, claim_support, support_as_told
+from tranche.kubernetes.claims.allocation_backend import (
+    AllocationBackend,
+    backend_by_word,
+    claim_support,
+    support_as_told,
+)
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _MEANING = {
     AllocationBackend.CLAIMS: "shares by demand: by claims, which the scheduler serves",

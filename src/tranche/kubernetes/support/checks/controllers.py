@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tranche.kubernetes.support.facts import ClusterFacts, ControllerFacts
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _WITHOUT = "pods that ask by annotations are refused, and nobody chooses shares in a cluster without claims"
 

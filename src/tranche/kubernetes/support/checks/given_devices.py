@@ -8,7 +8,7 @@ from tranche.kubernetes.device_plugin.config import DeviceListStrategy
 from tranche.kubernetes.device_plugin.device_lists import why_no_cdi
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _PART = "device-plugin"
 _OPTION = "--device-list-strategy"

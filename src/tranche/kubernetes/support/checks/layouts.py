@@ -11,8 +11,8 @@ from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, R
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
 from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
-from tranche.node.files import parse_document
+from tranche.node.files.files import parse_document
+from tranche.node.health.checkup import Status
 
 LONG_SECONDS = 600
 """A layout that has been pending for longer is worth a look."""

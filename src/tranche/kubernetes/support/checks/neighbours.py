@@ -8,7 +8,7 @@ from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _CONSEQUENCE = {
     MIG_MANAGER: "each would undo the other's cuts",

@@ -9,7 +9,7 @@ from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
 from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 OLDEST_MINOR = 27
 """The oldest minor version of Kubernetes 1 that the chart takes."""

@@ -11,7 +11,7 @@ from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
 from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 _SLICES = re.compile(r"nvidia\.com/(mig-[0-9].*)\.count")
 _STRATEGY_LABEL = "nvidia.com/mig.strategy"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, TicketState, ticket_name
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
-from tranche.node.checkup import Status
+from tranche.node.health.checkup import Status
 
 
 def check_turns(facts: ClusterFacts) -> Iterator[ClusterFinding]:

@@ -1,0 +1,212 @@
+"""The devices of a node: everything that a claim can be given, each with what it takes and the grant that it stands for. Pure.
+
+Which devices there are depends on the GPUs, the driver and the machine's means alone, not on what is cut or held. What a name
+stands for is looked up among a node's devices, and never read out of the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tranche.core.allocation import FractionalShare, Slice, WholeGpu
+from tranche.core.board import GpuInstanceProfile, board_of
+from tranche.core.grid import Placement, placements
+from tranche.core.profile import ProfileName
+from tranche.core.quantity import MIB
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState, NodeState
+from tranche.kubernetes.claims.vocabulary import CapacityName, profile_label
+from tranche.kubernetes.devices.attributes import AttributeValue, attributes_of
+from tranche.kubernetes.devices.counters import consumed_by, counters_of
+from tranche.planning.decide.gpu_rules import GpuSharing
+from tranche.planning.decide.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity, clients_inside
+
+
+class OfferKind(StrEnum):
+    """SLICE: an instance for one alone. SHARED_GPU: parts of a GPU that is not cut. SHARED_SLICE: parts of an instance.
+    WHOLE: a GPU that is not cut, for one alone.
+    """
+
+    SLICE = "slice"
+    SHARED_GPU = "shared-gpu"
+    SHARED_SLICE = "shared-slice"
+    WHOLE = "whole"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCapacity:
+    """A capacity. Of a device that several share, a request takes `default` when it names none, and `least` or more by `step`."""
+
+    value: int
+    default: int | None = None
+    least: int = 0
+    step: int = 1
+
+    @property
+    def consumable(self) -> bool:
+        """Whether requests take parts of it."""
+        return self.default is not None
+
+    def why_not(self, amount: int) -> str:
+        """Why nobody is given so much of it, in words; "" for what a scheduler gives that keeps to what is shown."""
+        if amount > self.value:
+            return f"there is no more than {self.value}"
+        if amount < self.least or amount < 0:
+            return f"nobody is given less than {self.least}"
+        if (amount - self.least) % self.step and amount != self.default:
+            return f"it is given in steps of {self.step} from {self.least}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDevice:
+    """One device of the node's pool.
+
+    `offered` is what a claim is given that takes all of it; `sharing` the mechanism of a device that several share. `counters`
+    are what it takes of the counter set `counter_set`. `number` is the GPU's in names.
+    """
+
+    name: str
+    kind: OfferKind
+    number: int
+    offered: WholeGpu | Slice
+    sharing: Sharing | None
+    attributes: Mapping[str, AttributeValue] = field(hash=False)
+    capacity: Mapping[str, DeviceCapacity] = field(hash=False)
+    counters: Mapping[str, int] = field(hash=False)
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The GPU that it is on."""
+        return self.offered.gpu_uuid
+
+    @property
+    def counter_set(self) -> str:
+        """The counters that it takes from: its GPU's."""
+        return counter_set_of(self.number)
+
+    @property
+    def profile(self) -> ProfileName | None:
+        """The profile of the instance; None where the GPU is not cut."""
+        return self.offered.profile if isinstance(self.offered, Slice) else None
+
+    def grant(self, consumed: Mapping[str, int]) -> WholeGpu | Slice | FractionalShare:
+        """What a claim has that consumed so much of the capacities: bytes of memory, percent of compute."""
+        if self.sharing is None:
+            return self.offered
+        memory = consumed.get(CapacityName.MEMORY, self.capacity[CapacityName.MEMORY].value)
+        return FractionalShare(self.offered, memory, self.sharing, consumed.get(CapacityName.COMPUTE) or None)
+
+
+def devices_of(node: NodeState, pcie_roots: Mapping[str, str] | None = None) -> tuple[NodeDevice, ...]:
+    """Every device of the node, GPU by GPU; none of a GPU that the driver has lost.
+
+    `pcie_roots` are by GPU UUID.
+    """
+    roots = pcie_roots or {}
+    numbers = device_numbers(node)
+    return tuple(
+        device
+        for gpu in node
+        if gpu.uuid in numbers
+        for device in _devices_on(gpu, numbers[gpu.uuid], node, roots.get(gpu.uuid, ""))
+    )
+
+
+def device_numbers(node: NodeState) -> Mapping[str, int]:
+    """The number of each GPU in names, by UUID: its minor number, or its index where the driver gives none."""
+    present = [gpu for gpu in node if not gpu.lost]
+    known = {gpu.uuid: gpu.minor for gpu in present if gpu.minor is not None}
+    taken = set(known.values())
+    return known | {gpu.uuid: gpu.index for gpu in present if gpu.minor is None and gpu.index not in taken}
+
+
+def counter_set_of(number: int) -> str:
+    """The name of a GPU's counters."""
+    return f"gpu-{number}"
+
+
+def counter_sets(node: NodeState) -> Mapping[str, Mapping[str, int]]:
+    """The counters of each GPU, by the name of their set."""
+    return {counter_set_of(number): counters_of(node.gpu(uuid)) for uuid, number in device_numbers(node).items()}
+
+
+def sharing_of(gpu: GpuState, node: NodeState) -> Sharing | None:
+    """The strongest mechanism that shares the GPU, or an instance on it, between containers; None without any.
+
+    A memory limit of the driver is put on a control group, and no container has one before the kubelet is answered.
+    """
+    rules = GpuSharing(means=node.sharing)
+    ways = (each for each in Sharing if each is not Sharing.MEMORY_LIMITS)
+    return next((each for each in ways if not rules.why_not(each, gpu)), None)
+
+
+def _devices_on(gpu: GpuState, number: int, node: NodeState, root: str) -> Iterator[NodeDevice]:
+    every = counters_of(gpu)
+    whole = WholeGpu(gpu.uuid)
+
+    def device(
+        name: str,
+        kind: OfferKind,
+        offered: WholeGpu | Slice,
+        sharing: Sharing | None,
+        amounts: Mapping[str, DeviceCapacity],
+        counters: Mapping[str, int],
+    ) -> NodeDevice:
+        stands_for = offered if sharing is None else FractionalShare(offered, 1, sharing)
+        attributes = attributes_of(stands_for, gpu, number, node, root)
+        return NodeDevice(name, kind, number, offered, sharing, attributes, amounts, counters)
+
+    for profile in gpu.profiles:
+        for spot in placements(profile):
+            name = f"gpu-{number}-{profile_label(profile.name)}-{spot.start}"
+            offered, counters = Slice(gpu.uuid, profile.name, spot), consumed_by(profile.name, spot, gpu)
+            yield device(name, OfferKind.SLICE, offered, None, _slice_amounts(profile, spot, gpu), counters)
+            sharing = None if profile.name.has_attributes else sharing_of(gpu, node)
+            if sharing is not None and profile.memory is not None:
+                amounts = _shared_amounts(sharing, profile.memory, clients_inside(_clients(node), profile, gpu))
+                if amounts:
+                    yield device(f"{name}-shared", OfferKind.SHARED_SLICE, offered, sharing, amounts, counters)
+    if (sharing := sharing_of(gpu, node)) is not None:
+        amounts = _shared_amounts(sharing, gpu.usable_memory, _clients(node))
+        if amounts:
+            yield device(f"gpu-{number}-shared", OfferKind.SHARED_GPU, whole, sharing, amounts, every)
+    yield device(f"gpu-{number}", OfferKind.WHOLE, whole, None, _whole_amounts(gpu), every)
+
+
+def _clients(node: NodeState) -> int:
+    return node.sharing.mps_clients or FEWEST_CLIENTS
+
+
+def _whole_amounts(gpu: GpuState) -> Mapping[str, DeviceCapacity]:
+    board = board_of(gpu.pci_device_id, gpu.name, gpu.memory)
+    found: dict[str, DeviceCapacity] = {
+        CapacityName.MEMORY: DeviceCapacity(gpu.usable_memory),
+        CapacityName.SHARE: DeviceCapacity(100),
+    }
+    if board is not None and board.sm is not None:
+        found[CapacityName.MULTIPROCESSORS] = DeviceCapacity(board.sm)
+    return found
+
+
+def _slice_amounts(profile: GpuInstanceProfile, spot: Placement, gpu: GpuState) -> Mapping[str, DeviceCapacity]:
+    found: dict[str, DeviceCapacity] = {CapacityName.SHARE: DeviceCapacity(100 * spot.size // gpu.memory_slices)}
+    if profile.memory is not None:
+        found[CapacityName.MEMORY] = DeviceCapacity(profile.memory)
+    if profile.sm is not None:
+        found[CapacityName.MULTIPROCESSORS] = DeviceCapacity(profile.sm)
+    return found
+
+
+def _shared_amounts(sharing: Sharing, memory: int, clients: int) -> Mapping[str, DeviceCapacity]:
+    """What can be given away of a device of which programs can have so many bytes; nothing when a context alone fills it."""
+    room, least = capacity(sharing, memory) // MIB * MIB, CONTEXT_MEMORY[sharing]
+    if room < least:
+        return {}
+    found: dict[str, DeviceCapacity] = {CapacityName.MEMORY: DeviceCapacity(room, default=room, least=least, step=MIB)}
+    if sharing is Sharing.MPS:
+        found[CapacityName.COMPUTE] = DeviceCapacity(ALL_COMPUTE, default=0)
+        found[CapacityName.CLIENTS] = DeviceCapacity(clients, default=1, least=1)
+    return found

@@ -1,0 +1,208 @@
+"""How a pod comes to what was chosen for it: at each start of its container, before the container is made.
+
+A kubelet gives away units of a resource that all mean the same, and does not say to whom. So a unit stands for nothing until the
+container starts: then the kubelet lists whose it is, the controller's choice for that pod is read, and made true or refused. A
+refusal is an event of the pod, and the kubelet asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tranche.core.allocation import Allocation, ComputeSlice, Grant, nearest_request
+from tranche.core.errors import AllocationUnknown, KubeletUnavailable, TrancheError, WaitTimeout
+from tranche.core.keeper import PlacedPodKeeper
+from tranche.core.state import GpuState
+from tranche.hardware.nodes import DeviceFiles
+from tranche.kubernetes.api.objects import PodRef
+from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
+from tranche.kubernetes.gated.agent.placed_files import PlacedFiles, unit_spec
+from tranche.kubernetes.gated.leases import ChosenShare
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.claim_queue import ClaimBackend, ClaimQueue
+from tranche.kubernetes.node.claim_retry_queue import LAST_WORD_SECONDS, ClaimRetryQueue
+from tranche.kubernetes.node.share_edits import share_spec
+from tranche.node.claims import ClaimRequest
+from tranche.planning.decide.realise import ChosenDevice
+
+BUDGET_SECONDS = 25.0
+"""The kubelet gives up after 30, and then says less about why."""
+
+PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
+
+_log = logging.getLogger(__name__)
+
+
+class _PlacedShares(ClaimBackend, Protocol):
+    """`tranche.node.claims.ClaimRegister`; every method blocks."""
+
+    def give_back(self, uid: str, *, why: str) -> bool:
+        """Take back what the pod of that uid has; whether it had something."""
+        ...
+
+    def held_by_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
+        """What pods have for which a controller chose, by uid."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShareNode:
+    """What handing over needs of the node. `observe_gpu` blocks.
+
+    `listed` gives what the kubelet lists of the resource; `chosen` the choices of this node by uid, as they are now; `uid_of` the
+    uid of a pod, "" where there is none. `adopt` writes into the register what a pod has already; it blocks. `driver_version` is
+    that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
+    """
+
+    shares: Callable[[], _PlacedShares]
+    listed: Callable[[], Awaitable[Sequence[ContainerDevices]]]
+    chosen: Callable[[], Awaitable[Mapping[str, ChosenShare]]]
+    uid_of: Callable[[PodRef], Awaitable[str]]
+    adopt: Callable[[ClaimRequest], None]
+    observe_gpu: Callable[[str], GpuState]
+    files: Callable[[], DeviceFiles]
+    driver_version: Callable[[], str]
+    mps_pipes: Callable[[str], Path]
+
+
+class GatedSharePreparer:
+    """Hands shares to the containers of one node. `changed` is called when a pod has come to have something,
+    `refused` is told why pods, by uid, cannot have their share.
+
+    A container that meets what time alone mends waits for it, `patience` seconds at most. Call `news` when something on the node
+    has changed.
+    """
+
+    def __init__(
+        self,
+        node: ShareNode,
+        files: PlacedFiles,
+        changed: Callable[[], None] = lambda: None,
+        patience: float = PATIENCE_SECONDS,
+        refused: LatestValue[Mapping[str, str]] | None = None,
+    ) -> None:
+        self.backlog = ClaimQueue(node.shares)
+        self.refused: LatestValue[Mapping[str, str]] = LatestValue() if refused is None else refused
+        self._node = node
+        self._files = files
+        self._changed = changed
+        self._patience = patience
+        self._waiting = ClaimRetryQueue()
+        self._starting: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        """The pods, by uid, whose containers are about to start."""
+        return frozenset(self._starting)
+
+    def news(self) -> None:
+        """Something on the node has changed: containers that wait for that try again."""
+        self._waiting.tell()
+
+    async def start(self, units: Sequence[str]) -> None:
+        """Have all there that a container is to find that was given these units.
+
+        KubeletUnavailable when it is not known whose they are, AllocationUnknown when nothing was chosen for its pod, WaitTimeout
+        after 25 seconds: the work goes on then. The errors of what is in the way otherwise, those that time alone mends after
+        `patience`; nothing was changed.
+        """
+        until = asyncio.get_running_loop().time() + self._patience
+        if not units:
+            raise AllocationUnknown("a container has one share, and none was given")
+        unit = units[0]
+        keeper = await self._keeper_of(unit)
+        if len(units) > 1:
+            message = f"a container has one share, and {len(units)} were given"
+            self._say_refused(keeper, message)
+            raise AllocationUnknown(message, hint=f"the container is to ask for 1 of {SHARE_RESOURCE}")
+        task = self._starting.get(keeper.uid)
+        if task is None:
+            task = asyncio.create_task(self._start(unit, keeper, until))
+            task.add_done_callback(lambda done: self._note(keeper, done))
+            self._starting[keeper.uid] = task
+        done, _ = await asyncio.wait({task}, timeout=BUDGET_SECONDS)
+        if not done:
+            raise WaitTimeout(
+                f"the share of {keeper} is still being made after {BUDGET_SECONDS:.0f} s", hint="it goes on"
+            )
+        task.result()
+
+    def forget_refusals(self, uids: frozenset[str]) -> None:
+        """Say no more of these pods, which are over."""
+        refused = self.refused.value if self.refused.synced else {}
+        self.refused.publish({uid: why for uid, why in refused.items() if uid not in uids})
+
+    async def _keeper_of(self, unit: str) -> PlacedPodKeeper:
+        listed = [each for each in await self._node.listed() if unit in each.device_ids]
+        pods = {PodRef(each.namespace, each.name) for each in listed}
+        if len(pods) != 1:
+            names = ", ".join(sorted(map(str, pods))) or "no pod"
+            raise KubeletUnavailable(
+                f"the kubelet lists {unit} with {names}", hint="delete the pod that does not start; it is placed anew"
+            )
+        (ref,) = pods
+        uid = await self._node.uid_of(ref)
+        if not uid:
+            raise AllocationUnknown(f"there is no pod {ref}: it was deleted")
+        return PlacedPodKeeper(ref.namespace, ref.name, uid)
+
+    async def _start(self, unit: str, keeper: PlacedPodKeeper, until: float) -> None:
+        async def hand_over() -> ClaimRequest:
+            order = order_for(keeper, await self._grants(keeper))
+            await self.backlog.realise(order)
+            return order
+
+        order = await self._waiting.persist(
+            keeper.uid, hand_over, until, lambda error: self._say_refused(keeper, error.message)
+        )
+        self._changed()
+        await asyncio.to_thread(self._write_file, unit, order)
+        _log.info("handed over", extra={"pod": f"{keeper.namespace}/{keeper.name}", "uid": keeper.uid, "unit": unit})
+
+    async def _grants(self, keeper: PlacedPodKeeper) -> tuple[Grant, ...]:
+        """What the pod has by the register, and only then what was chosen: a container that starts again keeps its share."""
+        held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
+        if mine := held.get(keeper.uid):
+            return mine[0].grants
+        choice = (await self._node.chosen()).get(keeper.uid)
+        if choice is None:
+            raise AllocationUnknown(
+                f"no share of this node was chosen for {keeper}",
+                hint="the pod has to wait at the gate tranche.dev/share when it is made; see: tranche explain pod/NAME",
+            )
+        return choice.grants
+
+    def _write_file(self, unit: str, order: ClaimRequest) -> None:
+        gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(each.gpu_uuid for each in order.grants)}
+        files, version = self._node.files(), self._node.driver_version()
+        spec = share_spec(order.keeper, order.grants, gpus, files, version, self._node.mps_pipes)
+        self._files.write(unit_spec(unit, spec))
+
+    def _say_refused(self, keeper: PlacedPodKeeper, why: str) -> None:
+        refused = dict(self.refused.value) if self.refused.synced else {}
+        self.refused.publish({**refused, keeper.uid: why})
+
+    def _note(self, keeper: PlacedPodKeeper, task: asyncio.Task[None]) -> None:
+        del self._starting[keeper.uid]
+        error = None if task.cancelled() else task.exception()
+        refused = dict(self.refused.value) if self.refused.synced else {}
+        refused.pop(keeper.uid, None)
+        if isinstance(error, TrancheError):
+            refused[keeper.uid] = error.message
+        elif error is not None:
+            _log.error("share not handed over", extra={"pod": str(keeper)}, exc_info=error)
+        self.refused.publish(refused)
+
+
+def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimRequest:
+    """What the pod is to have; AllocationUnknown when that is nothing that a pod can be handed."""
+    found: tuple[ChosenDevice, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
+    if len(found) != len(grants) or not found:
+        raise AllocationUnknown("what was chosen is nothing that a pod can be handed")
+    return ClaimRequest(keeper, nearest_request(found), found)

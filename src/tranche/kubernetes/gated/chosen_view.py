@@ -1,0 +1,36 @@
+"""A node's view with what was chosen of it and its agent has not taken up yet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tranche.core.allocation import ComputeSlice, NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import ChosenFor, PlacedPodKeeper
+from tranche.kubernetes.gated.leases import ChosenShare
+from tranche.planning.decide.realise import given, realise
+from tranche.planning.steps import effect
+from tranche.planning.steps.plan import Plan
+
+CHOSEN = "chosen-"
+"""What the ids of such shares begin with; the pod's uid follows."""
+
+
+def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
+    """The view once every choice is made true that the node's agent has not taken up yet."""
+    taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
+    for choice in choices:
+        if choice.uid in taken:
+            continue
+        grants = tuple(each for each in choice.grants if not isinstance(each, ComputeSlice))
+        try:
+            plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
+        except TrancheError:
+            continue  # a GPU that the node has no more: nobody can be given anything of it either
+        after = effect.apply(plan, view) if isinstance(plan, Plan) else view
+        view = given(after, f"{CHOSEN}{choice.uid}", choice.grants)
+        keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
+        named = (replace(each, keeper=keeper) for each in view.allocations[-1:])
+        view = replace(view, allocations=(*view.allocations[:-1], *named)) if choice.grants else view
+    return view

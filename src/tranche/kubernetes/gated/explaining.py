@@ -1,0 +1,219 @@
+"""Why a pod whose share a controller chooses waits, or what was chosen for it: in terms of GPUs, by the planning itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+from tranche.core.allocation import Grant, NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.json_text import read_json
+from tranche.core.keeper import NOT_KNOWN_YET, ChosenFor, PodKeeper
+from tranche.core.request import Request
+from tranche.core.wire import grant_from_dict
+from tranche.documents import describe
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
+from tranche.kubernetes.fleet.answers import KEPT_OUT, NodeFit, NodeReason, kept_out
+from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, explain_answers, explain_pod
+from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.objects import FleetPod
+from tranche.kubernetes.gated.reading import GateFleet
+from tranche.planning.decide.across import ChosenMachine, decide_across
+from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.explain.explanation import explain
+
+_NAMED = 3
+_ADVICE = 4
+_THEN = "it waits at the gate until the controller chooses"
+_MADE_ANEW = (
+    "delete the pod and make it anew: by annotations in a namespace whose pods the webhook sees, or with the gate "
+    f"{SHARE_GATE}, one annotation that says for what, and one of {SHARE_RESOURCE} for a container that stays"
+)
+LEFT_AT_GATE = (
+    "it waits at the gate tranche.dev/share, and this cluster gives shares by claims now: nobody chooses one for it"
+)
+AT_GATE_ADVICE = (
+    "delete the pod: what makes it anew gets a claim; a job of tranche submit is to be deleted and submitted again"
+)
+_LEFT_WITH_CLAIM = (
+    "it waits for a claim, and this cluster gives shares by scheduling gates now: no node serves its claim"
+)
+_WITH_CLAIM_ADVICE = (
+    "delete the pod: what makes it anew by its annotations waits at the gate; a job of tranche submit is to be deleted "
+    "and submitted again"
+)
+_WAITS = frozenset((WaitStatus.PREPARING, WaitStatus.STARTABLE, WaitStatus.WAITING, WaitStatus.IMPOSSIBLE))
+
+
+def explain_waiting(pod: FleetPod, fleet: Fleet | GateFleet, backend: AllocationBackend) -> FleetExplanation:
+    """Why the pod waits, or what it has, in a cluster that gives shares in that way; of a pod that asks at the gate by what nodes
+    tell of themselves. Pure.
+    """
+    found = explain_gated(pod, pod.by_gate, fleet) if isinstance(fleet, GateFleet) else explain_pod(pod, fleet)
+    if found.status not in _WAITS or pod.node:
+        return found
+    if pod.asks_at_gate and pod.gated and backend in BY_CLAIMS:
+        return _for_ever(pod, found.wanted, LEFT_AT_GATE, AT_GATE_ADVICE)
+    if not pod.asks_at_gate and (pod.claims or pod.templates) and backend is AllocationBackend.GATES:
+        return _for_ever(pod, found.wanted, _LEFT_WITH_CLAIM, _WITH_CLAIM_ADVICE)
+    return found
+
+
+def _for_ever(pod: FleetPod, wanted: tuple[str, ...], message: str, advice: str) -> FleetExplanation:
+    """The pod waits in another way than its cluster gives shares now: what it waits for never comes."""
+    return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(advice,))
+
+
+def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> FleetExplanation:
+    """Why the pod waits, or what was chosen for it; `request` is None where it cannot be told what it asks for. Pure."""
+    wanted = () if request is None else (str(request),)
+    notes = tuple(f"your account may not read {what}" for what in fleet.unread)
+    if pod.phase in ("Succeeded", "Failed"):
+        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
+    if not pod.gated:
+        return _chosen(pod, wanted, fleet, notes)
+    if request is None or pod.gate_problem:
+        message = f"it waits at the gate for ever: {pod.gate_problem}"
+        return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
+    if not fleet.views:
+        word = fleet.last_word or f"{_THEN} its share"
+        return FleetExplanation(str(pod), WaitStatus.WAITING, word, wanted, notes=notes)
+    return replace(explain_views(pod, request, fleet, then=_THEN), wanted=wanted, notes=notes)
+
+
+def explain_views(pod: FleetPod, request: Request, fleet: GateFleet, then: str = "") -> FleetExplanation:
+    """What the planning says of the nodes' views, were the request the pod's; `then` as for `explain_answers`. Pure."""
+    views = {name: _named(view) for name, view in fleet.views.items()}
+    answers = _answers(pod, request, fleet, views)
+    able = {each.node: views[each.node] for each in answers if each.reason == NodeReason.FITS}
+    best = decide_across(able, request) if len(able) > 1 else None
+    if isinstance(best, ChosenMachine):
+        answers.sort(key=lambda each: each.node != best.name)
+    found = explain_answers(str(pod), answers, fleet.whole, then)
+    if able:
+        return found
+    remedies = (
+        f"on node {each.node}: {remedy.text}"
+        for each in answers
+        if each.could and each.reason not in KEPT_OUT and each.node in views
+        for remedy in explain(views[each.node], request).remedies
+    )
+    return replace(found, remedies=tuple(islice(remedies, _ADVICE)))
+
+
+def _answers(pod: FleetPod, request: Request, fleet: GateFleet, views: Mapping[str, NodeView]) -> list[NodeFit]:
+    found = []
+    for name in sorted({*fleet.nodes, *views, *fleet.unknown}):
+        if name in fleet.unknown:
+            answer = NodeFit(name, NodeReason.PUBLISHING, fleet.unknown[name], could=True)
+        elif name in views:
+            answer = _answer(name, views[name], request)
+        else:
+            answer = NodeFit(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
+        out = kept_out(pod, fleet.nodes[name]) if name in fleet.nodes and name not in fleet.unknown else None
+        found.append(answer if out is None else NodeFit(name, *out, could=answer.could))
+    return found
+
+
+def _answer(name: str, view: NodeView, request: Request) -> NodeFit:
+    """What the planning says of one node."""
+    try:
+        decision = decide(view, request)
+    except TrancheError as error:
+        return NodeFit(name, error.reason, error.message)
+    if isinstance(decision, Granted):
+        return NodeFit(name, NodeReason.FITS, decision.note, could=True)
+    obstacles = decision.obstacles
+    reason = str(obstacles[0].reason) if obstacles else NodeReason.HELD
+    text = "; ".join(list(dict.fromkeys(each.text for each in obstacles))[:_NAMED])
+    holders = dict.fromkeys(each for obstacle in obstacles for each in obstacle.allocation_ids)
+    return NodeFit(name, reason, text, holders=tuple(holders), could=True)
+
+
+def _named(view: NodeView) -> NodeView:
+    """The view in which shares have the names of whoever has them for ids, which mean something on the node alone."""
+    counts: Counter[str] = Counter()
+    allocations = []
+    for each in view.allocations:
+        name = str(each.keeper) if each.keeper != NOT_KNOWN_YET else each.command or str(each.keeper)
+        known = isinstance(each.keeper, ChosenFor) or (isinstance(each.keeper, PodKeeper) and each.keeper.admitted)
+        counts[name] += not known  # a pod ends as one
+        allocations.append(replace(each, id=f"{name} ({counts[name]})" if counts[name] > 1 else name))
+    return replace(view, allocations=tuple(allocations))
+
+
+def chosen_text(pod: FleetPod, fleet: GateFleet) -> str:
+    """What was chosen for a pod: `1g.5gb at 6:1 of GPU 0 on node p4d`; "" where that cannot be read.
+
+    The annotation on the pod says it as well, and whoever may edit the pod may change it: it counts where nothing else is known.
+    """
+    found = _known_choice(pod, fleet) or (None if _is_known(pod, fleet) else _annotated(pod))
+    if found is None:
+        return ""
+    view = fleet.views.get(found.node)
+    return f"{'; '.join(_grant_text(each, view) for each in found.grants)} on node {found.node}"
+
+
+class _Choice(NamedTuple):
+    """What was chosen for a pod; `has` once the node's register says that it has it."""
+
+    node: str
+    grants: tuple[Grant, ...]
+    has: bool = False
+
+
+def _known_choice(pod: FleetPod, fleet: GateFleet) -> _Choice | None:
+    """By what the node's agent says, else by the controller's lease."""
+    for name, said in fleet.said.items():
+        for each in said.view.allocations:
+            if isinstance(each.keeper, ChosenFor) and each.keeper.uid == pod.uid:
+                return _Choice(name, each.grants, has=True)
+    return next((_Choice(name, each[pod.uid].grants) for name, each in fleet.chosen.items() if pod.uid in each), None)
+
+
+def _is_known(pod: FleetPod, fleet: GateFleet) -> bool:
+    """Whether what was chosen could be read: the node of the pod has told, or some node where it has none yet."""
+    return bool(fleet.said) and not fleet.unknown and (not pod.node or pod.node in fleet.said)
+
+
+def _annotated(pod: FleetPod) -> _Choice | None:
+    try:
+        data = read_json(pod.chosen)
+        return _Choice(str(data["node"]), tuple(map(grant_from_dict, data["grants"])))
+    except (ValueError, KeyError, TypeError, AttributeError, TrancheError):
+        return None
+
+
+def _chosen(pod: FleetPod, wanted: tuple[str, ...], fleet: GateFleet, notes: tuple[str, ...]) -> FleetExplanation:
+    known = _known_choice(pod, fleet)
+    text = chosen_text(pod, fleet) or "a share"
+    if known is None and not _is_known(pod, fleet):
+        notes = (*notes, "what was chosen is by the pod's own annotation: what its node says cannot be read")
+    refused = next((each.refused[pod.uid] for each in fleet.said.values() if pod.uid in each.refused), "")
+    if known is None and _is_known(pod, fleet):
+        why = pod.gate_problem or f"it has not waited at the gate {SHARE_GATE}"
+        message = f"no share was chosen for it, and its node does not start it: {why}"
+        return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
+    if refused:
+        message = f"{text} was chosen for it, and the node cannot hand it over yet: {refused}"
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
+    if not pod.node:
+        message = f"{text} was chosen for it; the scheduler has yet to bind it" + (
+            f": {pod.message}" if pod.message else ""
+        )
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
+    if known is not None and not known.has and pod.phase == "Pending":
+        message = f"{text} was chosen for it; its node hands it over when its container starts"
+        return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
+    return FleetExplanation(str(pod), WaitStatus.HAS, f"it has {text}", wanted, notes=notes)
+
+
+def _grant_text(grant: Grant, view: NodeView | None) -> str:
+    if view is not None and any(gpu.uuid == grant.gpu_uuid for gpu in view.node):
+        return describe.grant(grant, view.node)
+    slot = grant.slot
+    return grant.gpu_uuid if slot is None else f"{slot.profile} at {slot.placement} of {grant.gpu_uuid}"

@@ -1,0 +1,116 @@
+"""The two leases of a node that a controller reads: what may be chosen by its agent's report, and what was chosen for pods. Pure.
+
+Each is written by one program alone, and in the place of the version that it read: a controller that knows an older one cannot
+add a choice. The report has the node's whole view, so that the controller decides by the planning of one machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tranche.core.allocation import Grant, NodeView
+from tranche.core.errors import TrancheError, UsageError
+from tranche.core.json_text import read_json
+from tranche.core.wire import grant_from_dict, grant_to_dict
+from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
+from tranche.kubernetes.gated.offered import offered_view
+from tranche.kubernetes.telling.told_view import GPUS, NODE, bare, lease_name, told_from_lease, told_node
+
+CHOICES = "choices"
+
+_CHOICES = "tranche.dev/choices"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """What may be chosen of a node. `generation` grows with each change.
+
+    `refused` says why pods, by uid, cannot have what was chosen for them.
+    """
+
+    node: str
+    view: NodeView
+    generation: int = 0
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenShare:
+    """What was chosen for a pod: grants of one node. `seen` is the generation of the node's GPUs by which it was chosen."""
+
+    namespace: str
+    name: str
+    uid: str
+    grants: tuple[Grant, ...]
+    seen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLease:
+    """The choices of one node, by the pods' uids. `lease` is what they were read from, None before the first is made.
+
+    `owner` is name and uid of the node object, with which a new lease goes.
+    """
+
+    node: str
+    choices: Mapping[str, ChosenShare] = field(default_factory=dict)
+    lease: Lease | None = None
+    owner: tuple[str, str] | None = None
+
+    def with_choices(self, added: Iterable[ChosenShare]) -> ChoiceLease:
+        """With these as well."""
+        return replace(self, choices={**self.choices, **{each.uid: each for each in added}})
+
+    def without(self, uids: Iterable[str]) -> ChoiceLease:
+        """Without those of these pods."""
+        gone = set(uids)
+        return replace(self, choices={uid: each for uid, each in self.choices.items() if uid not in gone})
+
+
+def gpus_from_lease(lease: Lease) -> NodeGpus:
+    """What may be chosen of a node; UsageError when its agent does not say so, or not so that it is read: it is not free then."""
+    told = told_from_lease(lease)
+    if told.offer is None:
+        raise UsageError(f"lease {lease.name} does not say what may be chosen of the node's GPUs")
+    view = replace(offered_view(bare(told.view), told.offer.mode), withheld=told.offer.withheld)
+    return NodeGpus(told.node, view, told.generation, told.offer.refused)
+
+
+def node_of(lease: Lease) -> str:
+    """The node that a lease of either kind is about, whether the rest of it can be read or not."""
+    if lease.labels.get(PLACING_LABEL) == GPUS:
+        return told_node(lease)
+    return lease.annotations.get(NODE) or lease.name.removeprefix(lease_name(CHOICES, ""))
+
+
+def choices_to_lease(chosen: ChoiceLease) -> Lease:
+    """The lease of a node's choices, in the place of the version that they were read in."""
+    data = {uid: _choice_to_dict(each) for uid, each in sorted(chosen.choices.items())}
+    text = json.dumps(data, separators=(",", ":"))
+    labels = {PLACING_LABEL: CHOICES}
+    before = chosen.lease or Lease(lease_name(CHOICES, chosen.node), labels=labels, owner_node=chosen.owner)
+    return replace(before, annotations={NODE: chosen.node, _CHOICES: text})
+
+
+def choices_from_lease(lease: Lease) -> ChoiceLease:
+    """What was chosen of a node; UsageError when it cannot be read, so that nothing is chosen beside what nobody knows."""
+    try:
+        data = read_json(lease.annotations[_CHOICES])
+        choices = {str(uid): _choice_from_dict(str(uid), each) for uid, each in data.items()}
+        return ChoiceLease(lease.annotations[NODE], choices, lease)
+    except (KeyError, ValueError, TypeError, AttributeError, TrancheError) as error:
+        raise UsageError(f"lease {lease.name} does not say what was chosen: {error}") from error
+
+
+def _choice_to_dict(choice: ChosenShare) -> dict[str, Any]:
+    grants = [grant_to_dict(each) for each in choice.grants]
+    return {"namespace": choice.namespace, "name": choice.name, "grants": grants, "seen": choice.seen}
+
+
+def _choice_from_dict(uid: str, data: Mapping[str, Any]) -> ChosenShare:
+    grants = tuple(grant_from_dict(each) for each in data["grants"])
+    return ChosenShare(str(data["namespace"]), str(data["name"]), uid, grants, int(data["seen"]))

@@ -1,0 +1,63 @@
+"""Tells pods that wait at our gate in a cluster that gives shares by claims that nobody chooses one for them, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from tranche.core.errors import TrancheError
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.gated.explaining import AT_GATE_ADVICE, LEFT_AT_GATE
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
+
+REASON = "WaitsForNobody"
+LOOK_SECONDS = 60.0
+_MOST_SAID = 50
+
+_log = logging.getLogger(__name__)
+
+
+class StrandedPodWatch:
+    """A component of clusters with claims. Each replica looks; what all say is one event. `random` gives numbers from 0 to 1."""
+
+    name = "left-at-gate"
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        say: Callable[[ClusterPod, str, str], Awaitable[None]],
+        *,
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._connection = connection
+        self._say = say
+        self._random = random
+        self._sleep = sleep
+        self._said: set[str] = set()
+
+    def ready(self) -> Readiness:
+        """Always: nobody depends on it."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Look now and then until cancelled."""
+        while True:
+            try:
+                await self._look()
+            except TrancheError as error:
+                _log.info("pods at the gate not told", extra={"reason": error.reason, "error": str(error)})
+            await self._sleep(LOOK_SECONDS * (0.5 + self._random()))
+
+    async def _look(self) -> None:
+        found = await ClusterReader(self._connection).decoded(
+            "pods that wait", "/api/v1/pods", decode_cluster_pod, fieldSelector="status.phase=Pending"
+        )
+        waiting = {pod.uid: pod for pod in found or () if pod.waits and not pod.ending}
+        self._said &= waiting.keys()
+        for uid in sorted(waiting.keys() - self._said)[:_MOST_SAID]:
+            await self._say(waiting[uid], REASON, f"{LEFT_AT_GATE}; {AT_GATE_ADVICE}")
+            self._said.add(uid)

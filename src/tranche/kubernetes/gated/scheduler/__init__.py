@@ -1,0 +1,1 @@
+"""The controller's part: chooses a node and a share for each pod that waits at the gate."""

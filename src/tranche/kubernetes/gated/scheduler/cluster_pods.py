@@ -1,0 +1,188 @@
+"""Pods and nodes as far as choosing nodes for pods needs them, decoded from API objects. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.api.decoding import Json, claimed_resources
+from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration, decode_terms
+from tranche.kubernetes.claims.gate_demand import GatedRequest, gate_demand
+from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
+from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
+from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement
+from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, GatedPod
+from tranche.kubernetes.gated.scheduler.spread import SpreadRequirement
+
+_PODS = "pods"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPod:
+    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as `PlacingRequirement` has
+    them.
+
+    `gated` is what is to be placed, where the pod waits at our gate and at no other; `wrong` says why it cannot be, although it
+    waits there. `never` says why its node would refuse whatever was chosen for it, wherever the pod is by now. `raw` is what a
+    patch of it must know. `job` is the uid of the Job that makes it anew, for jobs of ours.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str = ""
+    pinned: str = ""
+    finished: bool = False
+    ending: bool = False
+    needs: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    asks: bool = False
+    waits: bool = False
+    gated: GatedPod | None = None
+    wrong: str = ""
+    never: str = ""
+    raw: Json = field(default_factory=dict)
+    job: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """A node. `allocatable` are amounts in the units of `needs`."""
+
+    name: str
+    uid: str
+    room: NodeCapacity
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def host(self) -> str:
+        """What a selector names it by."""
+        return self.room.labels.get(HOST_LABEL, self.name)
+
+
+def decode_cluster_pod(raw: Json) -> ClusterPod:
+    """A `v1.Pod`."""
+    meta, spec = raw.get("metadata") or {}, raw.get("spec") or {}
+    gates = [str(each.get("name")) for each in spec.get("schedulingGates") or ()]
+    needs = dict(pod_needs(spec, claimed_resources(raw)))
+    waits = SHARE_GATE in gates
+    demand = gate_demand(meta.get("annotations") or {}, spec)
+    ours = gates == [SHARE_GATE]
+    kept: Json = {}
+    if waits:
+        kept = {
+            "metadata": {"uid": meta.get("uid"), "annotations": meta.get("annotations") or {}},
+            "spec": {"schedulingGates": spec.get("schedulingGates"), "nodeSelector": spec.get("nodeSelector") or {}},
+        }
+    owner: Json = next((each for each in meta.get("ownerReferences") or () if each.get("controller")), {})
+    of_job = JOB_LABEL in (meta.get("labels") or {}) and owner.get("kind") == "Job"
+    return ClusterPod(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        uid=str(meta.get("uid") or ""),
+        node=str(spec.get("nodeName") or ""),
+        pinned=str((spec.get("nodeSelector") or {}).get(HOST_LABEL) or ""),
+        finished=(raw.get("status") or {}).get("phase") in ("Succeeded", "Failed"),
+        ending=meta.get("deletionTimestamp") is not None,
+        needs=needs,
+        labels=meta.get("labels") or {},
+        asks=needs.get(SHARE_RESOURCE, 0) > 0,
+        waits=waits,
+        gated=_gated(meta, spec, needs, demand) if ours else None,
+        wrong=demand.wrong if ours else "",
+        never=demand.never,
+        raw=kept,
+        job=str(owner.get("uid") or "") if of_job else "",
+    )
+
+
+def decode_cluster_node(raw: Json) -> ClusterNode:
+    """A `v1.Node`."""
+    meta, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
+    ready: Json = next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
+    taints = tuple(map(NodeTaint.decode, spec.get("taints") or ()))
+    allocatable = dict(_amounts(status.get("allocatable") or {}))
+    name = str(meta.get("name") or "")
+    room = NodeCapacity(
+        name,
+        meta.get("labels") or {},
+        taints,
+        bool(spec.get("unschedulable")),
+        ready.get("status") == "True",
+        allocatable,
+    )
+    return ClusterNode(name, str(meta.get("uid") or ""), room, allocatable)
+
+
+def pod_needs(spec: Json, claimed: Collection[tuple[str, str]] = ()) -> Iterator[tuple[str, int]]:
+    """What a pod takes of a node's resources: its containers' requests together, or the largest of its init containers.
+
+    A claim serves what is `claimed`, as (container, resource), and the node does not count it.
+    """
+    inits = spec.get("initContainers") or ()
+    beside = [each for each in inits if each.get("restartPolicy") == "Always"]
+    together = _sum(_requests(each, claimed) for each in (*(spec.get("containers") or ()), *beside))
+    first = [_requests(each, claimed) for each in inits if each not in beside]
+    overhead = dict(_amounts(spec.get("overhead") or {}))
+    names = {*together, *overhead, *(name for each in first for name in each)}
+    yield _PODS, 1
+    for name in sorted(names):
+        most = max([together.get(name, 0), *(each.get(name, 0) for each in first)])
+        yield name, most + overhead.get(name, 0)
+
+
+def _requests(container: Json, claimed: Collection[tuple[str, str]]) -> dict[str, int]:
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: amount for name, amount in _amounts(asked) if (container.get("name"), name) not in claimed}
+
+
+def _sum(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in many:
+        for name, amount in each.items():
+            found[name] = found.get(name, 0) + amount
+    return found
+
+
+def _amounts(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, text in quantities.items():
+        try:
+            yield str(name), parse_thousandths(str(text)) if name == "cpu" else parse_quantity(str(text))
+        except UsageError:
+            continue  # the API server lets none in
+
+
+def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GatedRequest) -> GatedPod | None:
+    if demand.request is None or demand.wrong:
+        return None
+    tolerations = tuple(map(Toleration.decode, spec.get("tolerations") or ()))
+    return GatedPod(
+        str(meta.get("namespace") or ""),
+        str(meta.get("name") or ""),
+        str(meta.get("uid") or ""),
+        demand.request,
+        PlacingRequirement(needs, spec.get("nodeSelector") or {}, decode_terms(spec), tolerations),
+        int(spec.get("priority") or 0),
+        str(meta.get("creationTimestamp") or ""),
+        meta.get("labels") or {},
+        tuple(_spread(meta, spec)),
+    )
+
+
+def _spread(meta: Json, spec: Json) -> Iterator[SpreadRequirement]:
+    for each in spec.get("topologySpreadConstraints") or ():
+        if each.get("whenUnsatisfiable") != "DoNotSchedule":
+            continue
+        selector = each.get("labelSelector") or {}
+        labels = meta.get("labels") or {}
+        equal = {**(selector.get("matchLabels") or {})}
+        equal |= {key: labels[key] for key in each.get("matchLabelKeys") or () if key in labels}
+        requirements = [Requirement(str(key), "In", (str(value),)) for key, value in equal.items()]
+        requirements += map(Requirement.decode, selector.get("matchExpressions") or ())
+        yield SpreadRequirement(str(each.get("topologyKey")), int(each.get("maxSkew") or 1), tuple(requirements))

@@ -1,0 +1,84 @@
+"""The cluster as the controller last heard of it, and what follows for pods that wait: pure.
+
+What was chosen for a pod counts as given from the moment that it is written, whether the node's agent has heard of it or not.
+A node whose agent says nothing, or what cannot be read, is not known: nothing is free there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tranche.kubernetes.gated.chosen_view import with_choices
+from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterNode, ClusterPod
+from tranche.kubernetes.gated.scheduler.placer import GpuNode
+from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadState
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Pods by uid; nodes, what their agents say, and what was chosen of them, by node name.
+
+    `unreadable` says why what is there of a node cannot be read.
+    """
+
+    pods: Mapping[str, ClusterPod] = field(default_factory=dict)
+    nodes: Mapping[str, ClusterNode] = field(default_factory=dict)
+    gpus: Mapping[str, NodeGpus] = field(default_factory=dict)
+    choices: Mapping[str, ChoiceLease] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    def choice_of(self, pod: ClusterPod) -> tuple[str, ChosenShare] | None:
+        """The node that a pod's share was chosen on, and the choice; None where none was. Of two the one on its own host."""
+        found = [
+            (node, each.choices[pod.uid]) for node, each in sorted(self.choices.items()) if pod.uid in each.choices
+        ]
+        on_host = [each for each in found if pod.pinned and self.host(each[0]) == pod.pinned]
+        return next(iter(on_host or found), None)
+
+    def host(self, node: str) -> str:
+        """What a selector names the node by."""
+        return self.nodes[node].host if node in self.nodes else node
+
+
+def gpu_nodes(now: ClusterState, away: Iterable[str] = ()) -> tuple[tuple[GpuNode, ...], Mapping[str, str]]:
+    """The nodes of which something can be chosen, and why nothing can of others with GPUs; `away` are left out."""
+    used = _used(now)
+    found: list[GpuNode] = []
+    unknown = dict(now.unreadable)
+    for name, said in sorted(now.gpus.items()):
+        node = now.nodes.get(name)
+        if node is None or name in unknown or name in away:
+            continue
+        free = {each: amount - used.get(name, {}).get(each, 0) for each, amount in node.allocatable.items()}
+        chosen = now.choices.get(name)
+        view = said.view if chosen is None else with_choices(said.view, chosen.choices.values())
+        found.append(GpuNode(replace(node.room, free=free), view))
+    return tuple(found), unknown
+
+
+def _used(now: ClusterState) -> Mapping[str, Mapping[str, int]]:
+    """What pods take of each node's resources: of where they are, or of where they are about to be."""
+    found: dict[str, dict[str, int]] = {}
+    for pod in now.pods.values():
+        node = pod.node
+        if not node and pod.asks and (chosen := now.choice_of(pod)) is not None:
+            node = chosen[0]
+        if not node or pod.finished:
+            continue
+        sums = found.setdefault(node, {})
+        for resource, amount in pod.needs.items():
+            sums[resource] = sums.get(resource, 0) + amount
+    return found
+
+
+def spread_of(now: ClusterState) -> SpreadState:
+    """Where the cluster's pods are, or are about to be."""
+    pods = []
+    for pod in now.pods.values():
+        chosen = now.choice_of(pod) if pod.asks and not pod.node else None
+        node = pod.node or (chosen[0] if chosen is not None else "")
+        if node and not (pod.finished or pod.ending):
+            pods.append(SpreadPod(pod.namespace, pod.labels, node))
+    return SpreadState(tuple(each.room for each in now.nodes.values()), tuple(pods))

@@ -1,0 +1,153 @@
+"""Follows what choosing shares depends on: the cluster's pods and nodes, and the two leases of each node with GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import TypeVar
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.informer import Backoff, Informer
+from tranche.kubernetes.api.leases import Lease, decode_lease
+from tranche.kubernetes.api.selection import ObjectSource
+from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
+from tranche.kubernetes.gated.leases import (
+    CHOICES,
+    ChoiceLease,
+    NodeGpus,
+    choices_from_lease,
+    gpus_from_lease,
+    node_of,
+)
+from tranche.kubernetes.gated.scheduler.cluster_pods import (
+    ClusterNode,
+    ClusterPod,
+    decode_cluster_node,
+    decode_cluster_pod,
+)
+from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
+from tranche.kubernetes.rollout.ticket import version_number
+from tranche.kubernetes.telling.told_view import GPUS, generation_of, lease_name
+
+Item = TypeVar("Item")
+
+
+class ClusterWatch:
+    """What was heard of the cluster last. `namespace` is where the agents' leases are; `random` gives numbers from 0 to 1."""
+
+    def __init__(
+        self,
+        connection: ApiConnection,
+        namespace: str,
+        *,
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.changed = asyncio.Event()
+        self._connection = connection
+        self._namespace = namespace
+        self._random = random
+        self._sleep = sleep
+        self._pods: Mapping[str, ClusterPod] | None = None
+        self._nodes: Mapping[str, ClusterNode] | None = None
+        self._gpus: Mapping[str, Lease] | None = None
+        self._choices: Mapping[str, Lease] | None = None
+        self._own: dict[str, Lease] = {}
+        self._read: dict[tuple[str, str], NodeGpus | str] = {}
+
+    @property
+    def synced(self) -> bool:
+        """Whether all of it was heard at least once."""
+        return None not in (self._pods, self._nodes, self._gpus, self._choices)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        self._pods = self._nodes = self._gpus = self._choices = None
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow("pods", "/api/v1/pods", {}, decode_cluster_pod, self._heard_pods))
+            group.create_task(self._follow("nodes", "/api/v1/nodes", {}, decode_cluster_node, self._heard_nodes))
+            for kind, heard in ((GPUS, self._heard_gpus), (CHOICES, self._heard_choices)):
+                selector = {"labelSelector": f"{PLACING_LABEL}={kind}"}
+                group.create_task(self._follow(f"leases of {kind}", leases, selector, decode_lease, heard))
+
+    def wrote(self, chosen: ChoiceLease) -> None:
+        """Take note of what was written, of which the watch may tell later."""
+        if chosen.lease is not None:
+            self._own[chosen.lease.name] = chosen.lease
+
+    def forget(self, nodes: Iterable[str]) -> None:
+        """Take note that what was written of these nodes is not what is there: what the watch says is."""
+        for node in nodes:
+            self._own.pop(lease_name(CHOICES, node), None)
+
+    def now(self) -> ClusterState:
+        """The cluster, when `synced`. What cannot be read is not known."""
+        unreadable: dict[str, str] = {}
+        gpus, choices = {}, {}
+        for lease in (self._gpus or {}).values():
+            found = self._gpus_of(lease)
+            if isinstance(found, str):
+                unreadable[node_of(lease)] = found
+            else:
+                gpus[found.node] = found
+        for name in {*(self._choices or {}), *self._own}:
+            heard = (self._choices or {}).get(name)
+            latest = max((each for each in (heard, self._own.get(name)) if each is not None), key=version_number)
+            try:
+                chosen = choices_from_lease(latest)
+                choices[chosen.node] = chosen
+            except UsageError as error:
+                unreadable[node_of(latest)] = error.message
+        return ClusterState(self._pods or {}, self._nodes or {}, gpus, choices, unreadable)
+
+    def _gpus_of(self, lease: Lease) -> NodeGpus | str:
+        """Each version is unpacked once."""
+        key = (lease.name, lease.version)
+        if key not in self._read:
+            self._read = {known: found for known, found in self._read.items() if known[0] != lease.name}
+            try:
+                self._read[key] = gpus_from_lease(lease)
+            except UsageError as error:
+                self._read[key] = error.message
+        return self._read[key]
+
+    def _heard_pods(self, found: Mapping[str, ClusterPod]) -> None:
+        self._pods = {pod.uid: pod for pod in found.values()}
+        self.changed.set()
+
+    def _heard_nodes(self, found: Mapping[str, ClusterNode]) -> None:
+        self._nodes = {node.name: node for node in found.values()}
+        self.changed.set()
+
+    def _heard_gpus(self, found: Mapping[str, Lease]) -> None:
+        before, self._gpus = self._gpus, {lease.name: lease for lease in found.values()}
+        # A lease that was only renewed is nothing to choose by; there is a look now and then in any case.
+        if before is None or _generations(before) != _generations(self._gpus):
+            self.changed.set()
+
+    def _heard_choices(self, found: Mapping[str, Lease]) -> None:
+        self._choices = {lease.name: lease for lease in found.values()}
+        shown = {name: version_number(lease) for name, lease in self._choices.items()}
+        self._own = {name: own for name, own in self._own.items() if version_number(own) > shown.get(name, 0)}
+        self.changed.set()
+
+    async def _follow(
+        self,
+        label: str,
+        path: str,
+        selector: Mapping[str, str],
+        decode: Callable[[Mapping[str, object]], Item],
+        heard: Callable[[Mapping[str, Item]], None],
+    ) -> None:
+        source = ObjectSource(self._connection, label, path, selector, decode)
+        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
+        async with aclosing(informer.snapshots()) as snapshots:
+            async for found in snapshots:
+                heard(found)
+
+
+def _generations(leases: Mapping[str, Lease]) -> Mapping[str, int]:
+    return {name: generation_of(lease) for name, lease in leases.items()}

@@ -1,0 +1,85 @@
+"""What reported an error that programs do not survive: GPUs, and instances where the driver named one. It is well again later.
+
+A node has one, and every front end asks it: none gives away what another one refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from tranche.core.allocation import Slice, WholeGpu
+from tranche.core.state import NodeState
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.health import FaultyDevices, XidPolicy
+from tranche.kubernetes.node.inventory import Inventory
+
+_RECOVERY_SECONDS = 5.0
+
+
+class DeviceHealthWatch:
+    """A component: keeps the faults by the driver's events.
+
+    `needs_recovery` says whether the driver wants a GPU reset, and blocks; a sick GPU is asked about every `recovery_seconds`.
+    `policy` says which errors make one sick. `clock` is monotonic, in seconds.
+    """
+
+    name = "device-health"
+
+    def __init__(
+        self,
+        events: GpuEventWatch,
+        inventory: Inventory,
+        *,
+        needs_recovery: Callable[[str], bool],
+        policy: Callable[[], XidPolicy],
+        clock: Callable[[], float],
+        recovery_seconds: float = _RECOVERY_SECONDS,
+    ) -> None:
+        self.faults: LatestValue[FaultyDevices] = LatestValue()
+        self.faults.publish(FaultyDevices())
+        self._events = events
+        self._inventory = inventory
+        self._needs_recovery = needs_recovery
+        self._policy = policy
+        self._clock = clock
+        self._recovery_seconds = recovery_seconds
+
+    def ready(self) -> Readiness:
+        """Always: whether the driver is listened to is its events' own component's to say."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Listen until cancelled."""
+        with self._events.listen() as reports:
+            await self._inventory.latest.first()
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._recovery_seconds if self.faults.value.sick else None):
+                        event = await reports.get()
+                        node = self._inventory.latest.value.view.node
+                        self.faults.publish(self.faults.value.admit(event, self._policy(), node, self._clock()))
+                        continue
+                await self._discharge()
+
+    async def _discharge(self) -> None:
+        quiet = self.faults.value.quiet(self._clock())
+        well = {uuid for uuid in quiet if not await asyncio.to_thread(self._needs_recovery, uuid)}
+        if well:
+            self.faults.publish(self.faults.value.discharge(well, self._clock()))
+
+
+def faulty(faults: FaultyDevices, node: NodeState) -> Mapping[WholeGpu | Slice, str]:
+    """What is sick, and why: GPUs, and instances where the driver named one that is there."""
+    gpus = {gpu.uuid: gpu for gpu in node}
+    found: dict[WholeGpu | Slice, str] = {}
+    for sick in faults.sick:
+        gpu = gpus.get(sick.gpu_uuid)
+        instances = () if gpu is None else gpu.instances
+        instance = next((each for each in instances if each.id == sick.gpu_instance_id), None)
+        whole = WholeGpu(sick.gpu_uuid)
+        found[whole if instance is None else Slice(sick.gpu_uuid, instance.profile, instance.placement)] = sick.why
+    return found

@@ -1,0 +1,114 @@
+"""A component that passes the driver's reports on: to whoever listens, and to the inventory, which looks again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from tranche.hardware.gpu_events import GpuEvent
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.node.inventory import Inventory, Snapshot
+
+_WAIT_SECONDS = 0.25
+_BACKLOG = 1000
+
+_log = logging.getLogger(__name__)
+
+Gpus = frozenset[tuple[str, str]]
+
+
+class _EventStream(Protocol):
+    """Reports about some GPUs; see `tranche.hardware.gpu_events.GpuEventStream`."""
+
+    def wait(self, seconds: float) -> GpuEvent | None:
+        """The next report, or None when there is none in that time."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening."""
+        ...
+
+
+class GpuEventWatch:
+    """Listens to every GPU of the inventory; anew when a GPU comes, goes, or changes its MIG mode, which may mean a reset."""
+
+    name = "gpu-events"
+
+    def __init__(self, open_stream: Callable[[list[str]], _EventStream], inventory: Inventory) -> None:
+        """`open_stream` is given GPU UUIDs; it and the stream block, and run on a thread."""
+        self._open_stream = open_stream
+        self._inventory = inventory
+        self._listeners: list[asyncio.Queue[GpuEvent]] = []
+        self._listening = False
+
+    def ready(self) -> Readiness:
+        """Ready while it listens."""
+        return Readiness(self._listening, "" if self._listening else "not listening to the driver's events yet")
+
+    @contextmanager
+    def listen(self) -> Iterator[asyncio.Queue[GpuEvent]]:
+        """A queue that gets each report from now on; the oldest goes when a thousand were not taken."""
+        queue: asyncio.Queue[GpuEvent] = asyncio.Queue(_BACKLOG)
+        self._listeners.append(queue)
+        try:
+            yield queue
+        finally:
+            self._listeners.remove(queue)
+
+    async def run(self) -> None:
+        """Listen until cancelled; the driver's error when it cannot be listened to."""
+        loop = asyncio.get_running_loop()
+        await self._inventory.latest.first()
+        while True:
+            gpus = _gpus(self._inventory.latest.value)
+            stop = threading.Event()
+            pump = asyncio.create_task(asyncio.to_thread(self._pump, gpus, stop, loop))
+            moved = asyncio.create_task(self._until_other_than(gpus))
+            try:
+                await asyncio.wait({pump, moved}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.set()
+                moved.cancel()
+            await pump
+
+    async def _until_other_than(self, gpus: Gpus) -> None:
+        async for snapshot in self._inventory.latest.changes():
+            if _gpus(snapshot) != gpus:
+                return
+
+    def _pump(self, gpus: Gpus, stop: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
+        """On a thread of its own: it alone may wait on the stream, so it alone opens and closes it."""
+        stream = self._open_stream(sorted(uuid for uuid, _ in gpus))
+        try:
+            self._listening = True
+            while not stop.is_set():
+                event = stream.wait(_WAIT_SECONDS)
+                if event is not None:
+                    loop.call_soon_threadsafe(self._deliver, event)
+        finally:
+            self._listening = False
+            stream.close()
+
+    def _deliver(self, event: GpuEvent) -> None:
+        _log.info(
+            "driver event",
+            extra={
+                "event_kind": event.kind,
+                "gpu": event.gpu_uuid,
+                "xid": event.xid,
+                "instance": event.gpu_instance_id,
+            },
+        )
+        self._inventory.poke()
+        for queue in self._listeners:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+
+
+def _gpus(snapshot: Snapshot) -> Gpus:
+    return frozenset((gpu.uuid, gpu.mode) for gpu in snapshot.view.node if not gpu.lost)

@@ -1,0 +1,253 @@
+"""Pods in the register of holders: written before a device is handed over, settled by what kubelet and API server say.
+
+The register is the ledger's, so every command of the machine sees what pods hold, and pods are given nothing that a command
+holds. What is asked of kubelet and API server serves the register alone; nothing else asks them who holds a slice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+from tranche.core.allocation import (
+    Allocation,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Phase,
+    Slice,
+    WholeGpu,
+    nearest_request,
+    overlap,
+)
+from tranche.core.devices import devices, memory_of
+from tranche.core.errors import GpuBusy, TrancheError
+from tranche.core.keeper import PodKeeper
+from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.node.admissions import AdmissionTracker
+from tranche.kubernetes.node.listings import HeldGrants, device_of, holding
+from tranche.kubernetes.node.pod_settlement import (
+    Living,
+    PodObservation,
+    RegisterUpdate,
+    forgotten,
+    settle_pods,
+    unaccounted,
+)
+from tranche.node.host import Host
+from tranche.node.processes.pod_processes import devices_told
+
+_API_SECONDS = 5.0
+_ASK_SECONDS = 30.0
+"""As often as `tranche run` asks the daemon of its own share."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Kubelet(Protocol):
+    """The node's kubelet; see `tranche.kubernetes.kubelet.pod_resources.PodResourcesClient`."""
+
+    def run(self) -> str:
+        """The present run of the kubelet; "" when there is none."""
+        ...
+
+    async def read(self) -> KubeletResponse:
+        """Which devices it gave to whom; KubeletUnavailable when it does not answer."""
+        ...
+
+
+class PodRegister:
+    """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
+
+    `living` says which of these pods, by uid, have processes on the machine, and which devices these name; it blocks.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        kubelet: _Kubelet,
+        pods: Callable[[], Awaitable[Sequence[KubePod]]],
+        *,
+        clock: Callable[[], float],
+        living: Callable[[Collection[str]], Living] = devices_told,
+    ) -> None:
+        self._host = host
+        self._kubelet = kubelet
+        self._pods = pods
+        self._clock = clock
+        self._living = living
+        self._admissions = AdmissionTracker()
+        self._runs: dict[str, float] = {}
+        self._complete_run = ""
+        self._seen: dict[str, float] = {}
+        self._shared = False
+        self._asked = -_ASK_SECONDS
+        self._unlimited: frozenset[str] = frozenset()
+
+    @property
+    def kubelet_run(self) -> str:
+        """The present run of the kubelet; "" when there is none."""
+        return self._kubelet.run()
+
+    async def look(self) -> NodeView:
+        """The node with all who hold something of it, settled by what is said now, once no hand-over is under way.
+
+        The errors of the driver, the ledger and the kubelet as they are: nothing is settled then.
+        """
+        await self._admissions.over()
+        view, _ = await self._look()
+        return view
+
+    async def _look(self) -> tuple[NodeView, KubeletResponse]:
+        word = await self._kubelet.read()
+        view = await asyncio.to_thread(self._view)
+        unlisted = forgotten(view.allocations, devices(view.node), word)
+        living = await asyncio.to_thread(self._living, unlisted) if unlisted else {}
+        found = self._settle(view, word, None, living)
+        if found.undecided or word.run != self._complete_run:
+            found = self._settle(view, word, await self._ask_api_server(), living)
+        if found.empty:
+            return view, word
+        gone = [grant for each in view.allocations if each.id in found.removed for grant in each.grants]
+        await asyncio.to_thread(self._host.given_back, gone)
+        allocations = await asyncio.to_thread(
+            self._host.holders.settle, found.removed, found.keepers or {}, found.added, found.memory
+        )
+        return replace(view, allocations=allocations), word
+
+    def _view(self) -> NodeView:
+        """The machine; now and then, where something is shared with limits, after asking whether these are kept.
+
+        What has become unlimited by what the driver lists is written down at once.
+        """
+        due = self._shared and self._clock() - self._asked >= _ASK_SECONDS
+        view = self._host.view(thorough=due and not self._host.ledger.read_only)
+        unlimited = frozenset(each.id for each in view.allocations if any(map(_is_unlimited, each.grants)))
+        if unlimited - self._unlimited and not due and not self._host.ledger.read_only:
+            view, due = self._host.view(thorough=True), True
+        self._asked = self._clock() if due else self._asked
+        self._unlimited = unlimited
+        self._shared = any(isinstance(grant, FractionalShare) for each in view.allocations for grant in each.grants)
+        return view
+
+    async def hand_over(self, resource: str, given: HeldGrants) -> str:
+        """Record that a container of some pod is given this, before it is told; the allocation's id.
+
+        GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
+        anew has taken it back from the pod before, which may not be settled yet; it lists the device no more then.
+        """
+        with self._admissions.one():
+            return await self._hand_over(resource, given)
+
+    async def _hand_over(self, resource: str, given: HeldGrants) -> str:
+        keeper = PodKeeper(resource, kubelet=self._kubelet.run(), replicas=given.replicas)
+        try:
+            return await asyncio.to_thread(self._record, keeper, given)
+        except GpuBusy:
+            view, word = await self._look()
+        _refuse_given_twice(word, view, given)
+        superseded = [
+            each.id
+            for each in view.allocations
+            if isinstance(each.keeper, PodKeeper)
+            and given.collides(holding(each))
+            and _same_pod_again(each.keeper, keeper)
+        ]
+        return await asyncio.to_thread(self._record, keeper, given, superseded)
+
+    def _record(self, keeper: PodKeeper, given: HeldGrants, superseded: Sequence[str] = ()) -> str:
+        """Write the holder down, and have the daemons that it needs serve. Where none is in question, no GPU is asked."""
+        holders, request = self._host.holders, nearest_request(given.grants)
+        if not given.by_mps and not self._host.daemons.records.look():
+            return holders.add(keeper, request, given.grants, superseded, given.memory)
+        allocation = Allocation(holders.new_id(), request, given.grants, Phase.ACTIVE, holders.clock(), keeper=keeper)
+        self._host.hand_over(allocation, superseded)
+        return allocation.id
+
+    async def listed(self, resource: str) -> tuple[ContainerDevices, ...]:
+        """What the kubelet lists of a resource, once no hand-over is under way; KubeletUnavailable when it does not answer."""
+        await self._admissions.over()
+        return tuple(each for each in (await self._kubelet.read()).listed if each.resource == resource)
+
+    async def listed_by_claims(self) -> frozenset[str]:
+        """The CDI devices that the kubelet lists with pods because of their claims; KubeletUnavailable when it is silent."""
+        return (await self._kubelet.read()).by_claims
+
+    def admission(self) -> AbstractContextManager[None]:
+        """The length of one moment in which the kubelet gives something away, and nobody is to ask it for its list."""
+        return self._admissions.one()
+
+    async def take_back(self, allocation_id: str) -> None:
+        """Undo a hand-over that nobody was told of."""
+        await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
+
+    def _settle(
+        self, view: NodeView, word: KubeletResponse, pods: Mapping[PodRef, KubePod] | None, living: Living
+    ) -> RegisterUpdate:
+        now = self._clock()
+        self._runs = {word.run: self._runs.get(word.run, now)}
+        self._seen = {each.id: self._seen.get(each.id, now) for each in view.allocations}
+        waited = {each: now - since for each, since in self._seen.items()}
+        words = PodObservation(word, now - self._runs[word.run], pods, waited, living=living)
+        if pods is not None and word.run != self._complete_run:
+            keepers = [each.keeper for each in view.allocations if isinstance(each.keeper, PodKeeper)]
+            missing = unaccounted(words, [each for each in keepers if each.container])
+            for pod, resource in missing:
+                _log.warning(
+                    "pod runs with devices that are not known", extra={"pod": str(pod.ref), "resource": resource}
+                )
+            if not missing:
+                self._complete_run = word.run
+        words = replace(words, complete=word.run == self._complete_run)
+        holders = self._host.holders
+
+        def memory(device: WholeGpu | Slice) -> int:
+            return memory_of(device, view.node.gpu(device.gpu_uuid))
+
+        return settle_pods(
+            view.allocations, devices(view.node), words, now=holders.clock(), new_id=holders.new_id, memory=memory
+        )
+
+    async def _ask_api_server(self) -> Mapping[PodRef, KubePod] | None:
+        try:
+            async with asyncio.timeout(_API_SECONDS):
+                return {pod.ref: pod for pod in await self._pods()}
+        except (TrancheError, TimeoutError) as error:
+            _log.info("pods not read", extra={"error": str(error)})
+            return None
+
+
+def _is_unlimited(grant: Grant) -> bool:
+    return isinstance(grant, FractionalShare) and grant.unlimited
+
+
+def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
+    """Whether the kubelet that asks gave the devices to that keeper itself, and now gives them anew.
+
+    It does so after an init container of one pod, which it does not list, and after an admission that failed. It forgets a pod
+    that is deleted by force before its containers have ended.
+    """
+    return not keeper.lingers and keeper.resource == asking.resource and keeper.kubelet == asking.kubelet
+
+
+def _refuse_given_twice(word: KubeletResponse, view: NodeView, given: HeldGrants) -> None:
+    """GpuBusy when the kubelet gives away what it lists with a pod.
+
+    Kubernetes 1.36 does so: while a device plugin answers, whoever asks for the list makes the kubelet forget the device that
+    is on its way, if a pod has ended meanwhile, and the next pod gets it too (UpdateAllocatedDevices in its device manager).
+    """
+    alone = [grant for grant in given.grants if not isinstance(grant, FractionalShare)]
+    by_uuid = devices(view.node)
+    for each in word.listed:
+        for device_id in each.device_ids:
+            device = by_uuid.get(device_of(device_id))
+            if device_id in given.replicas or (device and any(overlap(device, grant) for grant in alone)):
+                raise GpuBusy(
+                    f"somebody else now holds device {device_id}: the kubelet lists it with pod {each.namespace}/{each.name}",
+                    hint="this pod's successor is given another device",
+                )

@@ -1,0 +1,293 @@
+"""What the register should say of pods, given what kubelet and API server say now. Pure.
+
+The kubelet's list is the only word about which devices a pod has. It is believed for what it lists. For what it lacks it is
+believed only as far as `tranche.core.evidence.judge_pod` says, since a kubelet that has just started lists pods that run as if
+they had nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
+from tranche.core.evidence import SETTLED_SECONDS, KeeperStatus, PodEvidence, judge_pod
+from tranche.core.keeper import PodKeeper
+from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.node.listings import Unit, adopted, device_of, holding, units_listed
+from tranche.kubernetes.node.resources import DOMAIN, GPU_RESOURCE, is_device_resource
+
+_NOT_KNOWN_WHICH = ""
+"""The container of a holder of which only the pod is known: it may have any of the devices that are nobody else's."""
+
+
+Living = Mapping[str, Collection[str] | None]
+"""Pods by uid that have processes on the machine, each with the devices that these name; None where nobody can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodObservation:
+    """What is said of pods now.
+
+    `pods` are the API server's pods of this node; None when it was not asked or does not answer. `kubelet_age` is for how many
+    seconds this run of the kubelet is known to answer; `complete` says that this run once listed every pod that ran, so that what
+    it lists no more has ended, even if the API server has not heard of it. `waited` is for how many seconds each allocation, by
+    id, has been known. `living` are those of `forgotten`, by uid, that have processes on the machine.
+    """
+
+    kubelet: KubeletResponse
+    kubelet_age: float
+    pods: Mapping[PodRef, KubePod] | None
+    waited: Mapping[str, float]
+    complete: bool = False
+    living: Living = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterUpdate:
+    """What to write: ids to remove, keepers to replace by id, and allocations to add, in this order.
+
+    `memory` gives the bytes of each device that what is added has parts of. `undecided` says that the API server must be asked
+    before this can be settled for good.
+    """
+
+    removed: tuple[str, ...] = ()
+    keepers: Mapping[str, PodKeeper] | None = None
+    added: tuple[Allocation, ...] = ()
+    undecided: bool = False
+    memory: Mapping[WholeGpu | Slice, int] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the register is right as it is."""
+        return not (self.removed or self.keepers or self.added)
+
+
+def settle_pods(
+    register: Sequence[Allocation],
+    devices: Mapping[str, Grant],
+    words: PodObservation,
+    *,
+    now: float,
+    new_id: Callable[[], str],
+    memory: Callable[[WholeGpu | Slice], int],
+) -> RegisterUpdate:
+    """What has to change in the register. `devices` are the node's by UUID; `now` is in seconds since the epoch.
+
+    `memory` gives the bytes of a device.
+    """
+    rows = [each for each in register if isinstance(each.keeper, PodKeeper)]
+    supposed = [each for each in rows if _supposed(each)]
+    listed = units_listed(words.kubelet.listed, devices)
+    shared = {device for units in listed.values() for unit, device in units.items() if isinstance(unit, str)}
+    removed: list[str] = []
+    keepers: dict[str, PodKeeper] = {}
+    covered: set[Unit] = set()
+    held: list[Grant] = []
+    undecided = False
+    for row in rows:
+        if _supposed(row):
+            continue
+        entry = _entry_of(row, listed)
+        replaced = entry is None and _replaced(row, listed, devices, words.living)
+        life, keeper = _judged(row, entry, words, replaced)
+        found_by_processes = entry is None and not keeper.admitted and bool(keeper.uid)
+        undecided = (
+            undecided or life is KeeperStatus.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
+        )
+        # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
+        if life is KeeperStatus.ALIVE and _forgotten(keeper, words):
+            keeper = replace(keeper, forgotten=True)
+        if life is KeeperStatus.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
+            removed.append(row.id)
+            continue
+        covered |= holding(row).units
+        held += row.grants
+        if keeper != row.keeper:
+            keepers[row.id] = keeper
+    added = []
+    sizes: dict[WholeGpu | Slice, int] = {}
+    ids = [device_id for entry in words.kubelet.listed for device_id in entry.device_ids]
+    for entry, units in listed.items():
+        new = {unit: device for unit, device in units.items() if unit not in covered}
+        if new:
+            found = adopted(new, ids, memory)
+            keeper = _bound(PodKeeper(entry.resource, replicas=found.replicas), entry, words)
+            added.append(_allocation(new_id(), keeper, found.grants, now))
+            held += found.grants
+            sizes |= found.memory
+            undecided = undecided or not keeper.uid
+    elsewhere = [grant for each in register if not isinstance(each.keeper, PodKeeper) for grant in each.grants]
+    standing = {_pod_keeper(row): row.grants for row in supposed}
+    wanted = standing
+    if words.complete:
+        wanted = {}
+    elif words.pods is not None:
+        wanted = _suppositions(words, rows, added, removed, devices, [*held, *elsewhere])
+    undecided = undecided or bool(wanted)
+    removed += [row.id for row in supposed if wanted.get(_pod_keeper(row)) != row.grants]
+    added += [
+        _allocation(new_id(), keeper, grants, now)
+        for keeper, grants in wanted.items()
+        if standing.get(keeper) != grants
+    ]
+    return RegisterUpdate(tuple(removed), keepers, tuple(added), undecided, sizes)
+
+
+def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletResponse) -> frozenset[str]:
+    """The uids of pods that hold something by the register and that the kubelet does not list with it: do they still run?"""
+    listed = units_listed(word.listed, devices)
+    rows = [each for each in register if isinstance(each.keeper, PodKeeper) and _pod_keeper(each).uid]
+    return frozenset(_pod_keeper(row).uid for row in rows if _entry_of(row, listed) is None)
+
+
+def unaccounted(words: PodObservation, known: Sequence[PodKeeper]) -> tuple[tuple[KubePod, str], ...]:
+    """Running pods, with a resource that they ask for, of which neither kubelet nor register says which devices they have."""
+    told = {(PodRef(each.namespace, each.name), each.resource) for each in words.kubelet.listed}
+    told |= {(PodRef(each.namespace, each.name), each.resource) for each in known}
+    return tuple(
+        (pod, resource)
+        for pod in (words.pods or {}).values()
+        if pod.phase == "Running"
+        for resource in sorted(filter(is_device_resource, pod.resources))
+        if (pod.ref, resource) not in told
+    )
+
+
+def _suppositions(
+    words: PodObservation,
+    rows: Sequence[Allocation],
+    added: Sequence[Allocation],
+    removed: Sequence[str],
+    devices: Mapping[str, Grant],
+    held: Sequence[Grant],
+) -> dict[PodKeeper, tuple[Grant, ...]]:
+    """For each resource the first pod of which it is not known what it has, with every device that it may have."""
+    kept = [each for each in rows if not _supposed(each) and each.id not in removed]
+    known = [row.keeper for row in (*kept, *added) if isinstance(row.keeper, PodKeeper)]
+    found: dict[PodKeeper, tuple[Grant, ...]] = {}
+    taken = list(held)
+    resources: set[str] = set()
+    for pod, resource in unaccounted(words, known):
+        if resource in resources:
+            continue
+        resources.add(resource)
+        free: list[Grant] = []
+        # Slices first: a GPU that has some is no device beside them.
+        for grant in sorted(devices.values(), key=lambda each: each.slot is None):
+            if _may_be(grant, resource) and not any(overlap(grant, other) for other in taken):
+                free.append(grant)
+                taken.append(grant)
+        if free:
+            found[PodKeeper(resource, pod.ref.namespace, pod.ref.name, _NOT_KNOWN_WHICH, pod.uid)] = tuple(free)
+    return found
+
+
+def _may_be(grant: Grant, resource: str) -> bool:
+    """Whether a device of that resource may be this grant, under whatever strategy it was given."""
+    names = [GPU_RESOURCE, VGPU_RESOURCE]
+    if grant.slot is not None:
+        names.append(f"{DOMAIN}/{grant.slot.profile.resource_name}")
+    return any(resource == name or resource.startswith(f"{name}.") for name in names)
+
+
+def _entry_of(row: Allocation, listed: Mapping[ContainerDevices, Mapping[Unit, Grant]]) -> ContainerDevices | None:
+    """The kubelet's entry that the row stands for: of its pod, or for a pod being admitted, of its devices."""
+    keeper = _pod_keeper(row)
+    mine = holding(row).units
+    for entry, units in listed.items():
+        same_pod = (entry.namespace, entry.name) == (keeper.namespace, keeper.name)
+        if (same_pod or not keeper.admitted) and keeper.resource in ("", entry.resource) and not mine.isdisjoint(units):
+            return entry
+    return None
+
+
+def _replaced(
+    row: Allocation,
+    listed: Mapping[ContainerDevices, Mapping[Unit, Grant]],
+    devices: Mapping[str, Grant],
+    living: Living,
+) -> bool:
+    """Whether the container runs with others: the kubelet lists those, and the pod's processes name those and none of these.
+
+    A kubelet that lost its checkpoint gives devices anew to a container that starts. It may also list others than those with
+    which a container runs that an earlier kubelet was about to start.
+    """
+    keeper = _pod_keeper(row)
+    told = living.get(keeper.uid)
+    if told is None or not keeper.admitted:
+        return False
+    held = [grant.device if isinstance(grant, FractionalShare) else grant for grant in row.grants]
+    mine = {uuid for uuid, device in devices.items() if device in held}
+    container = (keeper.namespace, keeper.name, keeper.container, keeper.resource)
+    for entry in listed:
+        if (entry.namespace, entry.name, entry.container, entry.resource) == container:
+            others = {device_of(each) for each in entry.device_ids}
+            return others.issubset(told) and not (mine - others).intersection(told)
+    return False
+
+
+def _forgotten(keeper: PodKeeper, words: PodObservation) -> bool:
+    """Whether a kubelet that has had the time to find its pods knows nothing of what this one has, which is not over."""
+    if not keeper.admitted or keeper.lingers or words.kubelet_age < SETTLED_SECONDS:
+        return False
+    mine = (keeper.namespace, keeper.name, keeper.resource)
+    told = ((each.namespace, each.name, each.resource) for each in words.kubelet.listed)
+    return keeper.kubelet != words.kubelet.run and mine not in told
+
+
+def _judged(
+    row: Allocation, entry: ContainerDevices | None, words: PodObservation, replaced: bool
+) -> tuple[KeeperStatus, PodKeeper]:
+    keeper = _pod_keeper(row)
+    if entry is not None:
+        keeper = _bound(keeper, entry, words)
+    exists: bool | None = None
+    if words.pods is not None:
+        pod = words.pods.get(PodRef(keeper.namespace, keeper.name))
+        exists = pod is not None and not pod.finished and keeper.uid in ("", pod.uid)
+    processes = keeper.uid != "" and keeper.uid in words.living and not _disowned(keeper, words)
+    evidence = PodEvidence(
+        words.kubelet.run,
+        words.kubelet_age,
+        entry is not None,
+        exists,
+        words.waited.get(row.id, 0.0),
+        processes,
+        replaced,
+    )
+    # A pod that is over and is not freed yet: no kubelet counts its devices as given away.
+    over = keeper.admitted and exists is False
+    if entry is None and (over or (processes and keeper.kubelet == words.kubelet.run)):
+        keeper = replace(keeper, lingers=True)
+    return judge_pod(keeper, evidence), keeper
+
+
+def _disowned(keeper: PodKeeper, words: PodObservation) -> bool:
+    """Whether a pod that was found by its processes only names devices: a kubelet that knows it, and all others, denies it."""
+    if keeper.admitted or not words.complete:
+        return False
+    return any(pod.uid == keeper.uid and not pod.finished for pod in (words.pods or {}).values())
+
+
+def _bound(keeper: PodKeeper, entry: ContainerDevices, words: PodObservation) -> PodKeeper:
+    """The keeper with the kubelet's word of now, and the pod's uid once it is known."""
+    pod = None if words.pods is None else words.pods.get(PodRef(entry.namespace, entry.name))
+    uid = keeper.uid if pod is None else pod.uid
+    run, replicas = words.kubelet.run, keeper.replicas
+    return PodKeeper(entry.resource, entry.namespace, entry.name, entry.container, uid, run, replicas=replicas)
+
+
+def _allocation(allocation_id: str, keeper: PodKeeper, grants: tuple[Grant, ...], now: float) -> Allocation:
+    return Allocation(allocation_id, nearest_request(grants), grants, Phase.ACTIVE, now, keeper=keeper)
+
+
+def _pod_keeper(row: Allocation) -> PodKeeper:
+    assert isinstance(row.keeper, PodKeeper)
+    return row.keeper
+
+
+def _supposed(row: Allocation) -> bool:
+    return isinstance(row.keeper, PodKeeper) and row.keeper.admitted and row.keeper.container == _NOT_KNOWN_WHICH

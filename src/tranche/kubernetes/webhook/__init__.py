@@ -1,0 +1,1 @@
+"""The admission webhook: gives a pod that asks by annotations its claim."""

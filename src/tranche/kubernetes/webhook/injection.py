@@ -1,0 +1,201 @@
+"""How a pod that asks by annotations becomes one that asks by a claim: a JSON patch, empty the second time. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION
+from tranche.kubernetes.claims.annotations import CONTAINER, AnnotatedRequest, pod_demand
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE
+from tranche.kubernetes.node.resources import is_device_resource
+
+POD_CLAIM = "tranche"
+"""What the pod calls its claim."""
+
+TEMPLATE_LABEL = "tranche.dev/claim-template"
+"""The pod's label that names the template of its claim; on a template, its own name."""
+
+REQUEST_ANNOTATION = "tranche.dev/request"
+USED_ANNOTATION = "tranche.dev/last-used"
+
+_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+_TEMPLATE_NAME = re.compile(r"tranche-[0-9a-f]{16}", re.ASCII)
+_KINDS = ("initContainers", "containers")
+
+
+def demand_of(pod: Json) -> AnnotatedRequest | None:
+    """What a pod that is created asks for by annotations; None when nothing has to be done for it.
+
+    UsageError as `pod_demand`, and for one that says itself what was chosen for it.
+    """
+    annotations = _annotations(pod)
+    if MIRROR_POD_ANNOTATION in annotations:
+        return None  # the kubelet runs such a pod whatever its object says
+    if SHARE_GATE in annotations:
+        raise UsageError(
+            f"the annotation {SHARE_GATE} says what was chosen for a pod, and the controller alone writes it",
+            hint="leave it out, and ask by another: tranche.dev/gpu-memory: 4Gi",
+        )
+    return pod_demand(annotations)
+
+
+def template_name(devices: Mapping[str, Any]) -> str:
+    """The name of the template of such a claim: the same wherever and whenever the same is asked for."""
+    text = json.dumps(devices, sort_keys=True, separators=(",", ":"))
+    return f"tranche-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def claim_template(namespace: str, devices: Mapping[str, Any], request: str, now: str) -> Json:
+    """A `ResourceClaimTemplate` of that claim, used at `now`."""
+    name = template_name(devices)
+    in_order = json.loads(json.dumps(devices, sort_keys=True))  # the API server takes another order for another config
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": {TEMPLATE_LABEL: name, "app.kubernetes.io/managed-by": "tranche-controller"},
+            "annotations": {REQUEST_ANNOTATION: request, USED_ANNOTATION: now},
+        },
+        "spec": {"spec": {"devices": in_order}},
+    }
+
+
+def injection(
+    pod: Json, demand: AnnotatedRequest, template: str, take_over: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The JSON patch that gives the pod its claim, by the template of that name; empty when it has it.
+
+    A pod that names one of the schedulers `take_over` gets the cluster's own, which alone knows claims of Tranche.
+
+    Raises:
+        UsageError: the pod asks for GPUs in another way too, has no such container, or is placed already.
+    """
+    spec = pod.get("spec") or {}
+    refuse_second_demand(spec)
+    refuse_placed(spec)
+    kind, position, container = chosen_container(pod, demand.container)
+    return [
+        *_label(pod, template),
+        *_pod_claim(spec, template),
+        *_container_claim(f"/spec/{kind}/{position}", container),
+        *scheduler_patch(spec, take_over),
+    ]
+
+
+def refuse_placed(spec: Json) -> None:
+    """UsageError for a pod that names its node."""
+    if spec.get("nodeName"):
+        raise UsageError(
+            f"the pod names its node, {spec['nodeName']}, and only the scheduler gives a pod its share",
+            hint="use a nodeSelector: kubernetes.io/hostname",
+        )
+
+
+def _label(pod: Json, template: str) -> list[dict[str, Any]]:
+    labels = (pod.get("metadata") or {}).get("labels")
+    if (labels or {}).get(TEMPLATE_LABEL) == template:
+        return []
+    if not labels:
+        return [added("/metadata/labels", {TEMPLATE_LABEL: template})]
+    return [added(f"/metadata/labels/{TEMPLATE_LABEL.replace('/', '~1')}", template)]
+
+
+def _pod_claim(spec: Json, template: str) -> list[dict[str, Any]]:
+    wanted = {"name": POD_CLAIM, "resourceClaimTemplateName": template}
+    claims = spec.get("resourceClaims") or ()
+    if not claims:
+        return [added("/spec/resourceClaims", [wanted])]
+    for position, claim in enumerate(claims):
+        if claim.get("name") != POD_CLAIM:
+            continue
+        named = str(claim.get("resourceClaimTemplateName") or "")
+        if not _TEMPLATE_NAME.fullmatch(named):
+            raise UsageError(
+                f"the pod has a claim '{POD_CLAIM}' of its own and annotations that ask for a share",
+                hint="leave one of them out, or call the claim otherwise",
+            )
+        return (
+            []
+            if named == template
+            else [{"op": "replace", "path": f"/spec/resourceClaims/{position}", "value": wanted}]
+        )
+    return [added("/spec/resourceClaims/-", wanted)]
+
+
+def _container_claim(path: str, container: Json) -> list[dict[str, Any]]:
+    wanted = {"name": POD_CLAIM}
+    resources = container.get("resources")
+    if not resources:
+        return [added(f"{path}/resources", {"claims": [wanted]})]
+    claims = resources.get("claims") or ()
+    if any(claim.get("name") == POD_CLAIM for claim in claims):
+        return []
+    return [added(f"{path}/resources/claims/-", wanted) if claims else added(f"{path}/resources/claims", [wanted])]
+
+
+def scheduler_patch(spec: Json, take_over: Collection[str]) -> list[dict[str, Any]]:
+    """What gives a pod that names one of these schedulers the cluster's own."""
+    if spec.get("schedulerName") not in take_over:
+        return []
+    return [{"op": "replace", "path": "/spec/schedulerName", "value": "default-scheduler"}]
+
+
+def chosen_container(pod: Json, name: str) -> tuple[str, int, Json]:
+    """Where the container is that gets the share: the one that is named, the one that kubectl takes, else the first."""
+    spec = pod.get("spec") or {}
+    there = [(kind, position, each) for kind in _KINDS for position, each in enumerate(spec.get(kind) or ())]
+    by_name = {str(each.get("name")): (kind, position, each) for kind, position, each in there}
+    if name:
+        if name not in by_name:
+            raise UsageError(
+                f"the pod has no container '{name}', which {CONTAINER} names", hint=f"it has {', '.join(by_name)}"
+            )
+        return by_name[name]
+    usual = _annotations(pod).get(_DEFAULT_CONTAINER, "")
+    if usual in by_name:
+        return by_name[usual]
+    first = next((each for each in there if each[0] == "containers"), None)
+    if first is None:
+        raise UsageError("the pod has no container")
+    return first
+
+
+def refuse_second_demand(spec: Json) -> None:
+    """UsageError for a pod that asks for devices by a resource too."""
+    for kind in _KINDS:
+        for container in spec.get(kind) or ():
+            resources = container.get("resources") or {}
+            for name in (*(resources.get("limits") or ()), *(resources.get("requests") or ())):
+                if is_device_resource(str(name)):
+                    raise UsageError(
+                        f"container '{container.get('name')}' asks for {name}, and the pod's annotations for a share",
+                        hint="leave one of them out",
+                    )
+
+
+def _annotations(pod: Json) -> Mapping[str, str]:
+    return (pod.get("metadata") or {}).get("annotations") or {}
+
+
+def added(path: str, value: object) -> dict[str, Any]:
+    """One operation of a JSON patch."""
+    return {"op": "add", "path": path, "value": value}
+
+
+def names_used(pods: Sequence[Json]) -> frozenset[tuple[str, str]]:
+    """Namespace and name of the templates of pods that have not ended."""
+    found = set()
+    for pod in pods:
+        meta = pod.get("metadata") or {}
+        name = (meta.get("labels") or {}).get(TEMPLATE_LABEL)
+        if name and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
+            found.add((str(meta.get("namespace", "")), str(name)))
+    return frozenset(found)

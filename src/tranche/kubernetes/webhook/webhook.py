@@ -1,0 +1,135 @@
+"""The admission webhook: gives a pod that asks by annotations a claim, or has it wait for its share, or says why it cannot."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from tranche.core.errors import (
+    KubernetesForbidden,
+    KubernetesNotFound,
+    KubernetesRejected,
+    KubernetesUnavailable,
+    TrancheError,
+    UsageError,
+)
+from tranche.core.printable import one_line
+from tranche.core.request import Request
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
+from tranche.kubernetes.claims.annotations import AnnotatedRequest, in_annotations
+from tranche.kubernetes.claims.gpu_models import shared_cards
+from tranche.kubernetes.claims.spec import claim_spec, needs_cards
+from tranche.kubernetes.serving.http_server import HttpResponse
+from tranche.kubernetes.webhook.injection import demand_of, injection, template_name
+from tranche.kubernetes.webhook.review import AdmissionRequest, allowed, read_review, refused, uid_of
+
+PATH = "/pods"
+
+Gating = Callable[[Json, AnnotatedRequest, Collection[str]], list[dict[str, Any]]]
+"""The patch that has a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.gated.gating`."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Templates(Protocol):
+    """Where templates of claims are kept."""
+
+    async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
+        """The name of the template of such claims, which is there from now on."""
+        ...
+
+
+class _GpuModels(Protocol):
+    """What is known of the cluster's shared GPUs."""
+
+    @property
+    def resource_slices(self) -> Iterable[Json] | None:
+        """The driver's resource slices; None while they are not known."""
+        ...
+
+
+class PodWebhook:
+    """Answers AdmissionReviews. `take_over` are the schedulers whose pods get the cluster's own.
+
+    `backend` says how the cluster gives shares; None while that is not known.
+    """
+
+    def __init__(
+        self,
+        templates: _Templates,
+        cards: _GpuModels,
+        backend: Callable[[], AllocationBackend | None],
+        gating: Gating,
+        *,
+        take_over: Collection[str] = (),
+    ) -> None:
+        self._templates = templates
+        self._cards = cards
+        self._backend = backend
+        self._gating = gating
+        self._take_over = frozenset(take_over)
+
+    async def answer(self, path: str, body: bytes) -> HttpResponse:
+        """The page for a POST."""
+        if path != PATH:
+            return HttpResponse(HTTPStatus.NOT_FOUND, b"{}")
+        try:
+            review = read_review(body)
+        except KubernetesRejected as error:
+            return HttpResponse(HTTPStatus.BAD_REQUEST, json.dumps({"message": one_line(error.message)}).encode())
+        answered = allowed(uid_of(body)) if review is None else await self.review(review)
+        return HttpResponse(HTTPStatus.OK, json.dumps(answered).encode())
+
+    async def review(self, review: AdmissionRequest) -> Json:
+        """The answer about one pod."""
+        try:
+            demand = demand_of(review.pod)
+            if demand is None:
+                return allowed(review.uid)
+            if (backend := self._backend()) not in BY_CLAIMS:
+                _refuse_backend(backend)
+                return allowed(review.uid, self._gating(review.pod, demand, self._take_over))
+            devices = self._devices(demand.request)
+            # What is wrong with the pod is said before anything is written for it.
+            patch = injection(review.pod, demand, template_name(devices), self._take_over)
+            if not review.dry_run:
+                await self._templates.ensure(review.namespace, devices, str(demand.request))
+        except KubernetesUnavailable as error:
+            return self._refused(review, HTTPStatus.SERVICE_UNAVAILABLE, error)
+        except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
+            return self._refused(review, HTTPStatus.FORBIDDEN, error)
+        except TrancheError as error:
+            return self._refused(review, HTTPStatus.UNPROCESSABLE_ENTITY, error)
+        return allowed(review.uid, patch)
+
+    def _devices(self, request: Request) -> Mapping[str, Any]:
+        slices = self._cards.resource_slices
+        if slices is None and needs_cards(request):
+            raise KubernetesUnavailable(
+                "the cluster's GPUs are not known yet, and a fraction of one depends on its size"
+            )
+        return claim_spec(request, shared_cards(slices or (), request.gpu_model)).devices
+
+    def _refused(self, review: AdmissionRequest, status: HTTPStatus, error: TrancheError) -> Json:
+        meta = review.pod.get("metadata") or {}
+        pod = meta.get("name") or meta.get("generateName") or ""
+        _log.info(
+            "pod refused",
+            extra={"namespace": review.namespace, "pod": pod, "reason": error.reason, "error": error.message},
+        )
+        message = f"{error.message}; {error.hint}" if error.hint else error.message
+        return refused(review.uid, status.value, in_annotations(message))
+
+
+def _refuse_backend(backend: AllocationBackend | None) -> None:
+    if backend is None:
+        raise KubernetesUnavailable("it is not known yet how this cluster gives shares")
+    if backend is AllocationBackend.NONE:
+        raise UsageError(
+            "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
+            hint="they need Kubernetes 1.27 or newer",
+        )

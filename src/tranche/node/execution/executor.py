@@ -1,0 +1,227 @@
+"""Carries out a Plan: journals each step before and after, verifies its effect, and undoes its own work on failure.
+
+GPUs are worked on at the same time, one GPU in order. While a plan runs, the process holds each of its GPUs by a lock that
+dies with it. Every destructive step checks, right before it acts, that nothing holds or uses what it is about to take.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tranche.core.errors import GpuNotFound, TrancheError
+from tranche.core.state import GpuState, InstanceKey
+from tranche.hardware.driver import Driver
+from tranche.hardware.visible_devices import DeviceVisibility
+from tranche.node.execution.act_tools import StepContext
+from tranche.node.execution.guards import StepGuard
+from tranche.node.execution.step_acts import carry_out
+from tranche.node.execution.timeslices import TimesliceStore
+from tranche.node.locks.deciding import taking_gpu
+from tranche.node.locks.interrupts import interruptible, uninterruptible
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.store import chronicle, journal
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.records import disown_instances, own_instance, owned_instances
+from tranche.planning.steps import Step
+from tranche.planning.steps.undo import StepRecord, undo_steps
+
+Progress = Callable[[GpuState, Step], None]
+"""Told each step as it begins."""
+
+
+def no_progress(gpu: GpuState, step: Step) -> None:
+    """Report nothing."""
+
+
+class Executor:
+    """Carries out journaled plans on one machine. `boundary` is called after every write to the journal, for crash tests."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        ledger: Ledger,
+        locks: Path,
+        daemons: MpsDaemonManager,
+        timeslices: TimesliceStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        boundary: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._driver = driver
+        self._ledger = ledger
+        self._locks = locks
+        self._clock = clock
+        self._boundary = boundary
+        self._guards = StepGuard(ledger)
+        self._tools = StepContext(driver, daemons, timeslices, interruptible()(sleep))
+
+    def execute(
+        self,
+        plan_id: str,
+        records: Sequence[StepRecord],
+        *,
+        allocation_id: str = "",
+        progress: Progress = no_progress,
+        seconds: float | None = None,
+    ) -> None:
+        """Carry out the steps; on failure undo what was done and raise the first error. The plan stays open in the journal.
+
+        WaitTimeout, and nothing was done, when others work on one of its GPUs for `seconds` more.
+        """
+        with self._holding(records, seconds):
+            failed = threading.Event()
+            try:
+                errors = self._on_each_gpu(
+                    records,
+                    lambda gpu_uuid: self._run_gpu(plan_id, records, gpu_uuid, allocation_id, progress, failed),
+                    stop=failed.set,
+                )
+            except BaseException:
+                self.undo(plan_id, allocation_id=allocation_id, held=True)
+                raise
+            if errors:
+                self.undo(plan_id, allocation_id=allocation_id, held=True)
+                raise errors[0]
+
+    def shows(self, gpu_uuids: Iterable[str]) -> bool:
+        """Whether this process can look at those GPUs, as far as they are still in the machine."""
+        if self._driver.scope is DeviceVisibility.ALL:
+            return True
+        try:
+            for gpu_uuid in gpu_uuids:
+                self._driver.observe_gpu(gpu_uuid)
+        except GpuNotFound:
+            return False
+        return True
+
+    def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
+        """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""
+        with self._ledger.write() as db:
+            journal.begin_undo(db, plan_id)
+            records = journal.step_records(db, plan_id)
+        self._boundary()
+        with ExitStack() as stack:
+            if not held:
+                stack.enter_context(self._holding(records, None))
+            with uninterruptible():
+                errors = self._on_each_gpu(records, lambda gpu_uuid: self._undo_gpu(records, gpu_uuid, allocation_id))
+        if errors:
+            with self._ledger.write() as db:
+                for error in errors:
+                    chronicle.undo_incomplete(db, self._clock(), plan_id, error, allocation_id=allocation_id)
+
+    def _holding(self, records: Sequence[StepRecord], seconds: float | None) -> ExitStack:
+        """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other.
+
+        The tool that resets a GPU inherits them: when this process is killed meanwhile, nobody touches the GPU before that
+        tool is through.
+        """
+        with ExitStack() as stack:
+            for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
+                lock = stack.enter_context(taking_gpu(self._locks / f"{gpu_uuid}.lock", gpu_uuid, seconds))
+                os.set_inheritable(lock.descriptor, True)
+            return stack.pop_all()
+
+    def _on_each_gpu(
+        self,
+        records: Sequence[StepRecord],
+        work: Callable[[str], TrancheError | None],
+        stop: Callable[[], None] = lambda: None,
+    ) -> list[TrancheError]:
+        """Work on every GPU of the records at the same time; the errors. `stop` is called when an interrupt ends the wait."""
+        gpu_uuids = list(dict.fromkeys(record.step.gpu_uuid for record in records))
+        if len(gpu_uuids) <= 1:
+            return [error for gpu_uuid in gpu_uuids if (error := work(gpu_uuid)) is not None]
+        # Most plans touch one GPU, and most commands carry out none: they start faster without this import.
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=len(gpu_uuids), thread_name_prefix="gpu") as pool:
+            try:
+                with interruptible():
+                    return [error for error in pool.map(work, gpu_uuids) if error is not None]
+            except BaseException:
+                stop()
+                raise
+
+    def _run_gpu(
+        self,
+        plan_id: str,
+        records: Sequence[StepRecord],
+        gpu_uuid: str,
+        allocation_id: str,
+        progress: Progress,
+        failed: threading.Event,
+    ) -> TrancheError | None:
+        try:
+            gpu = self._tools.observe_gpu(gpu_uuid)
+            for ordinal, record in enumerate(records):
+                if record.step.gpu_uuid != gpu_uuid:
+                    continue
+                if failed.is_set():
+                    return None
+                gpu = self._run_step(plan_id, ordinal, record.step, gpu, allocation_id, progress)
+        except TrancheError as error:
+            failed.set()
+            error.gpu_uuid = gpu_uuid
+            return error
+        except BaseException:
+            failed.set()
+            raise
+        return None
+
+    def _run_step(
+        self, plan_id: str, ordinal: int, step: Step, gpu: GpuState, allocation_id: str, progress: Progress
+    ) -> GpuState:
+        if step.in_effect(gpu):
+            with self._ledger.write() as db:
+                journal.write_needless(db, plan_id, ordinal)
+            self._boundary()
+            return gpu
+        self._guards.check(step, gpu, allocation_id)
+        with self._ledger.write() as db:
+            before = step.observe(gpu, owned_instances(db))
+            journal.write_intent(db, plan_id, ordinal, before)
+        self._boundary()
+        with interruptible():
+            progress(gpu, step)
+        gpu = carry_out(step, gpu, self._tools)
+        with self._ledger.write() as db:
+            journal.write_done(db, plan_id, ordinal)
+            _record_ownership(db, step.ownership(before))
+            chronicle.step_done(db, self._clock(), plan_id, step, gpu, allocation_id=allocation_id)
+        self._boundary()
+        return gpu
+
+    def _undo_gpu(self, records: Sequence[StepRecord], gpu_uuid: str, allocation_id: str) -> TrancheError | None:
+        first: TrancheError | None = None
+        try:
+            gpu = self._tools.observe_gpu(gpu_uuid)
+            for undo in undo_steps(records, gpu):
+                try:
+                    if not undo.step.in_effect(gpu):
+                        self._guards.check(undo.step, gpu, allocation_id)
+                        gpu = carry_out(undo.step, gpu, self._tools)
+                    with self._ledger.write() as db:
+                        _record_ownership(db, undo.ownership)
+                except TrancheError as error:
+                    first = first or error
+                    gpu = self._tools.observe_gpu(gpu_uuid)
+                self._boundary()
+        except TrancheError as error:
+            first = first or error
+        return first
+
+
+def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bool]) -> None:
+    for key, ours in ownership.items():
+        if ours:
+            own_instance(db, key)
+        else:
+            disown_instances(db, [key])

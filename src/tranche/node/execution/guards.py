@@ -1,0 +1,141 @@
+"""The last look before a GPU is changed: what a step would take must be neither held by an allocation nor in use.
+
+A step says itself what it takes (`tranche.planning.steps.taking`). A step of a kind that is not known here is refused.
+
+This is the one home of four invariants: never destroy an instance that has an allocation or a process; never create an
+instance over room that is promised to somebody else; never reset or switch a GPU that is in use; never end a daemon of MPS by
+which somebody shares.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import assert_never
+
+from tranche.core.allocation import FractionalShare, NodeView, Phase, Slice, WholeGpu, overlap
+from tranche.core.errors import GpuBusy
+from tranche.core.grid import PlacedInstance
+from tranche.core.mps_unavailable import unavailable
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuProcess, GpuState, InstanceKey
+from tranche.node.store import register
+from tranche.node.store.ledger import Ledger
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps.plan import Plan
+
+
+class StepGuard:
+    """Checks steps against the ledger and the GPU as it was just seen."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def check(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
+        """GpuBusy when the step would take something from anybody but the allocation that it is done for."""
+        for taking in step.takes:
+            match taking:
+                case TakesInstance(occupant):
+                    self._check_instance(occupant, gpu)
+                case TakesGpu():
+                    self._check_whole(step, gpu)
+                case TakesSharing():
+                    pass  # who holds a part is in the ledger, and the server that it runs in goes with the daemon
+                case TakesRoom():
+                    pass  # an instance that is there already is seen by the step, and by the driver
+                case _:
+                    assert_never(taking)
+        with self._ledger.read() as db:
+            refuse_held(db, step, gpu.label, allocation_id)
+            if (device := step.lets_in) is not None:
+                _refuse_unavailable(db, device, gpu, allocation_id)
+
+    def _check_instance(self, slot: PlacedInstance, gpu: GpuState) -> None:
+        instance = gpu.instance_in(slot)
+        if instance is not None and instance.processes:
+            raise GpuBusy(
+                f"{gpu.label}: {slot.profile} at {slot.placement} is in use by {_named(instance.processes)}",
+                hint="wait for it to end, or stop it",
+            )
+
+    def _check_whole(self, step: Step, gpu: GpuState) -> None:
+        if gpu.all_processes:
+            raise GpuBusy(
+                f"{gpu.label}: cannot {step} while it is in use by {_named(gpu.all_processes)}",
+                hint="wait for it to end, or stop it",
+            )
+        if gpu.instances:
+            slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
+            raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
+
+
+def _refuse_unavailable(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: GpuState, allocation_id: str) -> None:
+    """GpuBusy when a daemon that failed would be started anew beneath somebody who is no client of the new one."""
+    if not (why := unavailable(gpu, device.slot)):
+        return
+    others = (each for each in register.allocations(db) if each.id != allocation_id and each.phase is Phase.ACTIVE)
+    for each in others:
+        if any(overlap(grant, device) for grant in each.grants):
+            raise GpuBusy(
+                f"{gpu.label} is not shared further while allocation {each.id} holds a part of it: {why}",
+                hint="see it with: tranche ps",
+            )
+
+
+def refuse_changing(view: NodeView, plan: Plan) -> None:
+    """GpuBusy when another change is at work on one of the plan's GPUs."""
+    for gpu_uuid in plan.gpu_uuids:
+        if gpu_uuid in view.changing:
+            raise GpuBusy(
+                f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
+                hint="run this one again when that has ended; see: tranche events",
+            )
+
+
+def refuse_held_by_any(db: sqlite3.Connection, view: NodeView, plan: Plan, allocation_id: str) -> None:
+    """GpuBusy when the plan takes what somebody came to hold since the decision; within the plan's own transaction."""
+    for step in plan.steps:
+        refuse_held(db, step, view.node.gpu(step.gpu_uuid).label, allocation_id)
+
+
+def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: str) -> None:
+    """GpuBusy when the step takes what an allocation other than that one holds; `label` names the step's GPU."""
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(occupant):
+                if holder := _holder_of_room(db, step, occupant, allocation_id):
+                    raise GpuBusy(
+                        f"{label}: {occupant.profile} at {occupant.placement} is held by allocation {holder}",
+                        hint=f"see it with: tranche ps; take it back with: tranche release {holder}",
+                    )
+            case TakesRoom(occupant):
+                if holder := _holder_of_room(db, step, occupant, allocation_id):
+                    raise GpuBusy(f"{label}: the room at {occupant.placement} is held by allocation {holder}")
+            case TakesGpu():
+                if holder := register.holder_on_gpu(db, step.gpu_uuid, but=allocation_id):
+                    raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
+            case TakesSharing(occupant):
+                if holder := _sharer_by_mps(db, step.gpu_uuid, occupant, allocation_id):
+                    raise GpuBusy(f"{label}: cannot {step} while allocation {holder} holds a part of it")
+            case _:
+                assert_never(taking)
+
+
+def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: PlacedInstance | None, allocation_id: str) -> str:
+    """The id of another allocation that has a part of the device by MPS; "" when none has. Others need no daemon."""
+    slot = None if occupant is None else InstanceKey(gpu_uuid, occupant.profile, occupant.placement)
+    for allocation in register.allocations(db):
+        for grant in allocation.grants:
+            shares = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
+            if shares and (grant.gpu_uuid, grant.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
+                return allocation.id
+    return ""
+
+
+def _holder_of_room(db: sqlite3.Connection, step: Step, room: PlacedInstance, allocation_id: str) -> str:
+    slot = InstanceKey(step.gpu_uuid, room.profile, room.placement)
+    return register.holder_of_room(db, slot, but=allocation_id)
+
+
+def _named(processes: Sequence[GpuProcess]) -> str:
+    return ", ".join(map(str, processes))

@@ -1,0 +1,152 @@
+"""The lengths of time slices: what the administrator wants, what Tranche has set, and what was there before.
+
+A record is written before the driver is told, so that whoever comes after a kill knows what to put back. The driver forgets a
+length when it is unloaded, so a record counts for one start of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tranche.core.allocation import Allocation, FractionalShare
+from tranche.core.errors import HardwareError, TrancheError, VerificationFailed
+from tranche.core.state import GpuState, NodeState
+from tranche.core.timeslice import Timeslice
+from tranche.hardware.driver import Driver
+from tranche.node.state.session import StateFolder, boot_id
+from tranche.node.state.state_file import cannot_write, read_state_file
+
+_EVERY: Final = "every-gpu"
+_SUFFIX: Final = ".json"
+_PAUSE_SECONDS: Final = 60.0
+
+
+class _TimesliceRecord(NamedTuple):
+    """What is known of a GPU, each a length's word or "": `wanted`, `set` by Tranche, and what was there `before`.
+
+    `boot` is the start of the machine in which it was set. `tried` is when putting it back failed, in seconds since the epoch.
+    """
+
+    wanted: str = ""
+    set: str = ""
+    before: str = ""
+    boot: str = ""
+    tried: float = 0.0
+
+
+class TimesliceStore:
+    """The records of one machine, each a file named after its GPU."""
+
+    def __init__(self, places: StateFolder) -> None:
+        self._folder = places.timeslices
+
+    def on_node(self, node: NodeState) -> NodeState:
+        """The node with what is known of its time slices."""
+        if not os.path.isdir(self._folder):
+            return node
+        return replace(node, gpus=tuple(self.on_gpu(gpu) for gpu in node.gpus))
+
+    def on_gpu(self, gpu: GpuState) -> GpuState:
+        """The GPU with what is known of its time slices."""
+        if not os.path.isdir(self._folder):
+            return gpu
+        record, wanted = self._read(gpu.uuid), self.wanted(gpu.uuid)
+        now = Timeslice(record.set) if record.set and record.boot == boot_id() else None
+        return gpu if now is wanted is None else replace(gpu, timeslice=now, timeslice_wanted=wanted)
+
+    def wanted(self, gpu_uuid: str) -> Timeslice | None:
+        """The administrator's word that counts for that GPU; None when there is none."""
+        word = self._read(gpu_uuid).wanted or self._read(_EVERY).wanted
+        return Timeslice(word) if word else None
+
+    def want(self, gpu_uuids: Iterable[str], length: Timeslice | None) -> None:
+        """Note the word for those GPUs, or for all without a word of their own when none is named; None takes it back."""
+        for name in tuple(gpu_uuids) or (_EVERY,):
+            self._write(name, self._read(name)._replace(wanted=length or ""))
+
+    def left(self, allocations: Iterable[Allocation], now: float) -> tuple[str, ...]:
+        """The GPUs on which Tranche has set a length and nobody takes turns; not those where putting it back failed lately."""
+        try:
+            names = [name.removesuffix(_SUFFIX) for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
+        except OSError:
+            return ()
+        records = {name: self._read(name) for name in names}
+        late = {name for name, each in records.items() if each.set and not 0.0 <= now - each.tried < _PAUSE_SECONDS}
+        turns = {
+            grant.gpu_uuid
+            for each in allocations
+            for grant in each.grants
+            if isinstance(grant, FractionalShare) and grant.in_turns
+        }
+        return tuple(sorted(late - turns))
+
+    def set(self, gpu: GpuState, length: Timeslice, driver: Driver) -> None:
+        """Have the driver use that length; VerificationFailed when it does not show it."""
+        if gpu.mig_enabled:
+            raise HardwareError(f"{gpu.label} is in MIG mode, and time slices are for a GPU that is not cut")
+        record = self._read(gpu.uuid)
+        there = record.set and record.boot == boot_id()
+        before = record.before if there else str(driver.timeslice(gpu.uuid))
+        self._write(gpu.uuid, record._replace(set=str(length), before=before, boot=boot_id(), tried=0.0))
+        try:
+            _tell(gpu, length, driver)
+        except TrancheError:
+            # A driver that refuses has changed nothing, and could not put anything back either.
+            with suppress(TrancheError):
+                if driver.timeslice(gpu.uuid) is Timeslice(before):
+                    self._write(gpu.uuid, record if there else record._replace(set="", before="", boot=""))
+            raise
+
+    def put_back(self, gpu: GpuState, driver: Driver) -> None:
+        """Have the driver use the length of before, unless somebody has set another since; VerificationFailed otherwise."""
+        record = self._read(gpu.uuid)
+        if record.set and record.boot == boot_id() and driver.timeslice(gpu.uuid) is Timeslice(record.set):
+            _tell(gpu, Timeslice(record.before), driver)
+        self.forget(gpu.uuid)
+
+    def forget(self, gpu_uuid: str) -> None:
+        """Forget what was set on that GPU."""
+        self._write(gpu_uuid, _TimesliceRecord(self._read(gpu_uuid).wanted))
+
+    def note_failure(self, gpu_uuid: str, now: float) -> None:
+        """Note that putting it back failed: it is tried again after a while."""
+        with suppress(TrancheError):
+            self._write(gpu_uuid, self._read(gpu_uuid)._replace(tried=now))
+
+    def _read(self, name: str) -> _TimesliceRecord:
+        """The record; an empty one where there is none, or it cannot be read."""
+        try:
+            record = _TimesliceRecord(**json.loads(read_state_file(self._path(name))))
+            words = [word for word in (record.wanted, record.set, record.before) if word]
+            return record if all(word in list(Timeslice) for word in words) else _TimesliceRecord()
+        except (OSError, TrancheError, ValueError, TypeError):
+            return _TimesliceRecord()
+
+    def _write(self, name: str, record: _TimesliceRecord) -> None:
+        path = self._path(name)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if record == _TimesliceRecord():
+                path.unlink(missing_ok=True)
+                return
+            unfinished.write_text(json.dumps(record._asdict()))
+            unfinished.replace(path)
+        except OSError as error:
+            raise cannot_write(str(path), error) from error
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}{_SUFFIX}"
+
+
+def _tell(gpu: GpuState, length: Timeslice, driver: Driver) -> None:
+    driver.set_timeslice(gpu.uuid, length)
+    now = driver.timeslice(gpu.uuid)
+    if now is not length:
+        raise VerificationFailed(f"{gpu.label}: the time slice was set to {length}, and is {now}")

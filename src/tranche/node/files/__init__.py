@@ -1,0 +1,1 @@
+"""Files that people name: read without trust, written in one piece."""

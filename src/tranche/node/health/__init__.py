@@ -1,0 +1,1 @@
+"""Whether this machine is fit for sharing its GPUs, and what a maintainer has to know of it."""

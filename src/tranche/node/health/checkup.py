@@ -1,0 +1,294 @@
+"""Is this machine fit for sharing its GPUs? One finding for each thing that was looked at, with what to do about it.
+
+Nothing is changed: what is tried in the state folder is taken back, and a ledger that is not there yet stays so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.board import board_of
+from tranche.core.board_difference import board_differences
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import PodKeeper, ProcessKeeper
+from tranche.core.mps_unavailable import unavailable
+from tranche.core.request import Request, WholeGpus
+from tranche.core.sharing import MachineSharing, Sharing
+from tranche.core.state import ComputeMode, GpuState, NodeState
+from tranche.node.locks.deciding import slow_decision
+from tranche.node.mps.daemon_due import shared_by_mps
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
+from tranche.node.state.session import StateFolder
+from tranche.node.state.state_folder import try_file, try_state_folder
+from tranche.node.store import chronicle, records
+from tranche.node.store.contradictions import contradictory_tables
+from tranche.node.store.ledger import Ledger
+from tranche.planning.decide.options import PROHIBITED
+
+FORGOTTEN = "the kubelet has lost its checkpoint, and its next start ends pods that run"
+FORGOTTEN_HINT = "let them end, or delete them, before the kubelet starts again"
+
+
+class Status(StrEnum):
+    """FAIL: something cannot work. WARN: something is limited, or worth a look."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look found. `check` is a stable word; `gpu` the index of the GPU that it is about, None for the machine."""
+
+    check: str
+    status: Status
+    text: str
+    hint: str = ""
+    gpu: int | None = None
+
+
+def failed(check: str, error: TrancheError) -> Finding:
+    """The finding for an error that stopped a check."""
+    return Finding(check, Status.FAIL, error.message, error.hint)
+
+
+def check_node(node: NodeState) -> Iterator[Finding]:
+    """The driver and every GPU as the driver shows it."""
+    yield Finding("driver", Status.PASS, f"driver {node.driver_version}, NVML {node.nvml_version}")
+    if not node.gpus:
+        yield Finding(
+            "gpus", Status.FAIL, "the driver shows no GPU", "check the card with lspci, the kernel log with dmesg"
+        )
+        return
+    yield Finding("gpus", Status.PASS, f"{len(node.gpus)} GPU{'s' if len(node.gpus) > 1 else ''}")
+    yield check_sharing(node.sharing)
+    for gpu in node:
+        yield from _check_gpu(gpu)
+
+
+def check_sharing(means: MachineSharing) -> Finding:
+    """By what this machine can give parts of a GPU that is not cut, or of a slice, and why not by the rest."""
+    offered = " and ".join(each.for_people for each in Sharing if each in means.offered) or "nothing"
+    refused = "".join(f"; not by {each.for_people}: {why}" for each in Sharing if (why := means.why_not(each)))
+    walls = means.offered & {Sharing.MEMORY_LIMITS, Sharing.MPS}
+    text = f"parts of a GPU can be given by {offered}{refused}"
+    if walls:
+        return Finding("sharing", Status.PASS, text)
+    return Finding(
+        "sharing", Status.WARN, text, "nothing limits the memory of a part; slices and whole GPUs are not concerned"
+    )
+
+
+def check_permission(simulated_state: Path | None) -> Finding:
+    """Whether this user may cut GPUs: root, or the owner of a simulated machine, whose state file is given."""
+    if os.geteuid() == 0:
+        return Finding("permission", Status.PASS, "running as root: GPUs can be cut")
+    if simulated_state is not None and simulated_state.stat().st_uid == os.geteuid():
+        return Finding("permission", Status.PASS, "this user owns the simulated machine: its GPUs can be cut")
+    return Finding(
+        "permission",
+        Status.WARN,
+        "not running as root: GPUs can be listed, not cut",
+        "run commands that need a new slice with sudo",
+    )
+
+
+def check_reset_command(command: str, node: NodeState | None) -> Finding:
+    """Whether nvidia-smi is there; it is what resets a GPU."""
+    found = shutil.which(command)
+    if found is not None:
+        return Finding("nvidia-smi", Status.PASS, f"nvidia-smi is {found}")
+    needed = node is not None and any(gpu.mig_capable and gpu.mode_change_needs_reset for gpu in node)
+    text = "nvidia-smi is not on the PATH" + ("; these GPUs need it to change MIG mode" if needed else "")
+    return Finding("nvidia-smi", Status.WARN, text, "install the driver's utilities package")
+
+
+def check_state_folder(places: StateFolder) -> Finding:
+    """Whether files can be made, locked and filled wherever a command does so."""
+    try:
+        return Finding("state-folder", Status.PASS, try_state_folder(places))
+    except TrancheError as error:
+        return failed("state-folder", error)
+
+
+def check_ledger(places: StateFolder) -> Finding:
+    """Whether the ledger opens, is whole, and takes a request; what is written is taken back."""
+    if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
+        text = f"no permission to look into the state folder {places.state_dir}"
+        return Finding("ledger", Status.FAIL, text, "run the command with sudo")
+    try:
+        if not try_file(places.ledger):
+            return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")
+        ledger = Ledger(places.ledger)
+        try:
+            ledger.check()
+            _rehearse(ledger)
+            with ledger.read() as db:
+                broken = contradictory_tables(db, places)
+        finally:
+            ledger.close()
+    except TrancheError as error:
+        return failed("ledger", error)
+    if broken:
+        text = f"the ledger {places.ledger} has lost or contradictory rows in: {', '.join(broken)}"
+        hint = "the next command that looks at the machine writes them anew from who runs: tranche ps"
+        return Finding("ledger", Status.WARN, text, hint)
+    return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is whole")
+
+
+class _TakenBack(Exception):
+    """Ends the rehearsal's transaction."""
+
+
+def _rehearse(ledger: Ledger) -> None:
+    with contextlib.suppress(_TakenBack), ledger.write() as db:
+        records.add_waiter(db, "doctor", Request(WholeGpus(1)), created=0.0, command="", pid=0)
+        chronicle.released(db, 0.0, "doctor", "")
+        raise _TakenBack
+
+
+def check_decisions(places: StateFolder) -> Finding:
+    """Whether somebody holds up all requests, by a decision that does not end."""
+    if (slow := slow_decision(places)) is not None:
+        return Finding("decisions", Status.FAIL, str(slow), slow.hint)
+    return Finding("decisions", Status.PASS, "nobody holds up the decisions of others")
+
+
+def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
+    """Whether dead processes left something, and whether every share that was granted is still there."""
+    if recovery_needed:
+        text = "processes died and left plans, shares or places in the queue behind"
+        yield Finding(
+            "leftovers", Status.WARN, text, "the next command that looks at the machine clears them: tranche ps"
+        )
+    else:
+        yield Finding("leftovers", Status.PASS, "no process died and left anything behind")
+    present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
+    for allocation in view.allocations:
+        keeper = allocation.keeper
+        if isinstance(keeper, ProcessKeeper) and keeper.suspected:
+            text = f"the command of allocation {allocation.id} has ended; {keeper} may have come of it, and keeps the share"
+            hint = "root can tell, and frees the share if it has not: sudo tranche ps"
+            yield Finding("shares", Status.WARN, text, hint)
+        for grant in allocation.grants:
+            if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
+                text = f"allocation {allocation.id} holds {grant.slot}, which is not there"
+                yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
+
+
+def forgotten_pods(allocations: Sequence[Allocation]) -> tuple[str, ...]:
+    """The pods that run and that a kubelet which lost its checkpoint does not know to have anything, `namespace/name`."""
+    keepers = [each.keeper for each in allocations if isinstance(each.keeper, PodKeeper) and each.keeper.forgotten]
+    return tuple(sorted({f"{each.namespace}/{each.name}" for each in keepers}))
+
+
+def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
+    """Whether the kubelet knows of every pod that has devices here that it has some."""
+    if pods := forgotten_pods(allocations):
+        yield Finding("pods", Status.WARN, f"{FORGOTTEN}: {', '.join(pods)}", FORGOTTEN_HINT)
+
+
+def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
+    """What a lost state folder left: MPS daemons, by the UUIDs of their devices, and groups with limits of memory."""
+    hint = "the next command that decides takes it over, and ends it when nobody needs it: tranche ps"
+    for device_uuid in daemons:
+        text = f"an MPS daemon of device {device_uuid} runs, and nothing is known of it: its record was lost"
+        yield Finding("mps", Status.WARN, text, hint)
+    for group in groups:
+        text = f"the control group {group} limits memory, and nothing is known of it: its note was lost"
+        yield Finding("groups", Status.WARN, text, hint)
+
+
+def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: DaemonRecordStore) -> Iterator[Finding]:
+    """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons, `known` is written down of them."""
+    shared = shared_by_mps(allocations)
+    for gpu in node:
+        for daemon in gpu.daemons:
+            where = "" if daemon.slot is None else f"{daemon.slot.profile} at {daemon.slot.placement}: "
+            if why := unavailable(gpu, daemon.slot):
+                key = gpu.uuid, daemon.slot
+                hint = _fence_hint(known.find(*key), shared=key in shared)
+                yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
+        if gpu.prohibited:
+            served = gpu.daemon_of(None) is not None  # DEFAULT would let programs pass it by
+            hint = f"if nobody wants that any more, put it back with: {_mode_command(gpu, exclusive=served)}"
+            yield Finding("mps", Status.WARN, PROHIBITED, hint, gpu.index)
+        elif gpu.mps_passable:
+            text = (
+                "shared by MPS, and somebody has set its compute mode to DEFAULT: programs that leave MPS have no limit"
+            )
+            hint = f"the next decision sets it back; or do it now with: {_mode_command(gpu, exclusive=True)}"
+            yield Finding("mps", Status.WARN, text, hint, gpu.index)
+        if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
+            text = "compute mode EXCLUSIVE_PROCESS, and no MPS daemon of Tranche's: one program at a time gets the GPU"
+            hint = f"if nobody chose it, put it back with: {_mode_command(gpu, exclusive=False)}"
+            yield Finding("mps", Status.WARN, text, hint, gpu.index)
+
+
+def _fence_hint(record: DaemonRecord | None, *, shared: bool) -> str:
+    """What to do about a daemon that lets nobody in: nothing where nobody needs it, and the cheapest where somebody does."""
+    if not shared:
+        return "nobody shares the device, so there is nothing to end: the next decision replaces the daemon"
+    if record is not None and not record.fault and record.halted_pid:
+        return f"let it go on with: kill -CONT {record.halted_pid}; those who share the device keep their shares"
+    return "end those who share the device: a new daemon starts then; see: tranche ps"
+
+
+def _mode_command(gpu: GpuState, *, exclusive: bool) -> str:
+    return f"nvidia-smi -i {gpu.index} -c {'EXCLUSIVE_PROCESS' if exclusive else 'DEFAULT'}"
+
+
+def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
+    if gpu.lost:
+        hint = "drain the machine and power-cycle it; the kernel log (dmesg) shows the XID"
+        yield Finding("lost", Status.FAIL, "the driver has lost the GPU", hint, gpu.index)
+        return
+    yield _mig_finding(gpu)
+    blocking = gpu.all_processes if gpu.mode_change_needs_reset and not gpu.mig_enabled else ()
+    if gpu.mig_capable and blocking:
+        names = ", ".join(map(str, blocking))
+        text = f"{names} would block a reset, and so a change of MIG mode"
+        yield Finding("reset", Status.WARN, text, "stop it before the GPU is cut", gpu.index)
+    if gpu.mig_capable:
+        yield from _catalogue_findings(gpu)
+
+
+def _mig_finding(gpu: GpuState) -> Finding:
+    if not gpu.mig_capable:
+        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: it is given whole, or in parts", "", gpu.index)
+    if gpu.mode_pending:
+        text = f"MIG mode is {gpu.mode} and becomes {gpu.pending_mode} at a reset"
+        return Finding(
+            "mig", Status.WARN, text, f"reset it when it is idle: nvidia-smi --gpu-reset -i {gpu.index}", gpu.index
+        )
+    reset = ", a change needs a reset" if gpu.mode_change_needs_reset else ""
+    return Finding("mig", Status.PASS, f"{gpu.name}: MIG mode is {gpu.mode}{reset}", "", gpu.index)
+
+
+def _catalogue_findings(gpu: GpuState) -> Iterator[Finding]:
+    board = board_of(gpu.pci_device_id, gpu.name, gpu.memory)
+    if board is None:
+        text = f"{gpu.name} ({gpu.pci_device_id}) is not in the catalogue"
+        hint = "it works by the driver's answers; please report what `tranche profiles -o json` prints"
+        yield Finding("catalogue", Status.WARN, text, hint, gpu.index)
+        return
+    if gpu.profiles_source != "driver":
+        text = f"the driver describes {board.key} only with MIG mode on; the catalogue stands in"
+        yield Finding("catalogue", Status.PASS, text, "", gpu.index)
+        return
+    differences = board_differences(gpu, board)
+    if not differences:
+        text = f"the driver says of {board.key} what the catalogue says"
+        yield Finding("catalogue", Status.PASS, text, "", gpu.index)
+    for each in differences:
+        status = Status.PASS if each.explained else Status.WARN
+        hint = "" if each.explained else "the driver's answer is used; please report the difference"
+        yield Finding("catalogue", status, f"{board.key} {each}", hint, gpu.index)

@@ -1,0 +1,1 @@
+"""Memory limits of shares: put in force, tried, and watched."""

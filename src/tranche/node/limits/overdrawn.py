@@ -1,0 +1,156 @@
+"""Shares that have more of a device's memory than they were given, as the driver lists their processes.
+
+MPS limits each process singly, so that a command or a pod of several can have more together. And a driver may show a limit and
+not keep it. Of a pod's processes nobody knows here which container they are of, so its containers are added up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeGuard
+
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
+from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuProcess, GpuState, NodeState
+from tranche.hardware.process_stat import PROC
+
+
+def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: Path = PROC) -> tuple[Allocation, ...]:
+    """The allocations, where parts of which more is used than was given are unlimited."""
+    if not any(_watched(grant) for allocation in allocations for grant in allocation.grants):
+        return allocations
+    gpus = {gpu.uuid: gpu for gpu in node}
+    active = tuple(each for each in allocations if each.phase is Phase.ACTIVE)
+    return tuple(_as_used(each, active, gpus, proc) if each.phase is Phase.ACTIVE else each for each in allocations)
+
+
+def excess(
+    allocation: Allocation, part: FractionalShare, gpu: GpuState, proc: Path = PROC, active: Sequence[Allocation] = ()
+) -> int:
+    """The bytes that the allocation's processes have of that part's device, where that is more than the part; 0 otherwise.
+
+    A pod's containers have `active` allocations of their own, which are added up. What one context takes is passed over, because
+    the driver's list and its limits need not count alike.
+    """
+    from tranche.planning.decide.share_costs import CONTEXT_MEMORY
+
+    if gpu.lost:
+        return 0
+    pod = _uid(allocation.keeper)
+    of_holder = [each for each in active if pod and _uid(each.keeper) == pod] or [allocation]
+    parts = [
+        grant
+        for each in of_holder
+        for grant in each.grants
+        if isinstance(grant, FractionalShare) and grant.device == part.device
+    ]
+    if not _watched(part) or not all(map(_may_be_watched, parts)):
+        return 0
+    allowed = sum(each.memory for each in parts) + CONTEXT_MEMORY[part.sharing]
+    listed = _listed(part, gpu)
+    if sum(each.memory or 0 for each in listed) <= allowed:
+        return 0
+    used = sum(each.memory or 0 for each in listed if _came_of(each.pid, allocation, proc, active))
+    return used if used > allowed else 0
+
+
+def _uid(keeper: Keeper) -> str:
+    """The uid of a pod that is known; "" of everybody else."""
+    return keeper.uid if isinstance(keeper, PodKeeper | PlacedPodKeeper) else ""
+
+
+def _watched(grant: Grant) -> bool:
+    return _may_be_watched(grant) and grant.kept
+
+
+def _may_be_watched(grant: Grant) -> TypeGuard[FractionalShare]:
+    """Whether it is a part that has a limit, or had it and has lost it."""
+    return (
+        isinstance(grant, FractionalShare)
+        and grant.sharing is not Sharing.TIME_SLICING
+        and (grant.kept or grant.unlimited)
+    )
+
+
+def _as_used(
+    allocation: Allocation, active: Sequence[Allocation], gpus: Mapping[str, GpuState], proc: Path
+) -> Allocation:
+    grants = tuple(
+        replace(grant, unlimited=True)
+        if isinstance(grant, FractionalShare)
+        and (gpu := gpus.get(grant.gpu_uuid)) is not None
+        and excess(allocation, grant, gpu, proc, active)
+        else grant
+        for grant in allocation.grants
+    )
+    return allocation if grants == allocation.grants else replace(allocation, grants=grants)
+
+
+def _listed(part: FractionalShare, gpu: GpuState) -> tuple[GpuProcess, ...]:
+    if part.slot is None:
+        return gpu.processes
+    return next((each.processes for each in gpu.instances if gpu.key(each) == part.slot), ())
+
+
+def _came_of(pid: int, allocation: Allocation, proc: Path, active: Sequence[Allocation]) -> bool:
+    """Whether the process runs for whoever has the share: by its control group, or by a name in its environment."""
+    keeper, folder = allocation.keeper, proc / str(pid)
+    try:
+        match keeper:
+            case PodKeeper(uid=uid) | PlacedPodKeeper(uid=uid):
+                from tranche.node.processes.pod_processes import (
+                    pod_of,
+                )  # seldom needed, and every listing loads this module
+
+                return bool(uid) and pod_of((folder / "cgroup").read_text()) == uid
+            case ClaimKeeper():
+                return _came_of_claim(folder, keeper, [each.keeper for each in active])
+            case ProcessKeeper():
+                return _came_of_command(folder, allocation.id, keeper)
+    except OSError:
+        return False
+
+
+def _came_of_claim(folder: Path, keeper: ClaimKeeper, others: Sequence[Keeper]) -> bool:
+    """Whether the process is of a pod of the claim and, where the pod has several, does not name another one of these.
+
+    Its environment is its own: it tells a pod's claims apart, and neither takes a process out of all of them nor puts one of
+    another pod in.
+    """
+    from tranche.node.processes.pod_processes import (
+        claim_mark,
+        pod_of,
+    )  # seldom needed, and every listing loads this module
+
+    environment = (folder / "environ").read_bytes().split(b"\0")
+
+    def named(uid: str) -> bool:
+        return any(pair.startswith(f"{claim_mark(uid)}=".encode()) for pair in environment)
+
+    pod = pod_of((folder / "cgroup").read_text())
+    if not keeper.pods or pod not in keeper.pods:
+        return not keeper.pods and named(keeper.uid)
+    claims = (each for each in others if isinstance(each, ClaimKeeper) and each != keeper and pod in each.pods)
+    return named(keeper.uid) or not any(named(each.uid) for each in claims)
+
+
+def _came_of_command(folder: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:
+    """Whether the process has the share's name and key, or is in the control group that limits the share."""
+    from tranche.node.processes.processes import MARK  # seldom needed, and every listing loads this module
+
+    environment = (folder / "environ").read_bytes().split(b"\0")
+    if f"{MARK}={allocation_id}".encode() in environment and _knows(environment, keeper.key_digest):
+        return True
+    groups = (folder / "cgroup").read_text().splitlines()
+    return any(line.startswith("0::") and f"tranche-{allocation_id}" in line.split("/") for line in groups)
+
+
+def _knows(environment: list[bytes], key_digest: str) -> bool:
+    from tranche.node.processes.processes import KEY, digest_of
+
+    keys = (os.fsdecode(each.removeprefix(f"{KEY}=".encode())) for each in environment if each.startswith(KEY.encode()))
+    return not key_digest or any(digest_of(key) == key_digest for key in keys)

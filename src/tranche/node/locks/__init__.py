@@ -1,0 +1,1 @@
+"""Locks that end with their holder, and waiting for them."""

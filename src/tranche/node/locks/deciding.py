@@ -1,0 +1,80 @@
+"""The decision lock: decisions are made one at a time, each in a moment. Whoever takes long holds up all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.errors import WaitTimeout
+from tranche.node.locks.lock_table import LockHolder
+from tranche.node.locks.locks import FileLock, LockTimeout, lock_holder
+from tranche.node.locks.stalled import stops_held_back
+from tranche.node.state.session import StateFolder
+
+_SLOW_SECONDS = 10.0
+"""A decision takes a moment. To undo what a dead process left may take longer, and to reset a GPU takes seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SlowDecision:
+    """Somebody who has been deciding for long."""
+
+    holder: LockHolder
+
+    def __str__(self) -> str:
+        return f"{self.holder} has been deciding for {self.holder.seconds:.0f} s, and nobody else can decide meanwhile"
+
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return _hint(self.holder)
+
+
+@contextmanager
+def taking_turn(places: StateFolder, seconds: float | None) -> Iterator[None]:
+    """Have the decision lock; WaitTimeout when somebody else has it for `seconds` more, None waits for as long as it takes."""
+    with stops_held_back(), _turn(places, seconds):
+        yield
+
+
+@contextmanager
+def taking_gpu(path: Path, gpu_uuid: str, seconds: float | None) -> Iterator[FileLock]:
+    """Have the lock of a GPU, by its path; WaitTimeout when somebody else works on the GPU for `seconds` more."""
+    with stops_held_back(), _gpu(path, gpu_uuid, seconds) as lock:
+        yield lock
+
+
+def _turn(places: StateFolder, seconds: float | None) -> FileLock:
+    try:
+        return FileLock(places.decision_lock, seconds=seconds)
+    except LockTimeout as error:
+        holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
+        if seconds is not None and holder.seconds < seconds / 2:
+            raise WaitTimeout(
+                f"others decide, one after the other, and this process had no turn in {seconds:.0f} s; now it is {holder}",
+                hint="run the command again when less is asked of this machine at once",
+            ) from error
+        raise WaitTimeout(str(_SlowDecision(holder)), hint=_hint(holder)) from error
+
+
+def _gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
+    try:
+        return FileLock(path, seconds=seconds)
+    except LockTimeout as error:
+        holder = lock_holder(path) or LockHolder(0, 0.0)
+        raise WaitTimeout(
+            f"{holder} has been working on GPU {gpu_uuid} for {holder.seconds:.0f} s", hint=_hint(holder)
+        ) from error
+
+
+def slow_decision(places: StateFolder) -> _SlowDecision | None:
+    """Who has been deciding for so long that something must be wrong; None when nobody has."""
+    holder = lock_holder(places.decision_lock)
+    return _SlowDecision(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
+
+
+def _hint(holder: LockHolder) -> str:
+    ending = f"end it with: kill -9 {holder.pid}" if holder.pid else "end it"
+    return f"if it hangs in a call of the driver, {ending}; the next command clears what it leaves"

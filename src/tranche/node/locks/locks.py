@@ -1,0 +1,214 @@
+"""Locks that die with their holder: advisory file locks, which the kernel releases however a process ends.
+
+A lock belongs to the open file, so a child that inherits the descriptor keeps it held after its parent has died. That is how
+a share outlives a killed `tranche run` for exactly as long as the workload does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from tranche.core.errors import LedgerUnavailable
+from tranche.node.locks.interrupts import interruptible
+from tranche.node.locks.lock_table import LockHolder, lock_pids
+from tranche.node.locks.stalled import continuing_who_holds
+from tranche.node.state.state_file import (
+    cannot_write,
+    drop_state_file,
+    no_permission,
+    open_state_file,
+    register_of_another,
+)
+
+
+class LockTimeout(TimeoutError):
+    """Somebody else has the lock still, after all the time that the caller has."""
+
+
+class FileLock:
+    """An exclusive lock on a file, held from creation until release() or the death of every process that has it open."""
+
+    def __init__(self, path: Path, *, wait: bool = True, seconds: float | None = None) -> None:
+        """Without `wait`, BlockingIOError while somebody else holds the lock; else a stopped holder is continued.
+
+        StillHeld when somebody else has it for `seconds` more; None waits for as long as it takes.
+        """
+        self.path = path
+        self._descriptor: int | None = None
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self._descriptor is None:
+            self._descriptor = open_lock_file(path)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    self.release()
+                    raise
+                self._await(deadline)
+            # A file that was removed before it was locked is no lock: there is a new one, or must be.
+            if not self.in_place:
+                self.release()
+        with suppress(OSError):
+            os.utime(self._descriptor)  # for whoever asks since when
+
+    def _await(self, deadline: float | None) -> None:
+        descriptor = self.descriptor
+        with continuing_who_holds(lambda: lock_pids(descriptor)):
+            if deadline is None:
+                try:
+                    with interruptible():
+                        fcntl.flock(descriptor, fcntl.LOCK_EX)
+                except BaseException:
+                    self.release()
+                    raise
+                return
+            # Whoever asks now and then comes last where many wait, and a wait in the kernel has no end. So a thread waits, and
+            # gives the lock back when nobody wants it any more.
+            self._descriptor = None
+            wait = _Wait(descriptor)
+            try:
+                with interruptible():
+                    got = wait.until(deadline)
+            except BaseException:
+                if wait.give_up():
+                    os.close(descriptor)
+                raise
+            if not got and not wait.give_up():
+                raise LockTimeout(f"{self.path} is held by somebody else")
+            self._descriptor = descriptor
+
+    @property
+    def descriptor(self) -> int:
+        """The open file that carries the lock, to be passed to a child."""
+        assert self._descriptor is not None, f"{self.path} was released"
+        return self._descriptor
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its path still leads to it; after its deletion somebody else can have a lock of that name."""
+        return leads_to(self.path, self.descriptor)
+
+    def release(self, *, remove: bool = False) -> None:
+        """Give the lock back; with `remove` the file goes too, for a lock whose name is never used again."""
+        if self._descriptor is None:
+            return
+        if remove:
+            drop_state_file(self.path)
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class _Wait:
+    """A thread that waits for the lock on an open file, which is this object's until the lock is got."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._turn = threading.Lock()
+        self._got = threading.Event()
+        self._wanted = True
+        threading.Thread(target=self._run, name="lock", daemon=True).start()
+
+    def until(self, deadline: float) -> bool:
+        """Sleep until the lock is got, at most until the deadline; whether it is."""
+        return self._got.wait(max(0.0, deadline - time.monotonic()))
+
+    def give_up(self) -> bool:
+        """Want the lock no more; True when it was got meanwhile and is the caller's."""
+        with self._turn:
+            self._wanted = False
+            return self._got.is_set()
+
+    def _run(self) -> None:
+        with suppress(OSError):  # a lock that cannot be got is not got in time
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            with self._turn:
+                if self._wanted:
+                    self._got.set()
+                    return
+        os.close(self._descriptor)
+
+
+def lock_holder(path: Path) -> LockHolder | None:
+    """Who has the lock now; None when nobody has, or when it may not be asked."""
+    pids = lock_pids(path)
+    try:
+        taken = path.stat().st_mtime
+        if not pids and not (os.access(path, os.R_OK, effective_ids=True) and is_held(path)):
+            return None
+    except (OSError, LedgerUnavailable):
+        return None
+    return LockHolder(pids[0] if pids else 0, max(0.0, time.time() - taken))
+
+
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Whether the path leads to that open file."""
+    try:
+        found, own = os.stat(path), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+
+def remove_if_free(path: Path) -> bool:
+    """Remove a lock file that nobody holds; whether it is gone."""
+    try:
+        descriptor = open_state_file(path)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        drop_state_file(path)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock; a missing file is held by nobody, one that may not be opened counts as held."""
+    try:
+        descriptor = open_state_file(path)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def open_lock_file(path: Path) -> int:
+    """A descriptor of the lock file, which is made when it is not there.
+
+    Nobody but its owner may open it: whoever may read a file may lock it, and hold everybody up.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = open_state_file(path, os.O_RDWR | os.O_CREAT)
+        if os.fstat(descriptor).st_mode & 0o077:
+            os.fchmod(descriptor, 0o600)
+        return descriptor
+    except PermissionError as error:
+        locks = next((each for each in path.parents if each.name == "locks"), path)
+        raise register_of_another(locks.parent) or no_permission(str(path)) from error
+    except OSError as error:
+        raise cannot_write(str(path), error) from error

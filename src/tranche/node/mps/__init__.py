@@ -1,0 +1,1 @@
+"""The MPS daemons that are Tranche's."""

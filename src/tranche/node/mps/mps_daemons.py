@@ -1,0 +1,215 @@
+"""The MPS daemons of this machine that are Tranche's: started and ended for acts, and seen beside what the driver says.
+
+Whoever calls what changes something holds the GPU's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, VerificationFailed
+from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
+from tranche.hardware.driver import Driver
+from tranche.node.mps.mps_health import MpsHealth
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore, record_of
+from tranche.node.mps.mps_view import node_with_daemons, with_daemons_of
+from tranche.node.state.session import StateFolder, boot_id, process_lives
+from tranche.planning.decide.options import PROHIBITED
+
+if TYPE_CHECKING:
+    from tranche.hardware.mps_process import MpsProcess
+
+_SERVER_SECONDS = 30.0
+_PAUSE_SECONDS = 0.05
+
+
+class MpsDaemonManager:
+    """The daemons whose sockets lie in the state folder. `environment` is that in which NVIDIA's programs find the driver."""
+
+    def __init__(self, places: StateFolder, environment: Mapping[str, str] = os.environ) -> None:
+        self.records = DaemonRecordStore(places.mps)
+        self.health = MpsHealth(self.records, self.process)
+        self._environment = environment
+
+    def process(self, device_uuid: str) -> MpsProcess:
+        """The daemon's process, living or not."""
+        from tranche.hardware.mps_process import MpsProcess  # slow to import, and most commands meet no daemon
+
+        return MpsProcess(self.records.pipes(device_uuid), self._environment)
+
+    # What is seen
+
+    def on_node(self, node: NodeState) -> NodeState:
+        """The node with its daemons."""
+        return node_with_daemons(node, self.records)
+
+    def on_gpu(self, gpu: GpuState) -> GpuState:
+        """The GPU with its daemons."""
+        return with_daemons_of(gpu, self.records.look())
+
+    # What is done
+
+    def start(
+        self,
+        gpu: GpuState,
+        slot: InstanceKey | None,
+        device_uuid: str,
+        limit: int,
+        driver: Driver,
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Have a daemon serve the device, with a limit of so many bytes that was read back, and a server that lets clients in.
+
+        MpsFailed otherwise; GpuBusy when the daemon that serves already lets nobody in, or somebody has prohibited every
+        program. What an earlier daemon left behind is cleared first. StateMoved, and nothing is ended, when the daemon is no
+        longer as the GPU showed it.
+        """
+        process = self.process(device_uuid)
+        process.check_path()
+        if slot is None and gpu.prohibited:
+            raise GpuBusy(f"{gpu.label}: {PROHIBITED}")
+        record = self._record(gpu, slot)
+        seen = gpu.daemon_of(slot)
+        if record is not None and seen is not None and record.state is not seen.state:
+            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} was {seen.state}, and is {record.state}")
+        if record is not None and record.device_uuid != device_uuid:
+            self.stop(gpu, slot, driver, sleep)
+            record = None
+        serving = record is not None and record.state is DaemonState.READY
+        if record is not None and slot is None:
+            record = _as_set(record, gpu)
+        if record is None and slot is None and gpu.compute_mode is None:
+            raise MpsFailed(
+                f"{gpu.label}: the driver does not say which compute mode it has, so it could not be put back"
+            )
+        if record is None:
+            record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
+            record = record._replace(boot=boot_id())
+        if not serving:
+            record = record._replace(ready=False, fault="", told="", suspect=False, wedged=False, damaged=False)
+            record = record._replace(limit=0, limits="", changed=False, raising=0)
+            self.records.write(record)
+            process.stop(sleep=sleep)
+        if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
+            driver.set_compute_mode(gpu.uuid, ComputeMode.EXCLUSIVE)
+        if serving:
+            # What it is told overwrites what somebody else has told it.
+            if why := self.health.refuse_changed(record):
+                raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")
+            record = record._replace(raising=max(limit, record.limit))
+            self.records.write(record)
+        daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
+        if daemon is None:
+            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
+        limit = max(limit, record.limit)
+        process.control.limit_memory(limit)
+        if not serving:
+            _refuse_silent(process, device_uuid, slot, daemon.uid, sleep)
+        # Who does not reach his daemon goes on without it: on an uncut GPU the compute mode refuses him, in a slice nobody.
+        process.admit(everybody=slot is not None)
+        record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
+        limits = process.control.said_limits(device_uuid, process.control.servers())
+        if why := limits.difference("", limit):
+            raise VerificationFailed(f"{gpu.label}: {why}, by the MPS daemon of {device_uuid}")
+        record = record._replace(every_user=daemon.every_user, ready=True, limit=limit, limits=limits.encoded())
+        record = record._replace(raising=0)
+        self.records.write(record)
+        if serving and (why := self.health.refusal(record)):
+            raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")
+
+    def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
+        """End the daemon of the device with its servers, and put the compute mode back.
+
+        MpsFailed when it lives on; its record stays then.
+        """
+        record = self._record(gpu, slot)
+        if record is None:
+            return
+        self.process(record.device_uuid).stop(sleep=sleep)
+        _refuse_living(record)
+        if (before := record.mode_before) is not None and record.boot in ("", boot_id()):
+            _put_back(gpu, before, driver)
+        self.records.remove(record)
+
+    def end_without_gpu(self, record: DaemonRecord, sleep: Callable[[float], None] = time.sleep) -> bool:
+        """End the daemon of a device whose GPU is not in the machine any more; MpsFailed when it lives on.
+
+        Until the machine starts again, the GPU may come back with the compute mode that it had: the record stays so long, and
+        this gives False.
+        """
+        self.process(record.device_uuid).stop(sleep=sleep)
+        _refuse_living(record)
+        if record.mode and record.boot == boot_id():
+            self.records.write(record._replace(ready=False))
+            return False
+        self.records.remove(record)
+        return True
+
+    def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        """End the daemon of a device that is not there any more, of which no more is known than the name of its record."""
+        from tranche.hardware.mps_process import MpsProcess
+
+        MpsProcess(self.records.folder / name, self._environment).stop(sleep=sleep)
+        self.records.remove_damaged(name)
+
+    def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
+        return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
+
+
+def _as_set(record: DaemonRecord, gpu: GpuState) -> DaemonRecord:
+    """The record with the compute mode that is to be put back, as the GPU shows it before it is set.
+
+    What is not EXCLUSIVE is not Tranche's: the driver has been started again since, or somebody has set it. After another start
+    of the machine EXCLUSIVE is not Tranche's either.
+    """
+    ours = record.boot in ("", boot_id()) and gpu.compute_mode is ComputeMode.EXCLUSIVE
+    if ours or gpu.compute_mode is None:
+        return record
+    return record._replace(mode=str(gpu.compute_mode), boot=boot_id())
+
+
+def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
+    """Set the compute mode of before, unless somebody has set another since; VerificationFailed when the GPU does not show it."""
+    ours = (ComputeMode.EXCLUSIVE, None)
+    if gpu.compute_mode not in ours or gpu.compute_mode is before:
+        return
+    if driver.observe_gpu(gpu.uuid).compute_mode not in ours:
+        return  # set while the daemon ended, which may take seconds
+    driver.set_compute_mode(gpu.uuid, before)
+    now = driver.observe_gpu(gpu.uuid).compute_mode
+    if now is not before:
+        raise VerificationFailed(f"{gpu.label}: the compute mode was set to {before}, and is {now or 'not known'}")
+
+
+def _refuse_living(record: DaemonRecord) -> None:
+    if record.boot == boot_id() and process_lives(record.pid, record.started):
+        raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
+
+
+def _refuse_silent(
+    process: MpsProcess, device_uuid: str, slot: InstanceKey | None, uid: int, sleep: Callable[[float], None]
+) -> None:
+    """Have a server started and let a client join it; MpsFailed when it does not let that in, and nobody else is let in then.
+
+    Until a server has the GPU, the compute mode lets in one program that passes the daemon by.
+    """
+    attempt = process.join(device_uuid, seconds=_SERVER_SECONDS)
+    why = f"answers no client in {_SERVER_SECONDS:g} s" if attempt.silent else ""
+    if attempt.refused:
+        why = f"refuses clients with {attempt.refused}"
+    if why:
+        raise MpsFailed(f"the MPS server of {device_uuid} {why}", hint=f"see its log in {process.logs}")
+    if slot is None and attempt.error is None:
+        process.control.start_server(uid)
+        _await_server(process, device_uuid, sleep)
+
+
+def _await_server(process: MpsProcess, device_uuid: str, sleep: Callable[[float], None]) -> None:
+    deadline = time.monotonic() + _SERVER_SECONDS
+    while not process.control.servers():
+        if time.monotonic() >= deadline:
+            raise MpsFailed(f"the MPS daemon of {device_uuid} starts no server", hint=f"see its log in {process.logs}")
+        sleep(_PAUSE_SECONDS)

@@ -1,0 +1,1 @@
+"""Processes of shares, as /proc shows them."""

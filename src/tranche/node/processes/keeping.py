@@ -1,0 +1,103 @@
+"""Who keeps a share whose command has ended: whatever the command started and left running.
+
+Evidence is looked for in the order of its price: the share's lock, which children inherit; then the share's name in the
+environment of every process. Whoever ran the command knows its orphans besides, whatever they closed and overwrote. What cannot
+be looked at is not taken for gone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tranche.core.evidence import KeeperStatus, ProcessEvidence, judge_process
+from tranche.core.keeper import ProcessKeeper
+from tranche.node.locks.locks import is_held
+from tranche.node.processes.processes import NO_TRACES, FoundProcesses, Process, find_traces, holders_of, process_at
+from tranche.node.state.session import StateFolder, pid_namespace
+
+
+@dataclass(frozen=True, slots=True)
+class RemainingProcesses:
+    """What is left of a share's command. `locked`: somebody holds the share's lock; `holders` are those of them that are seen.
+
+    `orphans` came of the command by descent.
+    """
+
+    locked: bool = False
+    holders: tuple[Process, ...] = ()
+    traces: FoundProcesses = NO_TRACES
+    orphans: tuple[Process, ...] = ()
+
+    @property
+    def life(self) -> KeeperStatus:
+        """Whether anything is left: the share is free only when that is GONE."""
+        inherited, hidden = (*self.orphans, *self.traces.inherited), self.traces.hidden
+        return judge_process(
+            ProcessEvidence(
+                self.locked, inherited=[each.pid for each in inherited], hidden=[each.pid for each in hidden]
+            )
+        )
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """The processes that keep the share or may, each once, the surest first."""
+        return _each_once(*self.certain, *self.traces.hidden)
+
+    @property
+    def certain(self) -> tuple[Process, ...]:
+        """The processes that keep the share for certain."""
+        return _each_once(*self.orphans, *self.holders, *self.traces.inherited)
+
+    def keeper(self, before: ProcessKeeper) -> ProcessKeeper | None:
+        """Who keeps the share after the one before; None when no process is known that does or may."""
+        there = self.certain or self.traces.hidden
+        if not there:
+            return None
+        first, *others = sorted(there, key=lambda process: process.started)
+        return replace(
+            before,
+            pid=first.pid,
+            started=first.started,
+            namespace=pid_namespace(),
+            others=tuple((each.pid, each.started) for each in others),
+            suspected=not self.certain,
+        )
+
+    def __str__(self) -> str:
+        if not self.processes:
+            return "a process that only root can see"
+        pids = ", ".join(str(each.pid) for each in self.processes)
+        sure = bool(self.certain)
+        return f"pid {pids}" if sure else f"pid {pids}, whose environment only root can read"
+
+
+def remains_of(
+    places: StateFolder, allocation_id: str, keeper: ProcessKeeper, orphans: Sequence[Process] = ()
+) -> RemainingProcesses:
+    """What is left of the command of a share that has that keeper.
+
+    `orphans` are the caller's children that came of it, oldest first.
+    """
+    lock = places.allocation(allocation_id)
+    orphans = _each_once(*orphans, *_recorded(keeper))
+    if is_held(lock):
+        seen = (process_at(pid) for pid in holders_of(lock))
+        return RemainingProcesses(True, tuple(each for each in seen if each is not None), orphans=orphans)
+    owner = lock if lock.exists() else places.ledger
+    traces = find_traces(allocation_id, uid=os.stat(owner).st_uid, since=keeper.started, key_digest=keeper.key_digest)
+    return RemainingProcesses(traces=traces, orphans=orphans)
+
+
+def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:
+    """The living processes that the register names as left running; whoever wrote them down knew them by descent perhaps."""
+    if keeper.suspected or not keeper.others or keeper.namespace not in (0, pid_namespace()):
+        return ()
+    named = {(keeper.pid, keeper.started), *keeper.others}
+    found = (process_at(pid) for pid, _ in sorted(named, key=lambda each: each[1]))
+    return tuple(each for each in found if each is not None and (each.pid, each.started) in named)
+
+
+def _each_once(*processes: Process) -> tuple[Process, ...]:
+    return tuple({each.pid: each for each in processes}.values())

@@ -1,0 +1,180 @@
+"""What is left of a share's processes, as /proc shows it: who inherited the share, and who may have and cannot be looked at.
+
+A child that closes the files it inherits, as Python's subprocess does, no longer holds the share's lock, and one that forks twice
+is nobody's child. Both keep their environment, which names the share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tranche.core.keeper import ProcessKeeper
+from tranche.hardware.process_stat import PROC, process_stat
+from tranche.node.state.session import pid_namespace
+
+MARK = "TRANCHE_ALLOCATION"
+"""The variable that names a workload's share."""
+
+KEY = "TRANCHE_KEY"
+"""The variable with the share's key. Everybody can read the share's name; only its own processes, and root, know this."""
+
+REGISTER = "TRANCHE_REGISTER"
+"""The variable that names the state folder in whose register the share is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process as everybody may see it: parent, real user, and start in clock ticks since boot."""
+
+    pid: int
+    parent: int
+    uid: int
+    started: int
+
+    @property
+    def keeper(self) -> ProcessKeeper:
+        """The process as the keeper of a share."""
+        return ProcessKeeper(self.pid, self.started, pid_namespace())
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProcesses:
+    """What was found of a share. `inherited` carry its name; `hidden` may, but their environment cannot be read."""
+
+    inherited: tuple[Process, ...] = ()
+    hidden: tuple[Process, ...] = ()
+
+
+NO_TRACES = FoundProcesses()
+
+
+def digest_of(key: str) -> str:
+    """What the register keeps of a share's key: everybody may read the register."""
+    import hashlib  # loads OpenSSL, and whoever only looks needs no key
+
+    return hashlib.sha256(os.fsencode(key)).hexdigest()
+
+
+def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "", proc: Path = PROC) -> FoundProcesses:
+    """The traces of a share whose command user `uid` started at `since`, in clock ticks since boot.
+
+    Of processes of other users but root, those count that know the share's key, if it has one.
+
+    One look goes from process to process and may miss a fork, so nothing counts as found only after a second look.
+    """
+    found = _look(allocation_id, uid, since, key_digest, proc)
+    return found if found.inherited else _look(allocation_id, uid, since, key_digest, proc)
+
+
+def process_at(pid: int, proc: Path = PROC) -> Process | None:
+    """The living process of that pid; None when there is none, or only a zombie."""
+    stat = process_stat(pid, proc)
+    if stat is None or not stat.lives:
+        return None
+    try:
+        status = (proc / str(pid) / "status").read_text()
+    except OSError:
+        return None
+    uid = next(line.split()[1] for line in status.splitlines() if line.startswith("Uid:"))
+    return Process(pid, stat.parent, int(uid), stat.started)
+
+
+def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:
+    """The living children of a process, oldest first."""
+    found = (process_at(int(entry.name), proc) for entry in os.scandir(proc) if entry.name.isdigit())
+    return tuple(sorted((each for each in found if each and each.parent == pid), key=lambda process: process.started))
+
+
+def ancestors_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    """The parent of a process, that one's parent, and so on."""
+    found: list[int] = []
+    while (process := process_at(pid, proc)) is not None and process.parent and process.parent not in found:
+        found.append(process.parent)
+        pid = process.parent
+    return tuple(found)
+
+
+def heeds_sigterm(pid: int, proc: Path = PROC) -> bool:
+    """Whether the process has a handler for SIGTERM, to end in its own way."""
+    try:
+        lines = (proc / str(pid) / "status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def holders_of(lock: Path) -> list[int]:
+    """The other processes that have the lock's file open, as far as this user may see: root sees all."""
+    found = []
+    for entry in os.scandir(PROC):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        # A process may end meanwhile, or be another user's.
+        with suppress(OSError):
+            if any(os.readlink(descriptor) == str(lock.absolute()) for descriptor in os.scandir(f"{entry.path}/fd")):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def may_have_inherited(
+    candidates: Iterable[Process], parent_of: Callable[[int], Process | None], *, uid: int, since: int
+) -> tuple[Process, ...]:
+    """Those of the processes that a share of user `uid`, whose command started at `since`, may have started.
+
+    What started earlier cannot have inherited it. Another user's process cannot either, unless a setuid program stands between:
+    such a program is not looked for. An orphan of the share has a parent that was there before it: init, or who stands in. Of a
+    command whose start was not recorded (0), which was killed in that moment, nobody is suspected.
+    """
+    if since == 0:
+        return ()
+    suspects: dict[int, Process] = {}
+    for each in sorted(candidates, key=lambda process: process.started):
+        if each.uid != uid or each.started < since:
+            continue
+        parent = parent_of(each.parent)
+        # The first process of a PID namespace has no parent.
+        if parent is not None and (parent.started < since or parent.pid in suspects):
+            suspects[each.pid] = each
+    return tuple(suspects.values())
+
+
+def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path) -> FoundProcesses:
+    mark = f"{MARK}={allocation_id}".encode()
+    inherited: list[Process] = []
+    unreadable: dict[int, Process] = {}
+    for entry in os.scandir(proc):
+        if not entry.name.isdigit():
+            continue
+        # A process may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            try:
+                environment = Path(entry.path, "environ").read_bytes().split(b"\0")
+            except PermissionError:
+                if int(entry.name) != os.getpid() and (process := process_at(int(entry.name), proc)) is not None:
+                    unreadable[process.pid] = process
+                continue
+            if mark in environment and (process := process_at(int(entry.name), proc)) is not None:
+                trusted = process.uid in (0, uid) or not key_digest
+                if trusted or key_digest in map(digest_of, _keys(environment)):
+                    inherited.append(process)
+    inherited.sort(key=lambda process: process.started)
+    return FoundProcesses(tuple(inherited), _hidden(unreadable, proc, uid, since))
+
+
+def _keys(environment: Iterable[bytes]) -> Iterator[str]:
+    for pair in environment:
+        name, _, value = os.fsdecode(pair).partition("=")
+        if name == KEY:
+            yield value
+
+
+def _hidden(unreadable: Mapping[int, Process], proc: Path, uid: int, since: int) -> tuple[Process, ...]:
+    return may_have_inherited(
+        unreadable.values(), lambda pid: unreadable.get(pid) or process_at(pid, proc), uid=uid, since=since
+    )

@@ -1,0 +1,290 @@
+"""What becomes of MPS daemons. No process of Tranche's stays to watch them, so whoever decides next looks after them.
+
+A daemon whose device nobody shares any more ends after a while; at once, when something is wrong with it. Limits that a daemon
+no longer keeps are written down. Everything here runs under the decision lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase
+from tranche.core.errors import MpsFailed, TrancheError
+from tranche.core.grid import PlacedInstance
+from tranche.core.lost_limits import with_lost_limits
+from tranche.core.sharing import Sharing
+from tranche.core.state import DaemonState, NodeState
+from tranche.node.execution.executor import Executor
+from tranche.node.execution.timeslices import TimesliceStore
+from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.overdrawn import with_overdrawn
+from tranche.node.mps.daemon_due import DeviceKey, care_needed, is_due, shared_by_mps
+from tranche.node.mps.daemon_tries import DaemonFailureLog
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_health import FATAL, LOOK_SECONDS, what_changed
+from tranche.node.mps.mps_records import DaemonRecord
+from tranche.node.store import chronicle, journal, records, register
+from tranche.node.store.ledger import Ledger
+from tranche.planning.steps import SetTimeslice, StartMps, StopMps
+from tranche.planning.steps.plan import Plan
+
+
+class DaemonReconciler:
+    """Looks after the daemons of one machine. `clock` is seconds since the epoch."""
+
+    def __init__(
+        self,
+        daemons: MpsDaemonManager,
+        groups: MemoryGroupManager,
+        timeslices: TimesliceStore,
+        ledger: Ledger,
+        executor: Executor,
+        *,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._daemons = daemons
+        self._tries = DaemonFailureLog(daemons.records.folder)
+        self._groups = groups
+        self._timeslices = timeslices
+        self._ledger = ledger
+        self._executor = executor
+        self._clock = clock
+        self._new_id = new_id
+
+    def needed(self) -> bool:
+        """Whether something of a share is left, or a daemon has died or should end; files are read, and no daemon is asked."""
+        with self._ledger.read() as db:
+            allocations = register.allocations(db)
+            left = self._groups.left([each.id for each in allocations]) or self._timeslices.left(
+                allocations, self._clock()
+            )
+            return bool(left) or care_needed(db, self._daemons.records, self._clock())
+
+    def look_after(
+        self,
+        view: NodeView,
+        working: frozenset[str],
+        session: Callable[[], str],
+        *,
+        whole: bool = False,
+        seconds: float | None = None,
+    ) -> bool:
+        """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
+
+        What fails is said in an event, and tried again after a while. `session` names this process in the journal. Where the
+        view is of the `whole` machine, the daemons of devices that are not in it end too. Those that do not end are asked how
+        they are, for `seconds` at most.
+        """
+        for group in self._groups.left([each.id for each in view.allocations]):
+            self._groups.drop(group)
+        self._note_overdrawn(view, working)
+        put_back = self._put_timeslices_back(view, working, session)
+        put_back = self._complete_raises(view, working, session) or put_back
+        found = self._daemons.records.look()
+        if not found:
+            return put_back
+        damaged = [each for gpu in view.node for each in found.on(gpu) if each.damaged]
+        known = [each for each in (*found.records, *damaged) if each.gpu_uuid not in working]
+        shared = shared_by_mps(view.allocations)
+        patience = LOOK_SECONDS if seconds is None else min(seconds, LOOK_SECONDS)
+
+        def due_now() -> list[DaemonRecord]:
+            now = {each.key: each for each in self._daemons.records.all()}
+            idle = [now.get(each.key, each) for each in known if each.key not in shared]
+            return [each for each in idle if is_due(each, self._daemons.records, self._clock())]
+
+        ending = {each.key for each in due_now()}
+        self._daemons.health.look([each for each in known if each.key not in ending], patience)
+        told = self._tell(known, view.allocations)
+        self._note_lost(replace(view, node=self._daemons.on_node(view.node)), working)
+        kept = self._keep_compute_modes(view, working, shared, session)
+        due = due_now()
+        gpus = {gpu.uuid: gpu for gpu in view.node}
+        lost = any(gpu.lost for gpu in view.node)  # it may be shown under no UUID that anybody knows
+        for record in due:
+            gpu = gpus.get(record.gpu_uuid)
+            if gpu is not None and not gpu.lost:
+                self._end(record, session())
+            elif lost:
+                self._tries.note(record, self._clock())  # it answers nobody, so nothing can be put back yet
+            elif whole:
+                self._end_without_gpu(record)
+        if whole and not working and not lost:
+            for name in found.unclaimed(view.node):
+                with suppress(MpsFailed):  # its record stays, and it is tried again
+                    self._daemons.end_unclaimed(name)
+        return bool(due or told or kept or put_back or self._daemons.records.look() != found)
+
+    def _put_timeslices_back(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
+        gpus = {gpu.uuid: gpu for gpu in view.node}
+        done = False
+        for gpu_uuid in self._timeslices.left(view.allocations, self._clock()):
+            gpu = gpus.get(gpu_uuid)
+            if gpu is None or gpu_uuid in working:
+                continue
+            if gpu.timeslice is None:
+                self._timeslices.forget(gpu_uuid)  # the driver has forgotten it too
+            elif gpu.lost or not self._carried_out(
+                Plan(f"nobody takes turns on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
+            ):
+                self._timeslices.note_failure(gpu_uuid, self._clock())
+            done = True
+        return done
+
+    def _complete_raises(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
+        """Raise the limits that somebody was killed over; whether there were any.
+
+        Nobody knows what such a daemon was told, until it is told again.
+        """
+        done = False
+        shared = shared_by_mps(view.allocations)
+        gpus = {gpu.uuid for gpu in view.node if not gpu.lost} - working
+        for record in self._daemons.records.all():
+            if (
+                record.raising
+                and record.gpu_uuid in gpus
+                and record.key in shared
+                and record.state is DaemonState.READY
+            ):
+                plan = Plan(
+                    f"the limit of {record.device_uuid} was about to be raised", (_start(record, record.raising),)
+                )
+                if not self._tries.failed_lately(record, self._clock()) and not self._carried_out(plan, session()):
+                    self._tries.note(record, self._clock())
+                done = True
+        return done
+
+    def _keep_compute_modes(
+        self, view: NodeView, working: frozenset[str], shared: Mapping[DeviceKey, bool], session: Callable[[], str]
+    ) -> bool:
+        """Have GPUs that are shared keep those out again who leave their daemons; whether there was anything to do.
+
+        One that is prohibited stays so, and a daemon that lets nobody in would have to be started anew.
+        """
+        done = False
+        for gpu in view.node:
+            record = self._daemons.records.find(gpu.uuid, None) if gpu.mps_passable else None
+            ours = record is not None and record.key in shared and gpu.uuid not in working
+            if record is None or not ours or record.state is not DaemonState.READY:
+                continue
+            if not self._tries.failed_lately(record, self._clock()):
+                why = f"somebody has set the compute mode of {gpu.label} to DEFAULT while it is shared by MPS: it is set back"
+                if not self._carried_out(Plan(why, (_start(record, record.limit),)), session(), told=True):
+                    self._tries.note(record, self._clock())
+                done = True
+        return done
+
+    def _tell(self, known: Sequence[DaemonRecord], allocations: Sequence[Allocation]) -> bool:
+        """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new.
+
+        MPS does not say whose fault it is that has ended all, so everybody is named who shares the device.
+        """
+        told = False
+        for key in {each.key for each in known if not each.damaged}:
+            record = self._daemons.records.find(*key)
+            if record is None or not record.untold:
+                continue
+            with self._ledger.write() as db:
+                position = chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.why)
+                for each in allocations if record.why.startswith(FATAL) else ():
+                    if record.key in shared_by_mps([each]) and each.phase is Phase.ACTIVE:
+                        chronicle.fault_shared(db, self._clock(), each, record.device_uuid, position)
+            self._daemons.records.write(record._replace(told=record.why))
+            told = True
+        return told
+
+    def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
+        """Note that parts of devices were given back. One that was `killed` may have wedged its server."""
+        for grant in grants:
+            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
+                continue
+            record = self._daemons.records.find(grant.gpu_uuid, grant.slot)
+            if record is not None and killed and not record.suspect:
+                self._daemons.records.write(record._replace(suspect=True))
+            elif record is not None:
+                self._daemons.records.touch(record)
+
+    def _note_lost(self, view: NodeView, working: frozenset[str]) -> None:
+        """Write down whose limits are not kept any more.
+
+        A share that became active after the view was taken has a daemon that the view does not show, and is not judged by it.
+        """
+        for now in self._changed(view, working, with_lost_limits):
+            with self._ledger.write() as db:
+                register.set_grants(db, now.id, now.grants)
+                chronicle.limits_lost(db, self._clock(), now, changed=self._limits_changed(now))
+
+    def _limits_changed(self, allocation: Allocation) -> str | None:
+        """Which of the limits somebody has changed, as what_changed says; None when nobody has."""
+        parts = (
+            each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS
+        )
+        found = (self._daemons.records.find(each.gpu_uuid, each.slot) for each in parts)
+        return next((what_changed(record) for record in found if record is not None and record.changed), None)
+
+    def _note_overdrawn(self, view: NodeView, working: frozenset[str]) -> None:
+        """Write down whose processes have more memory than they were given."""
+        for now in self._changed(view, working, with_overdrawn):
+            with self._ledger.write() as db:
+                register.set_grants(db, now.id, now.grants)
+                chronicle.limit_exceeded(db, self._clock(), now)
+
+    def _changed(
+        self,
+        view: NodeView,
+        working: frozenset[str],
+        as_is: Callable[[tuple[Allocation, ...], NodeState], tuple[Allocation, ...]],
+    ) -> Iterator[Allocation]:
+        """The active allocations of the view that are otherwise than they are written down; not by a GPU that changes."""
+        active = {each.id for each in view.allocations if each.phase is Phase.ACTIVE}
+        node = replace(view.node, gpus=tuple(gpu for gpu in view.node if gpu.uuid not in working))
+        with self._ledger.read() as db:
+            stored = tuple(each for each in register.allocations(db) if each.id in active)
+        yield from (now for before, now in zip(stored, as_is(stored, node), strict=True) if before != now)
+
+    def _end(self, record: DaemonRecord, session: str) -> None:
+        plan = Plan(f"nobody shares {record.device_uuid} any more", (StopMps(record.gpu_uuid, _occupant(record)),))
+        if self._carried_out(plan, session):
+            self._tries.clear(record)
+        else:
+            self._tries.note(record, self._clock())
+
+    def _carried_out(self, plan: Plan, session: str, *, told: bool = False) -> bool:
+        plan_id = self._new_id()
+        with self._ledger.write() as db:
+            if told:
+                chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
+            journal.open_plan(db, plan_id, plan, session=session, created=self._clock())
+            steps = journal.step_records(db, plan_id)
+        error: TrancheError | None = None
+        try:
+            self._executor.execute(plan_id, steps)
+        except TrancheError as failed:
+            error = failed
+        status = records.PlanStatus.DONE if error is None else records.PlanStatus.UNDONE
+        with self._ledger.write() as db:
+            journal.close_plan(db, plan_id, status, ended=self._clock(), counted=False)
+            if error is not None:
+                chronicle.undone(db, self._clock(), plan_id, error, allocation_id="")
+        return error is None
+
+    def _end_without_gpu(self, record: DaemonRecord) -> None:
+        try:
+            gone = self._daemons.end_without_gpu(record)
+        except MpsFailed:
+            gone = False
+        if gone:
+            self._tries.clear(record)
+        else:
+            self._tries.note(record, self._clock())
+
+
+def _occupant(record: DaemonRecord) -> PlacedInstance | None:
+    return None if record.slot is None else PlacedInstance(record.slot.profile, record.slot.placement)
+
+
+def _start(record: DaemonRecord, limit: int) -> StartMps:
+    return StartMps(record.gpu_uuid, _occupant(record), limit)

@@ -1,0 +1,137 @@
+"""Clearing what dead processes left: interrupted plans are undone, their shares and places in the queue are freed.
+
+Whoever makes the next decision runs this first, under the decision lock. Nothing here needs a person, and running it twice
+does nothing the second time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tranche.core.allocation import Grant, NodeView
+from tranche.core.evidence import KeeperStatus
+from tranche.core.keeper import ProcessKeeper
+from tranche.node.execution.executor import Executor
+from tranche.node.locks.locks import is_held, remove_if_free
+from tranche.node.processes.keeping import RemainingProcesses, remains_of
+from tranche.node.processes.processes import Process
+from tranche.node.state.session import StateFolder
+from tranche.node.state.state_file import drop_state_file
+from tranche.node.store import chronicle, journal, records, register
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.leftovers import anything_left, dead_allocations, dead_waiters, interrupted_plans
+from tranche.planning.steps.undo import StepStatus
+
+
+class Recovery:
+    """Finds and clears the leftovers of dead processes."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        places: StateFolder,
+        executor: Executor,
+        clock: Callable[[], float],
+        given_back: Callable[[Sequence[Grant], bool], None] = lambda grants, killed: None,
+        recovered: Callable[[str], None] = lambda purpose: None,
+    ) -> None:
+        """`given_back` is told the grants of each share that was freed, and whether its processes may have been killed.
+
+        `recovered` is told the purpose of each plan that was undone."""
+        self._ledger = ledger
+        self._places = places
+        self._executor = executor
+        self._clock = clock
+        self._given_back = given_back
+        self._recovered = recovered
+
+    def needed(self) -> bool:
+        """Whether anything in the ledger belongs to a dead process; a few file locks are probed, no GPU is asked."""
+        with self._ledger.read() as db:
+            return anything_left(db, self._places)
+
+    def run(self) -> None:
+        """Clear everything that dead processes left; the decision lock is held."""
+        with self._ledger.read() as db:
+            dead = interrupted_plans(db, self._places)
+            plans = journal.running_plans(db)
+            interrupted = [each for each in plans if each.id in dead and self._executor.shows(each.gpu_uuids)]
+        for plan in interrupted:
+            self._settle(plan)
+        with self._ledger.read() as db:
+            allocations, waiters = dead_allocations(db, self._places), dead_waiters(db, self._places)
+        for allocation_id in allocations:
+            self.settle_share(allocation_id, why="its process is gone")
+        for waiter_id in waiters:
+            with self._ledger.write() as db:
+                records.remove_waiter(db, waiter_id)
+        self._clear_places_of_waiters()
+        # Sessions begin under the decision lock, so none is between making its file and locking it.
+        for path in self._places.sessions():
+            if not is_held(path):
+                drop_state_file(path)
+
+    def _clear_places_of_waiters(self) -> None:
+        """Remove the files of waiters that have gone, also of those that were killed before they had a row, or after."""
+        for waiter_id in self._places.waiters():
+            if remove_if_free(self._places.waiter(waiter_id)):
+                drop_state_file(self._places.wakeup_pipe(waiter_id))
+
+    def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
+        """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
+
+        What is not shown is not gone: only a GPU that answers proves that an instance is not there. GPUs that a plan was
+        `working` on when the view was taken are left out, since what they show may be on its way.
+        """
+        present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
+        answering = {gpu.uuid for gpu in view.node if not gpu.lost} - working
+        gone = {key for key in view.owned - present if key.gpu_uuid in answering}
+        if not gone:
+            return view
+        with self._ledger.write() as db:
+            records.disown_instances(db, gone)
+        return dataclasses.replace(view, owned=view.owned - gone)
+
+    def settle_share(
+        self, allocation_id: str, *, why: str, orphans: Sequence[Process] = (), killed: bool = True
+    ) -> RemainingProcesses:
+        """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded.
+
+        `orphans` are the caller's children that came of it, oldest first. `killed` says that it may have been.
+        """
+        with self._ledger.read() as db:
+            allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
+        if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
+            return RemainingProcesses()
+        remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
+        gone, keeper = remains.life is KeeperStatus.GONE, remains.keeper(allocation.keeper)
+        if gone:
+            # Noted first: when this process is killed before the share is freed, whoever frees it may not know of a kill.
+            self._given_back(allocation.grants, killed)
+        with self._ledger.write() as db:
+            if gone and register.remove_allocation(db, allocation_id):
+                chronicle.released(db, self._clock(), allocation_id, why)
+            elif keeper is not None and keeper != allocation.keeper:
+                register.set_keeper(db, allocation_id, keeper)
+                if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
+                    chronicle.kept(db, self._clock(), allocation_id, keeper)
+        if gone:
+            drop_state_file(self._places.allocation(allocation_id))
+        return remains
+
+    def _settle(self, plan: journal.PlanRecord) -> None:
+        """End an interrupted plan: a declared change that was complete is done, everything else is undone."""
+        complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
+        if complete and plan.status is records.PlanStatus.RUNNING and not plan.allocation_id:
+            with self._ledger.write() as db:
+                journal.close_plan(db, plan.id, records.PlanStatus.DONE, ended=self._clock(), interrupted=True)
+            return
+        self._executor.undo(plan.id, allocation_id=plan.allocation_id)
+        with self._ledger.write() as db:
+            journal.close_plan(db, plan.id, records.PlanStatus.UNDONE, ended=self._clock(), interrupted=True)
+            register.remove_allocation(db, plan.allocation_id)
+            chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
+        if plan.allocation_id:
+            drop_state_file(self._places.allocation(plan.allocation_id))
+        self._recovered(plan.purpose)

@@ -1,0 +1,1 @@
+"""Where a machine's state is kept, and how its files are opened."""

@@ -1,0 +1,92 @@
+"""Where a machine's register is. A machine has one: two would give the same GPU twice.
+
+Each machine has a place of its own for it, which only its administrator may write. The register lies there, or a file there says
+where it lies instead.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from tranche.core.errors import LedgerUnavailable, PermissionDenied
+from tranche.node.state.session import StateFolder
+from tranche.node.state.state_file import read_state_file, what_it_is
+
+POINTER = "register-is-in"
+"""The file that says where the register is, when it is not beside it."""
+
+
+def register_folder(home: Path) -> Path | None:
+    """The folder of the register of the machine whose own place is `home`; None when it has none yet."""
+    try:
+        if os.path.lexists(StateFolder(home).ledger):
+            return home
+        folder = Path(os.fsdecode(read_state_file(home / POINTER).removesuffix(b"\n")))
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"no permission to look into {home}, where this machine's register is",
+            hint="ask with sudo, or have an administrator let others read that folder",
+        ) from error
+    except OSError as error:
+        if os.path.lexists(home) and not home.is_dir():
+            raise LedgerUnavailable(
+                f"{home} {what_it_is(home)}, not a folder", hint="remove it, and run the command again"
+            ) from error
+        raise LedgerUnavailable(
+            f"cannot read where this machine's register is from {home / POINTER}: {error.strerror}"
+        ) from error
+    return folder if folder.is_dir() else None
+
+
+def settle_register(home: Path, chosen: Path) -> None:
+    """Have `chosen` be the folder of the machine's register before something is changed.
+
+    PermissionDenied when the register is elsewhere, or when there is none and this user may not choose its place.
+    """
+    found = register_folder(home)
+    if found is None:
+        found = chosen if _same(home, chosen) else _point(home, chosen)
+    if not _same(found, chosen):
+        raise _elsewhere(found, chosen)
+
+
+def _point(home: Path, chosen: Path) -> Path:
+    """Write where the register is, and make that folder; what is written then, by whoever came first."""
+    with suppress(OSError):
+        chosen.mkdir(parents=True, exist_ok=True)
+    if not chosen.is_dir():
+        return chosen  # whoever needs the folder says what stands in the way
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        unfinished = home / f"{POINTER}.{os.getpid()}"
+        unfinished.write_bytes(os.fsencode(chosen.absolute()) + b"\n")
+        if register_folder(home) is None:
+            # The folder that it named is gone: name another.
+            (home / POINTER).unlink(missing_ok=True)
+        try:
+            os.link(unfinished, home / POINTER)
+        except FileExistsError:
+            pass
+        finally:
+            unfinished.unlink()
+    except OSError as error:
+        raise PermissionDenied(
+            f"this machine has no register yet, and this user may not say in {home} that it is in {chosen}",
+            hint="run the command once with sudo: that makes the register",
+        ) from error
+    return register_folder(home) or chosen
+
+
+def _elsewhere(found: Path, chosen: Path) -> PermissionDenied:
+    return PermissionDenied(
+        f"this machine's register is in {found}: a second one in {chosen} would not know what the first has granted",
+        hint="leave --state-dir and TRANCHE_STATE_DIR out; with sudo where the register is root's",
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

@@ -1,0 +1,314 @@
+"""The ledger's events: every kind has a function that writes it, with its data, its words and what caused it.
+
+Every function takes the connection of an open ledger transaction; `time` is seconds since the epoch. Commands that only look
+write no event and start faster without the types of events, which are imported where one is written or read.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from tranche.core.actor import Actor
+from tranche.core.allocation import Allocation
+from tranche.core.cordon import Cordon
+from tranche.core.errors import TrancheError
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
+from tranche.planning.steps import Step
+
+if TYPE_CHECKING:
+    from tranche.core.events import Event, EventData
+
+_KEPT = 10_000
+_COLUMNS = "position, time, kind, gpu_uuid, allocation_id, message, cause, data"
+
+
+def change_begun(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, actor: Actor | None = None) -> None:
+    """A declared change was decided."""
+    from tranche.core.events import ChangeBegun
+
+    _write(db, time, ChangeBegun(plan_id, purpose, actor), purpose + _told(actor))
+
+
+def step_done(
+    db: sqlite3.Connection, time: float, plan_id: str, step: Step, gpu: GpuState, *, allocation_id: str
+) -> None:
+    """A step was carried out."""
+    from tranche.core.events import StepDone
+
+    message = f"{gpu.label}: {step}"
+    cause = _begin_of(db, plan_id)
+    _write(db, time, StepDone(plan_id, step.to_dict()), message, cause, gpu_uuid=gpu.uuid, allocation_id=allocation_id)
+
+
+def granted(
+    db: sqlite3.Connection, time: float, allocation: Allocation, *, plan_id: str, waiter_id: str, note: str
+) -> None:
+    """A request got its share; `note` says how."""
+    from tranche.core.events import ShareGranted
+    from tranche.node.store.ownership import owner_of
+
+    data = ShareGranted(plan_id, waiter_id, allocation.request, allocation.grants, owner_of(allocation.keeper))
+    _write(db, time, data, f"{allocation.request}: {note}", allocation_id=allocation.id)
+
+
+def cancelled(db: sqlite3.Connection, time: float, waiter_id: str, actor: Actor | None = None) -> None:
+    """A request was taken out of the queue."""
+    from tranche.core.events import RequestCancelled
+
+    message = f"the waiting request {waiter_id} was cancelled{_told(actor)}"
+    _write(db, time, RequestCancelled(waiter_id, actor), message)
+
+
+def kept(db: sqlite3.Connection, time: float, allocation_id: str, keeper: ProcessKeeper) -> None:
+    """Processes that came of an allocation's command, or may have, keep the share."""
+    from tranche.core.events import ShareKept
+
+    many = len(keeper.pids) > 1
+    if keeper.suspected:
+        which = f"which may have come of it and which only root can look into, {'keep' if many else 'keeps'} it"
+    else:
+        which = f"which came of it, {'keep' if many else 'keeps'} it"
+    message = f"its command has ended; {keeper}, {which}"
+    data = ShareKept(keeper.pids, keeper.suspected)
+    _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+
+
+def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, error: TrancheError) -> None:
+    """An allocation was not added, because another one holds what it names."""
+    from tranche.core.events import HeldTwice
+
+    message = f"{allocation.keeper} is said to have what another holds: {error.message}"
+    _write(db, time, HeldTwice(allocation.keeper, allocation.grants), message)
+
+
+def release_begun(
+    db: sqlite3.Connection, time: float, allocation_id: str, pids: Collection[int], actor: Actor | None
+) -> None:
+    """Somebody takes a share back from processes that run in it."""
+    from tranche.core.events import ReleaseBegun
+
+    message = f"to be taken back: pid {', '.join(map(str, pids))} is to end{_told(actor)}"
+    data = ReleaseBegun(tuple(pids), actor)
+    _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+
+
+def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str, actor: Actor | None = None) -> None:
+    """A share was given back, because somebody began to take it back where somebody did."""
+    from tranche.core.events import ShareReleased
+
+    cause = _newest(db, ("Granted", "ReleaseBegun"), allocation_id)
+    _write(db, time, ShareReleased(why, actor), why + _told(actor), cause, allocation_id=allocation_id)
+
+
+def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation, *, changed: str | None) -> None:
+    """The daemon that kept an allocation's limits has died, or somebody has changed limits, and `changed` says which."""
+    from tranche.core.events import LimitsLost
+
+    message = "the MPS daemon of its device has died: nothing limits its memory any more"
+    if changed is not None:
+        message = f"somebody has changed the limits of the MPS daemon of its device{changed}: it counts as unlimited"
+    data = LimitsLost(allocation.grants)
+    _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
+def limit_exceeded(db: sqlite3.Connection, time: float, allocation: Allocation) -> None:
+    """An allocation's processes together have more memory than it was given."""
+    from tranche.core.events import LimitExceeded
+
+    message = "its processes together have more memory than it was given: nothing limits it"
+    data = LimitExceeded(allocation.grants)
+    _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
+def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: str) -> None:
+    """A mechanism that this machine should have was refused."""
+    from tranche.core.events import SharingRefused
+
+    _write(db, time, SharingRefused(sharing, why), f"nothing is shared by {sharing.for_people} from now on: {why}")
+
+
+def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> int | None:
+    """An MPS daemon lets nobody in any more, or, without a fault, lets them in again; the event's position."""
+    from tranche.core.events import DaemonFault, DaemonRecovered
+
+    if not fault:
+        message = f"the MPS daemon of {device_uuid} lets clients in again"
+        return _write(db, time, DaemonRecovered(device_uuid), message, gpu_uuid=gpu_uuid)
+    message = f"the MPS daemon of {device_uuid} lets nobody in: {fault}"
+    return _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
+
+
+def server_ended(db: sqlite3.Connection, time: float, allocation: Allocation, pid: int) -> None:
+    """The MPS server of an allocation's device ended under its programs, while its daemon lives on."""
+    from tranche.core.events import ServerEnded
+
+    message = f"the MPS server of its device, process {pid}, was killed or shut down: programs that were using it fail"
+    _write(db, time, ServerEnded(pid), message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+
+
+def fault_shared(
+    db: sqlite3.Connection, time: float, allocation: Allocation, device_uuid: str, cause: int | None
+) -> None:
+    """The programs of an allocation have had a fatal fault, or have got that of a neighbour; MPS does not say whose it is."""
+    from tranche.core.events import FaultShared
+
+    message = "a fatal fault of one program has ended the CUDA contexts of all that share the device by MPS"
+    _write(db, time, FaultShared(device_uuid), f"{message} {device_uuid}", cause, allocation_id=allocation.id)
+
+
+def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str) -> None:
+    """A plan failed and was undone."""
+    from tranche.core.events import PlanUndone
+
+    data = PlanUndone(plan_id, error.reason, error.gpu_uuid)
+    _write(db, time, data, str(error), _begin_of(db, plan_id), allocation_id=allocation_id)
+
+
+def undo_incomplete(
+    db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str
+) -> None:
+    """Something could not be put back."""
+    from tranche.core.events import UndoIncomplete
+
+    data = UndoIncomplete(plan_id, error.reason)
+    _write(db, time, data, error.message, _begin_of(db, plan_id), allocation_id=allocation_id)
+
+
+def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *, allocation_id: str) -> None:
+    """An interrupted plan was undone."""
+    from tranche.core.events import PlanRecovered
+
+    message = f"'{purpose}' was interrupted and has been undone"
+    _write(db, time, PlanRecovered(plan_id, purpose), message, _begin_of(db, plan_id), allocation_id=allocation_id)
+
+
+def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
+    """The cut at boot has ended; with `error` it failed."""
+    from tranche.core.events import BootEnded
+
+    if error is None:
+        message = f"at boot the GPUs were found or made as {asked} asks"
+    else:
+        message = f"at boot: {error.message}" + (f" ({error.hint})" if error.hint else "")
+    _write(db, time, BootEnded(boot_id, asked, "" if error is None else error.reason), message)
+
+
+def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
+    """How the cut at that start of the machine ended; None when none did, or its event was dropped since."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM events WHERE kind = 'BootEnded' AND json_extract(data, '$.bootId') = ? "
+        "ORDER BY position DESC LIMIT 1",
+        (boot_id,),
+    ).fetchone()
+    return None if row is None else _event(*row)
+
+
+def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuPolicy | None) -> None:
+    """The administrator said how a GPU may be shared, or with an empty UUID all others; `what` names them for people."""
+    from tranche.core.events import PolicyChanged
+
+    message = f"{what}: " + ("no word any more" if use is None else f"sharing={use}")
+    _write(db, time, PolicyChanged(gpu_uuid, None if use is None else str(use)), message, gpu_uuid=gpu_uuid)
+
+
+def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor | None) -> None:
+    """An administrator wants nothing more of a GPU given away."""
+    from tranche.core.events import GpuCordoned
+
+    data = GpuCordoned(word.user, word.reason, actor)
+    _write(db, word.since, data, f"{gpu.label}: {word.why}{_told(actor)}", gpu_uuid=gpu.uuid)
+
+
+def uncordoned(db: sqlite3.Connection, time: float, gpu: GpuState, user: str, actor: Actor | None) -> None:
+    """An administrator lets a GPU be given away again."""
+    from tranche.core.events import GpuUncordoned
+
+    message = f"{gpu.label}: given away again, by {user}{_told(actor)}"
+    _write(db, time, GpuUncordoned(user, actor), message, _cordon_of(db, gpu.uuid), gpu_uuid=gpu.uuid)
+
+
+def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
+    """Events after a position, oldest first; with `last`, only so many of the newest."""
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM events WHERE position > ? ORDER BY position DESC LIMIT ?",
+        (after, -1 if last is None else min(last, _KEPT)),
+    ).fetchall()
+    return tuple(_event(*row) for row in reversed(rows))
+
+
+def _event(
+    position: int,
+    time: float,
+    name: str,
+    gpu_uuid: str,
+    allocation_id: str,
+    message: str,
+    cause: int | None,
+    text: str | None,
+) -> Event:
+    """The event of a row, whose fields are in the order of _COLUMNS."""
+    from tranche.core.events import Event, event_data_from_dict
+
+    data = None if text is None else event_data_from_dict(name, json.loads(text))
+    return Event(position, time, name, gpu_uuid, allocation_id, message, cause, data)
+
+
+def _write(
+    db: sqlite3.Connection,
+    time: float,
+    data: EventData,
+    message: str,
+    cause: int | None = None,
+    *,
+    gpu_uuid: str = "",
+    allocation_id: str = "",
+) -> int | None:
+    """Record something that happened; its position. The oldest events beyond 10,000 are dropped."""
+    from tranche.core.events import event_data_to_dict, event_name
+
+    cursor = db.execute(
+        "INSERT INTO events (time, kind, gpu_uuid, allocation_id, message, cause, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+        (time, event_name(data), gpu_uuid, allocation_id, message, cause, json.dumps(event_data_to_dict(data))),
+    )
+    db.execute("DELETE FROM events WHERE position <= ?", ((cursor.lastrowid or 0) - _KEPT,))
+    return cursor.lastrowid
+
+
+def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
+    """The event with which that plan began; a request's plan begins with none."""
+    row = db.execute(
+        "SELECT max(position) FROM events WHERE kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?", (plan_id,)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _grant_of(db: sqlite3.Connection, allocation_id: str) -> int | None:
+    """The event with which that allocation was granted."""
+    return _newest(db, ("Granted",), allocation_id)
+
+
+def _cordon_of(db: sqlite3.Connection, gpu_uuid: str) -> int | None:
+    """The event with which that GPU was cordoned."""
+    row = db.execute(
+        "SELECT max(position) FROM events WHERE kind = 'Cordoned' AND gpu_uuid = ?", (gpu_uuid,)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _newest(db: sqlite3.Connection, kinds: Sequence[str], allocation_id: str) -> int | None:
+    """The newest event of one of the kinds about that allocation."""
+    marks = ", ".join("?" * len(kinds))
+    row = db.execute(
+        f"SELECT max(position) FROM events WHERE kind IN ({marks}) AND allocation_id = ?", (*kinds, allocation_id)
+    ).fetchone()
+    return None if row is None else row[0]
+
+
+def _told(actor: Actor | None) -> str:
+    return "" if actor is None else f" ({actor})"

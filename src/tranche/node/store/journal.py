@@ -1,0 +1,131 @@
+"""The journal of plans: the intent of each step before it, its outcome after it, for whoever comes after a crash."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tranche.core.state import InstanceKey
+from tranche.node.store.change_totals import ChangeKind, ChangeStatus, count_change
+from tranche.node.store.records import OpenPlan, PlanStatus, open_plans
+from tranche.planning.steps import PriorState, before_from_dict, before_to_dict, step_from_dict
+from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.undo import StepRecord, StepStatus
+
+_KEPT_PLANS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord(OpenPlan):
+    """An open plan with its steps."""
+
+    steps: tuple[StepRecord, ...]
+
+    @property
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs that the plan touches, sorted: the order in which they are locked."""
+        return tuple(sorted({record.step.gpu_uuid for record in self.steps}))
+
+
+def being_made(plans: Iterable[PlanRecord]) -> frozenset[InstanceKey]:
+    """The slots whose instances these plans are making now: Tranche's already, although the step's end is not written yet."""
+    return frozenset(
+        key
+        for plan in plans
+        for record in plan.steps
+        if record.before is not None and record.may_have_acted
+        for key, ours in record.step.ownership(record.before).items()
+        if ours
+    )
+
+
+def open_plan(
+    db: sqlite3.Connection, plan_id: str, plan: Plan, *, session: str, created: float, allocation_id: str = ""
+) -> None:
+    """Journal a plan before its first step. Without an allocation its GPUs are marked as changing."""
+    db.execute(
+        "INSERT INTO plans VALUES (?, ?, ?, ?, ?, ?)",
+        (plan_id, plan.purpose, created, session, allocation_id, PlanStatus.RUNNING),
+    )
+    db.executemany(
+        "INSERT INTO steps VALUES (?, ?, ?, ?, NULL)",
+        [(plan_id, ordinal, json.dumps(step.to_dict()), StepStatus.PENDING) for ordinal, step in enumerate(plan.steps)],
+    )
+    if not allocation_id:
+        db.executemany("INSERT INTO changing_gpus VALUES (?, ?)", [(gpu, plan_id) for gpu in plan.gpu_uuids])
+
+
+def write_intent(db: sqlite3.Connection, plan_id: str, ordinal: int, before: PriorState) -> None:
+    """Journal that a step is about to act, and what it found."""
+    _set_step(db, plan_id, ordinal, StepStatus.INTENDED, json.dumps(before_to_dict(before)))
+
+
+def write_done(db: sqlite3.Connection, plan_id: str, ordinal: int) -> None:
+    """Journal that a step acted and its effect was seen."""
+    db.execute("UPDATE steps SET status = ? WHERE plan_id = ? AND ordinal = ?", (StepStatus.DONE, plan_id, ordinal))
+
+
+def write_needless(db: sqlite3.Connection, plan_id: str, ordinal: int) -> None:
+    """Journal that a step found its effect already there."""
+    _set_step(db, plan_id, ordinal, StepStatus.NEEDLESS, None)
+
+
+def _set_step(db: sqlite3.Connection, plan_id: str, ordinal: int, status: StepStatus, before: str | None) -> None:
+    db.execute(
+        "UPDATE steps SET status = ?, before = ? WHERE plan_id = ? AND ordinal = ?", (status, before, plan_id, ordinal)
+    )
+
+
+def begin_undo(db: sqlite3.Connection, plan_id: str) -> None:
+    """Journal that a plan is being undone: from here on it can only end undone, however many of its steps were done."""
+    db.execute("UPDATE plans SET status = ? WHERE id = ?", (PlanStatus.UNDOING, plan_id))
+
+
+def close_plan(
+    db: sqlite3.Connection,
+    plan_id: str,
+    status: PlanStatus,
+    *,
+    ended: float,
+    interrupted: bool = False,
+    counted: bool = True,
+) -> None:
+    """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped.
+
+    `ended` is seconds since the epoch; `interrupted` says that another process than its own ends it. A plan
+    that nobody asked for is not `counted` among the changes.
+    """
+    row = db.execute("SELECT created, allocation_id FROM plans WHERE id = ?", (plan_id,)).fetchone()
+    if row is not None and counted:
+        outcome = ChangeStatus.DONE if status is PlanStatus.DONE else ChangeStatus.UNDONE
+        outcome = ChangeStatus.INTERRUPTED if interrupted else outcome
+        count_change(db, ChangeKind.REQUEST if row[1] else ChangeKind.LAYOUT, outcome, ended - row[0])
+    db.execute("UPDATE plans SET status = ? WHERE id = ?", (status, plan_id))
+    db.execute("DELETE FROM changing_gpus WHERE plan_id = ?", (plan_id,))
+    db.execute(
+        "DELETE FROM plans WHERE status NOT IN (?, ?) AND rowid <= (SELECT max(rowid) FROM plans) - ?",
+        (PlanStatus.RUNNING, PlanStatus.UNDOING, _KEPT_PLANS),
+    )
+
+
+def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
+    """Every plan without an end, oldest first; PlanInvalid when one has a step of an unknown kind."""
+    return tuple(
+        PlanRecord(each.id, each.status, each.purpose, each.session, each.allocation_id, step_records(db, each.id))
+        for each in open_plans(db)
+    )
+
+
+def step_records(db: sqlite3.Connection, plan_id: str) -> tuple[StepRecord, ...]:
+    """The steps of a plan with what was journaled of each, in order; PlanInvalid when one is of an unknown kind."""
+    rows = db.execute("SELECT step, status, before FROM steps WHERE plan_id = ? ORDER BY ordinal", (plan_id,))
+    return tuple(
+        StepRecord(
+            step_from_dict(json.loads(row[0])),
+            StepStatus(row[1]),
+            None if row[2] is None else before_from_dict(json.loads(row[2])),
+        )
+        for row in rows
+    )

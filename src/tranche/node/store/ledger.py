@@ -1,0 +1,376 @@
+"""The durable record of one machine: a SQLite database in WAL mode that every tranche process opens.
+
+Its tables, and what they refuse by themselves, are in `tranche.node.store.schema`.
+`synchronous=NORMAL` is enough: a power loss may take the last records with it, but it takes the processes and the GPU
+instances that they describe as well; a killed process loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tranche.core.errors import (
+    LedgerCorrupt,
+    LedgerTooNew,
+    LedgerUnavailable,
+    PermissionDenied,
+    TrancheError,
+    WaitTimeout,
+)
+from tranche.node.locks.lock_table import LockHolder, lock_pids
+from tranche.node.locks.locks import FileLock
+from tranche.node.locks.stalled import continuing_who_holds, stops_held_back
+from tranche.node.state.session import StateFolder
+from tranche.node.state.state_file import no_files_left, no_permission, refuse_no_file, register_of_another
+from tranche.node.store import schema
+from tranche.node.store.ledger_copy import copied
+
+_BUSY_SECONDS = 60.0
+_MAKING_SECONDS = 5.0
+"""Who makes a ledger is alone with it; other processes have it open for moments at most."""
+_SUSPECT_SECONDS = 1.0
+"""A transaction is shorter: after that it is worth a look who holds everybody up."""
+_HEADER = 100
+"""In bytes: the beginning of every SQLite database."""
+_WRITE_LOCK = 120
+"""The byte of the log's index that SQLite locks for whoever writes (the file format's WAL_WRITE_LOCK)."""
+
+
+class Ledger:
+    """An open ledger. Safe to use from several threads: one transaction runs at a time.
+
+    One that is opened to be `read_only` needs no right to write, and makes no file.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self.path = path
+        self.read_only = read_only
+        self._lock = threading.RLock()
+        self._file: tuple[int, ...] = _NOT_OPEN_YET
+        self._size = 0
+        self._log_size = 0
+        self._patience = _BUSY_SECONDS
+        self._timeout: type[TrancheError] = LedgerUnavailable
+        self.unwritable: LedgerUnavailable | None = None
+        """Why a ledger that this user may write is read as a copy; None when it is not."""
+        self._connection: sqlite3.Connection
+        if read_only:
+            with _explained(path):
+                self._connection = self._copied()
+            return
+        with _explained(path):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except PermissionError as error:
+                raise no_permission(f"the ledger {path}") from error
+            except OSError as error:
+                raise LedgerUnavailable(f"cannot make the state folder {path.parent}: {error.strerror}") from error
+            _refuse_strange(path)
+            self._connection = sqlite3.connect(
+                path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            try:
+                self._prepare()
+                *file, self._size = _identity(path)
+                self._file = tuple(file)
+            except BaseException:
+                self._connection.close()
+                raise
+
+    def _prepare(self) -> None:
+        version = self._version()
+        if version > schema.SCHEMA_VERSION:
+            raise self._too_new(version)
+        if version < schema.SCHEMA_VERSION:
+            # Switching to WAL fails at once when another process is doing the same, whatever the timeout.
+            with FileLock(self.path.with_name(f"{self.path.name}.creating")):
+                self._bring_up_to_date()
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        # The log never becomes smaller while somebody has it open, however SQLite was built: that shows who cut it short.
+        self._connection.execute("PRAGMA journal_size_limit = -1")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+
+    def _copied(self) -> sqlite3.Connection:
+        """What the ledger holds now, in memory and in the present format."""
+        _refuse_strange(self.path)
+        try:
+            connection = copied(self.path)
+        except PermissionError as error:
+            raise PermissionDenied(
+                f"no permission to read the ledger {self.path}",
+                hint="ask with sudo, or have an administrator let others read that folder",
+            ) from error
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger {self.path} cannot be read: {error.strerror}") from error
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > schema.SCHEMA_VERSION:
+            raise self._too_new(version)
+        if version == 0:
+            schema.create(connection)
+        elif version < schema.SCHEMA_VERSION:
+            schema.migrate(connection, version)
+        return connection
+
+    def _too_new(self, version: int) -> LedgerTooNew:
+        return LedgerTooNew(
+            f"the ledger {self.path} was written by a newer version of tranche (format {version}, "
+            f"this version knows {schema.SCHEMA_VERSION})",
+            hint="upgrade tranche",
+        )
+
+    def _version(self) -> int:
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        return version
+
+    def _bring_up_to_date(self) -> None:
+        """Make the tables, or migrate those of an older format; nobody else does so meanwhile."""
+        version = self._version()
+        if version == schema.SCHEMA_VERSION:
+            return
+        if version > 0:
+            self._keep_copy(version)
+            try:
+                with self.write() as db:
+                    schema.migrate(db, version)
+            except sqlite3.IntegrityError as error:
+                raise LedgerCorrupt(
+                    f"the ledger {self.path} of format {version} gives something twice: {error}", hint=_MOVE_AWAY
+                ) from error
+            return
+        if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
+        self._connection.execute(f"PRAGMA busy_timeout = {round(_MAKING_SECONDS * 1000)}")
+        try:
+            self._connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error):
+                raise
+            raise _emptied(self.path) from error
+        self._connection.execute(f"PRAGMA busy_timeout = {round(_BUSY_SECONDS * 1000)}")
+        with self.write() as db:
+            schema.create(db)
+
+    def _keep_copy(self, version: int) -> None:
+        """A copy beside the ledger, as it was before its format changes: `ledger.db.format1`."""
+        copy = self.path.with_name(f"{self.path.name}.format{version}")
+        unfinished = self.path.with_name(f"{copy.name}.unfinished")
+        unfinished.unlink(missing_ok=True)
+        target = sqlite3.connect(unfinished)
+        try:
+            self._connection.backup(target)
+        finally:
+            target.close()
+        os.replace(unfinished, copy)
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that may write: all of it is kept, or nothing when the block raises."""
+        if self.read_only:
+            raise register_of_another(self.path.parent) or no_permission(f"the ledger {self.path}")
+        with self._lock, _explained(self.path), stops_held_back():
+            # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
+            try:
+                self._begin_to_write()
+                self._refuse_lost()
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def waiting(self, seconds: float | None) -> Iterator[None]:
+        """For the length of the block, wait for other writers so many seconds at most; never more than a minute.
+
+        WaitTimeout when they take longer; LedgerUnavailable when nobody said how long to wait (None).
+        """
+        before = self._patience, self._timeout
+        self._patience = _BUSY_SECONDS if seconds is None else min(seconds, _BUSY_SECONDS)
+        self._timeout = LedgerUnavailable if seconds is None else WaitTimeout
+        try:
+            yield
+        finally:
+            self._patience, self._timeout = before
+
+    def _begin_to_write(self) -> None:
+        """Wait for the write lock; whoever was stopped while he had it is continued meanwhile."""
+        busy = "PRAGMA busy_timeout = {}"
+        brief = min(self._patience, _SUSPECT_SECONDS)
+        index = self.path.with_name(f"{self.path.name}-shm")
+        try:
+            self._connection.execute(busy.format(round(brief * 1000)))
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error):
+                    raise
+            with continuing_who_holds(lambda: lock_pids(index, kind="POSIX", byte=_WRITE_LOCK)):
+                self._connection.execute(busy.format(round((self._patience - brief) * 1000)))
+                self._connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            pids = lock_pids(index, kind="POSIX", byte=_WRITE_LOCK)
+            if not _is_busy(error):
+                raise
+            holder = LockHolder(pids[0] if pids else 0, 0.0)
+            ending = f", with kill -9 {holder.pid} say" if holder.pid else ""
+            raise self._timeout(
+                f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing",
+                hint=f"end that process{ending}: what it has not completed is taken back",
+            ) from error
+        finally:
+            self._connection.execute(busy.format(round(_BUSY_SECONDS * 1000)))
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that sees one consistent state of the ledger."""
+        with self._lock, _explained(self.path):
+            nested = self._connection.in_transaction
+            if self.read_only and not nested:
+                self._connection.close()
+                self._connection = self._copied()
+            try:
+                if not nested:
+                    self._connection.execute("BEGIN")
+                    self._refuse_lost()
+                yield self._connection
+            finally:
+                if not nested and self._connection.in_transaction:
+                    self._connection.execute("COMMIT")
+
+    def version(self) -> int:
+        """A number that changes when another process, or another open ledger, has written."""
+        with self._lock, _explained(self.path):
+            version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+            self._refuse_lost()
+            return version
+
+    def _refuse_lost(self) -> None:
+        """LedgerUnavailable when the file is no longer where it was: what is written there now is seen by nobody."""
+        if self._file == _NOT_OPEN_YET:
+            return
+        *file, size = _identity(self.path)
+        if tuple(file) != self._file:
+            raise LedgerUnavailable(
+                f"the ledger {self.path} was removed or replaced while it was open",
+                hint="run the command again: it makes a new one, and finds who holds what",
+            )
+        # Nothing that Tranche or SQLite does makes either file smaller while it is open.
+        log = max(0, _identity(self.path.with_name(f"{self.path.name}-wal"))[2])
+        if size < self._size or log < self._log_size:
+            raise _emptied(self.path)
+        self._size, self._log_size = size, log
+
+    def check(self) -> None:
+        """Read the whole file, every index and every table's columns; LedgerCorrupt when something does not hold."""
+        with self.read() as db:
+            findings = [row[0] for row in db.execute("PRAGMA integrity_check(5)")]
+            lacking = schema.lacks(db)
+        if f"code={sqlite3.SQLITE_IOERR_SHORT_READ}" in findings[0]:
+            raise _emptied(self.path)
+        if findings != ["ok"]:
+            found = " ".join(findings[0].split())  # SQLite puts several findings into one
+            raise LedgerCorrupt(f"the ledger {self.path} is damaged: {found}", hint=_MOVE_AWAY)
+        if lacking:
+            raise LedgerCorrupt(f"the ledger {self.path} is damaged: it lacks {', '.join(lacking)}", hint=_MOVE_AWAY)
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._connection.close()
+
+
+def open_to_read(places: StateFolder) -> Ledger:
+    """The ledger for somebody who only reads: as a copy where this user may not write it, or where there is no room for that."""
+    if not places.writable:
+        return Ledger(places.ledger, read_only=True)
+    try:
+        return Ledger(places.ledger)
+    except LedgerUnavailable as error:
+        if not places.ledger.is_file():
+            raise
+        ledger = Ledger(places.ledger, read_only=True)
+        ledger.unwritable = error
+        return ledger
+
+
+_NOT_OPEN_YET = (0, 0)
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    """Device, number and size in bytes of the file; -1 where there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return (-1, -1, -1)
+    return found.st_dev, found.st_ino, found.st_size
+
+
+_MOVE_AWAY = (
+    "end the workloads that tranche started, move the file away, and run the command again: instances are found on the "
+    "GPUs and adopted"
+)
+
+
+def _emptied(path: Path) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"the ledger {path} or its log was emptied or cut short while other processes have it open",
+        hint=f"move {path}* away, and run the command again: it makes a new ledger, and finds who holds what",
+    )
+
+
+def _refuse_strange(path: Path) -> None:
+    """LedgerUnavailable for what is no file; LedgerCorrupt for a file that others have open and that was emptied since."""
+    log = path.with_name(f"{path.name}-wal")
+    for each in (path, log, path.with_name(f"{path.name}-shm")):
+        refuse_no_file(each)
+    if not os.path.exists(path) or path.stat().st_size >= _HEADER:
+        return
+    # SQLite would take it for a new database, remove the log that others write, and wait for them.
+    if os.path.exists(log) and log.stat().st_size:
+        raise _emptied(path)
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours; a broken rule of the schema stays what it is, a defect of the caller."""
+    try:
+        yield
+    except TrancheError:
+        raise
+    except sqlite3.IntegrityError:
+        raise
+    except sqlite3.OperationalError as error:
+        text = str(error)
+        if "readonly" in text or "unable to open" in text:
+            if (refused := register_of_another(path.parent)) is not None:
+                raise refused from error
+            if not os.access(path.parent, os.X_OK):
+                raise no_permission(f"the ledger {path}") from error
+            if path.is_dir():
+                raise LedgerUnavailable(f"the ledger {path} is a folder, not a file") from error
+            raise LedgerUnavailable(
+                f"the ledger {path} cannot be written: {text}",
+                hint="make room on its file system: it takes no more files"
+                if no_files_left(path.parent)
+                else "make the state folder writable for root",
+            ) from error
+        if error.sqlite_errorcode == sqlite3.SQLITE_IOERR_SHORT_READ:
+            raise _emptied(path) from error
+        if "malformed" in text or "no such table" in text or "no such column" in text:
+            raise LedgerCorrupt(f"the ledger {path} is damaged: {text}", hint=_MOVE_AWAY) from error
+        hint = "make room on its file system"
+        hint = hint if "full" in text or "disk I/O" in text else ""
+        raise LedgerUnavailable(f"the ledger {path} cannot be used: {text}", hint=hint) from error
+    except sqlite3.DatabaseError as error:
+        raise LedgerCorrupt(f"the ledger {path} is damaged: {error}", hint=_MOVE_AWAY) from error

@@ -1,0 +1,93 @@
+"""A register as somebody sees it who may read its files and not write them.
+
+SQLite's own readers write as well, to a file beside the database that says who reads what; whoever may not, reads a copy. Nothing
+is made in the folder, and writers are not held up.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from tranche.core.errors import LedgerUnavailable
+from tranche.node.state.state_file import open_state_file
+
+_ATTEMPTS = 200
+_SETTLED_SECONDS = 0.02
+_WAIT_SECONDS = 0.01
+_WAL_HEADER = 32
+
+
+def copied(ledger: Path) -> sqlite3.Connection:
+    """The database as it is now, in memory; an empty one when there is none. OSError when it may not be read."""
+    for _ in range(_ATTEMPTS):
+        files = _read(ledger)
+        if files is not None:
+            return _in_memory(*files)
+        time.sleep(_WAIT_SECONDS)
+    raise LedgerUnavailable(f"the ledger {ledger} is written all the time", hint="run the command again")
+
+
+def _read(ledger: Path) -> tuple[bytes, bytes] | None:
+    """The database and then its log, which belong together; None when they may not, because the log was emptied meanwhile.
+
+    The log is only appended to, and SQLite ignores what is not complete at its end. When it is emptied its frames have gone into
+    the database, and it begins with new numbers. A database that was written within a tick of the clock could be written again
+    unseen.
+    """
+    wal = ledger.with_name(f"{ledger.name}-wal")
+    stamp, begins = _stamp(ledger), _bytes(wal)[:_WAL_HEADER]
+    if time.time_ns() - stamp[0] < _SETTLED_SECONDS * 1e9:
+        return None
+    database, log = _bytes(ledger), _bytes(wal)
+    if _stamp(ledger) != stamp or (begins and log[:_WAL_HEADER] != begins):
+        return None
+    return database, log
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return (0, 0, 0)
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with open(open_state_file(path), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _in_memory(database: bytes, log: bytes) -> sqlite3.Connection:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    if database:
+        _copy(database, log, memory)
+    return memory
+
+
+def _copy(database: bytes, log: bytes, memory: sqlite3.Connection) -> None:
+    """Have SQLite join database and log: in the folder for temporary files, or in memory where that is full."""
+    import tempfile  # slow to import, and most commands may write the ledger
+
+    for root in (None, "/dev/shm"):
+        try:
+            with tempfile.TemporaryDirectory(prefix="tranche-", dir=root) as folder:
+                path = Path(folder) / "ledger.db"
+                path.write_bytes(database)
+                path.with_name("ledger.db-wal").write_bytes(log)
+                disk = sqlite3.connect(path, isolation_level=None)
+                try:
+                    disk.backup(memory)
+                    return
+                finally:
+                    disk.close()
+        except (OSError, sqlite3.OperationalError) as error:
+            reason = error
+    raise LedgerUnavailable(
+        f"there is no room for a copy of the ledger, from which it is read: {reason}",
+        hint=f"make room in {tempfile.gettempdir()}, or name another folder with TMPDIR",
+    )

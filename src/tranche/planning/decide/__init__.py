@@ -1,0 +1,1 @@
+"""From an observed state and a request to a decision."""

@@ -1,0 +1,153 @@
+"""From an observed node and a request to a decision: granted, with the Plan that makes it true, or waiting, with the reasons.
+
+Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
+as the request accepts them. On a machine that is careful with its room, what takes the least from those to come goes before
+(`tranche.planning.decide.packing_cost`). Among equals: what needs no change; an instance that only lacks its compute instance;
+a new
+instance in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is. Parts
+go together, onto the device that has the least room left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tranche.core.allocation import FractionalShare, Grant, NodeView
+from tranche.core.quantity import format_memory
+from tranche.core.request import Request
+from tranche.core.state import NodeState
+from tranche.planning.decide.answers import Preference, Reserved, answers, asked_gpus
+from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
+from tranche.planning.decide.daemons import with_daemons
+from tranche.planning.decide.obstacle import Obstacle
+from tranche.planning.decide.options import Option, OptionKind, PlanPermission
+from tranche.planning.decide.packing_cost import why_thrifty
+from tranche.planning.steps.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The request is served by `grants` once `plan` (often empty) is carried out. `note` says for people how."""
+
+    grants: tuple[Grant, ...]
+    plan: Plan
+    mechanism: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The request fits this machine, but not now.
+
+    `obstacles` has one for each GPU that cannot serve it, in index order. On a large machine it has one for each group of GPUs
+    with like obstacles, and `unnamed` counts the GPUs of groups that are left out. `ready` GPUs could serve a share of it
+    now, and are too few.
+    """
+
+    obstacles: tuple[Obstacle, ...]
+    unnamed: int = 0
+    ready: int = 0
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A clause for each obstacle, and one that says how many GPUs are left out."""
+        left_out = (f"and {self.unnamed:,} more GPUs",) if self.unnamed else ()
+        return (*map(str, self.obstacles), *left_out)
+
+
+Decision = Granted | Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOption:
+    """How a machine serves a request best. `preferences` has one for each GPU; the lower, the better, also among machines."""
+
+    preferences: tuple[Preference, ...]
+    granted: Granted
+
+
+def decide(
+    view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
+) -> Decision:
+    """Grant the request on the cheapest GPU that can serve it now, or say what it waits for.
+
+    GPUs in `reserved` may not be used. Raises GpuNotFound, ProfileUnknown, SharingUnavailable or DoesNotFit when no state of this
+    machine could ever serve the request.
+    """
+    found = offer(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+    return found.granted if isinstance(found, MachineOption) else found
+
+
+def offer(
+    view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
+) -> MachineOption | Waiting:
+    """The decision, with what makes it better or worse than another machine's. Raises what `decide` raises."""
+    asked, needed, freedom = (
+        asked_gpus(view, request, reserved or {}),
+        gpus_needed(request),
+        PlanPermission(adopt_foreign_destroy),
+    )
+    if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
+        check_possible(view, request)
+    thrifty = bool(why_thrifty(request, view.node.sharing, [each.here for each in asked]))
+    best: list[tuple[Preference, int, Option]] = []
+    for place, each in enumerate(asked):
+        if (found := each.best_option(freedom, thrifty=thrifty)) is not None:
+            best.append((found[0], place, found[1]))
+    if len(best) < needed:
+        answered = answers(asked, freedom)
+        return Waiting(answered.obstacles, answered.unnamed, answered.ready)
+    best.sort(key=lambda each: each[:2])
+    return MachineOption(
+        tuple(each[0] for each in best[:needed]), granted(request, [each[2] for each in best[:needed]])
+    )
+
+
+def granted(request: Request, chosen: Sequence[Option]) -> Granted:
+    """The grant that takes these options, one for each GPU."""
+    steps = tuple(step for option in chosen for step in option.steps)
+    fingerprints = {option.gpu.uuid: option.gpu.fingerprint for option in chosen if option.steps}
+    grants = tuple(option.grant for option in chosen)
+    plan = Plan(f"serve {request}", steps, fingerprints)
+    if any(option.gpu.daemons or isinstance(option.grant, FractionalShare) for option in chosen):
+        plan = with_daemons(plan, grants, NodeView(NodeState(tuple(option.gpu for option in chosen))))
+    return Granted(
+        grants,
+        plan,
+        grants[0].mechanism,
+        "; ".join(_note(option) for option in chosen),
+    )
+
+
+def _note(option: Option) -> str:
+    where = option.gpu.label
+    if isinstance(option.grant, FractionalShare):
+        return _part_note(option.grant, option)
+    slot = option.grant.slot
+    if slot is None:
+        return f"{where} whole" + (", with MIG mode turned off" if option.change is OptionKind.MODE else "")
+    what = f"{slot.profile} at {slot.placement} of {where}"
+    match option.change:
+        case OptionKind.NONE:
+            return f"{what}, which was idle"
+        case OptionKind.FILL:
+            return f"{what}, which was idle and empty"
+        case OptionKind.CREATE:
+            return f"{what}, new"
+        case OptionKind.REPLACE:
+            count = option.destroys
+            return f"{what}, new in the room of {count} idle instance{'s' if count > 1 else ''}"
+        case OptionKind.MODE:
+            return f"{what}, new after turning MIG mode on"
+
+
+def _part_note(part: FractionalShare, option: Option) -> str:
+    where = option.gpu.label
+    if part.slot is not None:
+        where = f"{part.slot.profile} at {part.slot.placement} of {where}"
+    first = ", with MIG mode turned off" if option.change is OptionKind.MODE else ""
+    ceiling = "" if part.compute is None else f", at most {part.compute} % of its compute,"
+    return (
+        f"a share of {where}{first}: {format_memory(part.memory)}{ceiling} by {part.sharing.for_people} ({part.walls})"
+    )

@@ -1,0 +1,166 @@
+"""What each GPU answers to a request: how it would serve it best, or what is in the way. A long list is cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tranche.core.allocation import FractionalShare, NodeView
+from tranche.core.request import Request
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
+from tranche.planning.decide.candidates import Candidate, candidate
+from tranche.planning.decide.choices import all_ways, options, ways
+from tranche.planning.decide.gpu_rules import rules_of
+from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
+from tranche.planning.decide.options import Option, OptionKind, PlanPermission
+from tranche.planning.decide.packing_cost import toll
+from tranche.planning.decide.tables import geometry_of, potential
+from tranche.planning.decide.withholding import closed
+from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
+
+# Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
+NAMED_AT_MOST = 16
+
+# What is for one alone comes first, and then the mechanisms in the order of their strength.
+_STRENGTHS = {sharing: number for number, sharing in enumerate(Sharing, start=1)}
+_WEAKEST = len(_STRENGTHS)
+
+# In bytes.
+_MORE_THAN_ANY_GPU = 1 << 60
+
+# The UUIDs of GPUs that may not be used, with the waiter that each is kept for.
+Reserved = Mapping[str, str]
+
+# What makes one option better than another, lowest first: how weak its walls are, the change, instances destroyed, bytes given,
+# and what the place costs the GPU, or of parts the bytes that are left for others.
+Preference = tuple[int, int, int, int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedGpu:
+    """A GPU that a request is put to: what is on it, what of it would serve the request were it empty, or why nothing would, and
+    the earlier waiter that it is kept for, "" when there is none.
+    """
+
+    here: GpuOccupancy
+    candidate: Candidate | Obstacle
+    kept_for: str = ""
+
+    def best_option(self, freedom: PlanPermission, *, thrifty: bool) -> tuple[Preference, Option] | None:
+        """The best way to serve the request on this GPU now, with what is to be said for it; None when there is no way."""
+        if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for:
+            return None
+        return best_option(self.here, self.candidate, freedom, thrifty=thrifty)
+
+    def answer(self, freedom: PlanPermission) -> GpuFit:
+        """Whether the GPU could serve the request now, and what is in the way when it could not."""
+        gpu = self.here.gpu
+        # The driver may lose sight of a GPU that is being reset.
+        if self.here.changing and (gpu.lost or isinstance(self.candidate, Candidate)):
+            return GpuFit(gpu, obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it"))
+        if isinstance(self.candidate, Obstacle):
+            return GpuFit(gpu, self.candidate)
+        if (shut := closed(self.here)) is not None:
+            return GpuFit(gpu, shut)
+        if self.kept_for:
+            return GpuFit(gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which asked earlier"))
+        found = options(self.here, self.candidate, freedom)
+        return GpuFit(gpu, found if isinstance(found, Obstacle) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFit:
+    """What one GPU says to the request: `obstacle` is None when the GPU could serve it (or its share of it) now.
+
+    `alike` counts further GPUs that answer alike and are not named.
+    """
+
+    gpu: GpuState
+    obstacle: Obstacle | None
+    alike: int = 0
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        return ("can serve it now" if self.obstacle is None else self.obstacle.text) + more_alike(self.alike)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFitList:
+    """One answer for each GPU or, on a large machine, for those that answer alike; `unnamed` counts GPUs that none is for."""
+
+    named: tuple[GpuFit, ...]
+    unnamed: int = 0
+
+    @property
+    def ready(self) -> int:
+        """How many GPUs could serve the request, or their share of it, now."""
+        return sum(1 + each.alike for each in self.named if each.obstacle is None)
+
+    @property
+    def obstacles(self) -> tuple[Obstacle, ...]:
+        """What is in the way, where something is."""
+        return tuple(
+            each.obstacle if not each.alike else replace(each.obstacle, alike=each.alike)
+            for each in self.named
+            if each.obstacle is not None
+        )
+
+
+def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_AskedGpu, ...]:
+    """The request put to every GPU of the view, in index order."""
+    return tuple(
+        _AskedGpu(here, candidate(request, here.gpu, rules_of(view, here.gpu)), reserved.get(here.gpu.uuid, ""))
+        for here in tenancies(view)
+    )
+
+
+def best_option(
+    here: GpuOccupancy, answer: Candidate, freedom: PlanPermission, *, thrifty: bool
+) -> tuple[Preference, Option] | None:
+    """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
+
+    Strongest walls first, then the cheapest change, fewest instances destroyed, least memory given, the place that leaves the
+    rest of the GPU worth most or of parts the least room left over, the lowest start. Before all that, on a `thrifty` machine,
+    which is careful with its room, what takes the least from those to come.
+    """
+    found = (all_ways if thrifty else ways)(here, answer, freedom)
+    if isinstance(found, Obstacle) or not found:
+        return None
+    geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
+
+    def preference(option: Option) -> Preference:
+        taken = toll(here, option, answer.part) * (_WEAKEST + 1) if thrifty else 0
+        if isinstance(option.grant, FractionalShare):
+            strength = taken + _STRENGTHS[option.grant.sharing]
+            # A GPU that can be cut is opened for parts after all others, so that it can be cut for somebody.
+            last = option.change is not OptionKind.NONE and option.grant.slot is None and option.gpu.mig_capable
+            return (strength, option.change, option.destroys, option.memory, option.left + last * _MORE_THAN_ANY_GPU)
+        slot = option.grant.slot
+        cost = 0.0
+        if slot is not None:
+            cost = potential(geometry, option.mask) - potential(geometry, option.mask | slot.placement.mask)
+        return (taken, option.change, option.destroys, option.memory, cost)
+
+    def start(option: Option) -> int:
+        return 0 if option.grant.slot is None else option.grant.slot.placement.start
+
+    ranked = [(preference(option), start(option), option) for option in found]
+    best = min(ranked, key=lambda each: each[:2])
+    return best[0], best[2]
+
+
+def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
+    """What the GPUs answer, in index order."""
+    every = [each.answer(freedom) for each in asked]
+    if len(every) <= NAMED_AT_MOST:
+        return GpuFitList(tuple(every))
+    groups: dict[CommonReason | None, list[int]] = {}
+    for place, each in enumerate(every):
+        groups.setdefault(None if each.obstacle is None else each.obstacle.likeness, []).append(place)
+    # Those that can serve the request are named in any case.
+    by_place = sorted(groups.items(), key=lambda group: (group[0] is not None, group[1][0]))
+    named = sorted((places[0], len(places)) for _, places in by_place[:NAMED_AT_MOST])
+    unnamed = sum(len(places) for _, places in by_place[NAMED_AT_MOST:])
+    return GpuFitList(tuple(replace(every[place], alike=count - 1) for place, count in named), unnamed)

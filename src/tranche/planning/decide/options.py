@@ -1,0 +1,271 @@
+"""Every way in which one GPU could give something to one holder alone now, with the steps it takes; or the obstacle to all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tranche.core.allocation import Grant, Slice, WholeGpu, overlap
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.grid import PlacedInstance, Placement, fits, placements, profiles_exclude
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuInstance, GpuState, MigMode
+from tranche.planning.decide.candidates import Candidate, lost_obstacle
+from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.decide.tables import PossiblePlacement, arrangeable
+from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, occupant
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
+
+PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
+"""Tranche leaves that mode alone: it is an administrator's word."""
+
+
+class OptionKind(IntEnum):
+    """What an option does to the GPU, cheapest first."""
+
+    NONE = 0
+    FILL = 1
+    CREATE = 2
+    REPLACE = 3
+    MODE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to serve a request on one GPU.
+
+    `memory` is what is granted, in bytes; `mask` the memory slices taken for as long as can be foreseen, before the grant. `left`
+    is what is left in parts of a shared device after the grant, in bytes.
+    """
+
+    gpu: GpuState
+    grant: Grant
+    change: OptionKind
+    steps: tuple[Step, ...]
+    memory: int
+    mask: int
+    left: int = 0
+
+    @property
+    def destroys(self) -> int:
+        """How many idle instances it destroys."""
+        return sum(step.destroys is not None for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPermission:
+    """What a plan may do beyond creating instances and destroying idle ones that Tranche made."""
+
+    destroy_foreign: bool = False
+
+
+def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+    """The ways to serve the candidate on that GPU now for one holder alone, or what is in the way.
+
+    There are none at all where a slice finds no room: why it finds none takes longer to say.
+    """
+    gpu = tenancy.gpu
+    blocked = gpu_blocked(tenancy)
+    if blocked is not None:
+        return blocked
+    if not gpu.mig_enabled and (candidate.profile is None or candidate.whole):
+        return (_whole(tenancy, ()),)
+    if candidate.profile is None:
+        return _uncut_again(tenancy, freedom)
+    if not gpu.mig_enabled:
+        return _cut_first(tenancy, candidate.profile)
+    return slice_options(tenancy, candidate.profile, freedom)
+
+
+def reusable(instance: GpuInstance) -> OptionKind | None:
+    """What it takes to give the idle instance away as a whole slice; None when it is cut inside."""
+    if instance.whole_slice is not None:
+        return OptionKind.NONE
+    return None if instance.compute_instances else OptionKind.FILL
+
+
+def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstacle:
+    """Why no slice of the profile fits a GPU that is cut already."""
+    gpu = tenancy.gpu
+    taken = tenancy.lasting_mask
+    missing = min((spot.mask & taken).bit_count() for spot in placements(profile))
+    if _rooms(profile, tenancy.fixed):
+        return obstacle(
+            gpu,
+            Reason.FOREIGN_INSTANCES,
+            f"idle instances that Tranche did not make take the room for {profile.name}",
+            missing_slices=missing,
+            instances=tuple(map(gpu.key, tenancy.idle_foreign)),
+        )
+    free = gpu.memory_slices - taken.bit_count()
+    reason = Reason.NO_ROOM
+    if any(profiles_exclude(profile.name, each.profile) for each in tenancy.fixed):
+        text = f"{profile.name} needs media engines that another instance has"
+    elif free < profile.size:
+        text = f"{_slices_text(free)} free of {gpu.memory_slices}, {profile.name} takes {profile.size}"
+    elif _arrangeable(tenancy, profile):
+        reason = Reason.FRAGMENTED
+        text = f"{_slices_text(free)} free, but not where {profile.name} can be placed"
+    else:
+        text = f"{_slices_text(free)} free, but {profile.name} has no room there however the others are placed"
+    return obstacle(
+        gpu,
+        reason,
+        text,
+        missing_slices=missing,
+        allocation_ids=tuple(each.id for each in tenancy.allocations),
+        processes=tuple(p for instance in tenancy.in_use for p in instance.processes),
+    )
+
+
+def _arrangeable(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> bool:
+    """Whether everything in use and the profile would fit together if it were placed anew."""
+    present = [tenancy.gpu.profile(each.profile) for each in tenancy.fixed]
+    shapes = [PossiblePlacement(each.size, each.starts) for each in (*present, profile) if each is not None]
+    foreign_mask = tenancy.lasting_mask & ~tenancy.fixed_mask
+    return arrangeable(tuple(sorted(shapes, key=lambda shape: -shape.size)), foreign_mask)
+
+
+def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
+    """What keeps the GPU from serving any request at all, if anything does."""
+    gpu = tenancy.gpu
+    if gpu.lost:
+        return lost_obstacle(gpu)
+    if tenancy.whole:
+        ids = tuple(each.id for each in tenancy.whole)
+        how = "shared" if None in tenancy.shared else "held whole"
+        return obstacle(gpu, Reason.GPU_BUSY, f"{how} by {', '.join(ids)}", allocation_ids=ids)
+    if gpu.prohibited:
+        return obstacle(gpu, Reason.GPU_BUSY, PROHIBITED)
+    if gpu.mode_pending:
+        ids = tuple(each.id for each in tenancy.allocations)
+        return obstacle(
+            gpu,
+            Reason.MIG_MODE_CHANGE_PENDING,
+            f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset",
+            allocation_ids=ids,
+            processes=gpu.all_processes,
+        )
+    if not gpu.mig_enabled and tenancy.promised:
+        ids = tuple(each.id for each in tenancy.allocations)
+        return obstacle(gpu, Reason.GPU_BUSY, f"being cut for {', '.join(ids)}", allocation_ids=ids)
+    if not gpu.mig_enabled and gpu.all_processes:
+        names = ", ".join(map(str, gpu.all_processes))
+        return obstacle(gpu, Reason.GPU_BUSY, f"used by {names}", processes=gpu.all_processes)
+    return None
+
+
+def _whole(tenancy: GpuOccupancy, steps: tuple[Step, ...]) -> Option:
+    gpu = tenancy.gpu
+    change = OptionKind.MODE if steps else OptionKind.NONE
+    return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
+
+
+def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+    """A whole GPU out of one that is cut."""
+    steps = uncut_steps(tenancy, freedom)
+    return steps if isinstance(steps, Obstacle) else (_whole(tenancy, steps),)
+
+
+def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, ...] | Obstacle:
+    """What makes a GPU that is cut a whole one: idle instances go, and MIG mode is turned off; or what is in the way."""
+    gpu = tenancy.gpu
+    if not tenancy.untouched:
+        return obstacle(
+            gpu,
+            Reason.GPU_BUSY,
+            "cut, and some of its slices are held or in use",
+            missing_slices=tenancy.fixed_mask.bit_count(),
+            allocation_ids=tuple(each.id for each in tenancy.allocations),
+            processes=gpu.all_processes,
+        )
+    if tenancy.idle_foreign and not freedom.destroy_foreign:
+        return obstacle(
+            gpu,
+            Reason.FOREIGN_INSTANCES,
+            "cut into idle instances that Tranche did not make",
+            instances=tuple(map(gpu.key, tenancy.idle_foreign)),
+        )
+    destroys = tuple(_destroy(gpu, instance) for instance in tenancy.idle)
+    return (*destroys, *mode_steps(gpu, MigMode.DISABLED))
+
+
+def _cut_first(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> tuple[Option, ...]:
+    """A slice of an idle GPU whose MIG mode is off."""
+    gpu = tenancy.gpu
+    steps = mode_steps(gpu, MigMode.ENABLED)
+    return tuple(
+        _slice(tenancy, profile, spot, OptionKind.MODE, (*steps, _create(gpu, profile, spot)))
+        for spot in placements(profile)
+    )
+
+
+def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: PlanPermission) -> tuple[Option, ...]:
+    """The ways to give a slice of the profile on a GPU that is cut."""
+    gpu = tenancy.gpu
+    reused = [
+        reuse_option(tenancy, profile, instance, change)
+        for instance in tenancy.idle
+        if instance.profile == profile.name
+        and (change := reusable(instance)) is not None
+        and not any(
+            overlap(Slice(gpu.uuid, instance.profile, instance.placement), each.place) for each in tenancy.withheld
+        )
+    ]
+    if any(option.change is OptionKind.NONE for option in reused):
+        return tuple(reused)
+    removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
+    kept = tenancy.fixed
+    if not freedom.destroy_foreign:
+        kept += tuple(map(occupant, tenancy.idle_foreign))
+    made = []
+    for spot in _rooms(profile, kept):
+        gone = [each for each in removable if in_the_way(each, profile.name, spot)]
+        steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
+        made.append(_slice(tenancy, profile, spot, OptionKind.REPLACE if gone else OptionKind.CREATE, steps))
+    return tuple(reused + made)
+
+
+def _rooms(profile: GpuInstanceProfile, kept: Sequence[PlacedInstance]) -> tuple[Placement, ...]:
+    return tuple(spot for spot in placements(profile) if fits(profile, spot, kept))
+
+
+def in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bool:
+    """Whether the instance cannot be there beside a new one of that profile and placement."""
+    return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
+
+
+def reuse_option(
+    tenancy: GpuOccupancy, profile: GpuInstanceProfile, instance: GpuInstance, change: OptionKind
+) -> Option:
+    """The idle instance as a whole slice; `change` says what that takes, as `reusable` does."""
+    steps = () if change is OptionKind.NONE else (_create(tenancy.gpu, profile, instance.placement),)
+    return _slice(tenancy, profile, instance.placement, change, steps)
+
+
+def _slice(
+    tenancy: GpuOccupancy, profile: GpuInstanceProfile, spot: Placement, change: OptionKind, steps: tuple[Step, ...]
+) -> Option:
+    gpu = tenancy.gpu
+    # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.
+    mask = tenancy.lasting_mask & ~spot.mask
+    return Option(gpu, Slice(gpu.uuid, profile.name, spot), change, steps, profile.memory or 0, mask)
+
+
+def _create(gpu: GpuState, profile: GpuInstanceProfile, spot: Placement) -> CreateInstance:
+    return CreateInstance(gpu.uuid, profile.name, spot, (profile.name,))
+
+
+def _destroy(gpu: GpuState, instance: GpuInstance) -> DestroyInstance:
+    return DestroyInstance(gpu.uuid, instance.profile, instance.placement)
+
+
+def mode_steps(gpu: GpuState, mode: MigMode) -> tuple[Step, ...]:
+    """What gives the GPU that MIG mode; nobody may use it."""
+    switch = SetMigMode(gpu.uuid, mode is MigMode.ENABLED)
+    return (switch, ResetGpu(gpu.uuid)) if gpu.mode_change_needs_reset else (switch,)
+
+
+def _slices_text(count: int) -> str:
+    return "1 memory slice" if count == 1 else f"{count} memory slices"

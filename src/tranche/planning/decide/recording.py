@@ -1,0 +1,154 @@
+"""A decision with everything that it was made from, so that it can be made again somewhere else.
+
+A recorded decision is one JSON document. `decide_again` is the planner of this version on what was seen then; where its outcome
+differs from the recorded one, the planner has changed, or the record was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tranche.core.allocation import Grant, NodeView, WithheldDevice
+from tranche.core.codec import Codec, TypeCodec
+from tranche.core.errors import TrancheError, UsageError
+from tranche.core.keeper import Keeper
+from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.request import Request
+from tranche.core.wire import (
+    grant_from_dict,
+    grant_to_dict,
+    keeper_from_dict,
+    keeper_to_dict,
+    request_from_dict,
+    request_to_dict,
+)
+from tranche.planning.decide.allocate import Granted, Waiting
+from tranche.planning.decide.queue import WaitingRequest, may_start
+from tranche.planning.steps import Step, step_from_dict
+
+FORMAT_VERSION = "tranche.dev/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """The request can never be served, by the error's word and its message."""
+
+    reason: str
+    message: str
+
+
+Outcome = Granted | Waiting | Impossible
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRequest:
+    """What a decision about a waiting request is made from; `waiters` are in order of arrival."""
+
+    view: NodeView
+    waiters: tuple[WaitingRequest, ...]
+    waiter_id: str
+    adopt_foreign_destroy: bool = False
+
+    @property
+    def request(self) -> Request:
+        """What is decided about."""
+        return next(waiter.request for waiter in self.waiters if waiter.id == self.waiter_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDecision:
+    """A question and its outcome; `time` is seconds since the epoch."""
+
+    time: float
+    question: RecordedRequest
+    outcome: Outcome
+
+
+def answer(question: RecordedRequest) -> Outcome:
+    """What the planner decides."""
+    try:
+        return may_start(
+            question.view,
+            question.waiters,
+            question.waiter_id,
+            adopt_foreign_destroy=question.adopt_foreign_destroy,
+        )
+    except TrancheError as error:
+        return Impossible(error.reason, error.message)
+
+
+def decision_to_dict(decision: RecordedDecision) -> dict[str, Any]:
+    """The record as JSON data."""
+    return {
+        "apiVersion": FORMAT_VERSION,
+        "kind": "Decision",
+        "time": decision.time,
+        "question": _CODEC.encode(decision.question),
+        "outcome": {type(decision.outcome).__name__: _CODEC.encode(decision.outcome)},
+    }
+
+
+def decision_from_dict(data: object) -> RecordedDecision:
+    """The record that decision_to_dict wrote; UsageError when it is not one."""
+    if not isinstance(data, dict) or data.get("kind") != "Decision" or data.get("apiVersion") != FORMAT_VERSION:
+        raise UsageError(f"this is not a {FORMAT_VERSION} Decision", hint="record some with: tranche run --record FILE")
+    try:
+        ((name, outcome),) = data["outcome"].items()
+        question = _CODEC.decode(RecordedRequest, data["question"])
+        if question.waiter_id not in [waiter.id for waiter in question.waiters]:
+            raise ValueError(f"no request {question.waiter_id} waits")
+        return RecordedDecision(float(data["time"]), question, _CODEC.decode(_OUTCOMES[name], outcome))
+    except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
+        raise UsageError(f"a recorded decision cannot be read: {_fault(error)}") from error
+
+
+def view_to_dict(view: NodeView) -> dict[str, Any]:
+    """A view alone as JSON data, for who decides about a machine elsewhere."""
+    found: dict[str, Any] = _CODEC.encode(view)
+    return found
+
+
+def view_from_dict(data: object) -> NodeView:
+    """The view that view_to_dict wrote; UsageError when it is not one."""
+    try:
+        found: NodeView = _CODEC.decode(NodeView, data)
+    except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
+        raise UsageError(f"a recorded view cannot be read: {_fault(error)}") from error
+    return found
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong, in words: Python's own name keys and attributes alone."""
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, TypeError | AttributeError):
+        return "a part of it is of another kind than Tranche writes"
+    return str(error)
+
+
+def withheld_to_dict(withheld: WithheldDevice) -> dict[str, Any]:
+    """A withheld place as JSON data."""
+    place, why, for_large, faulty = withheld
+    return {"place": grant_to_dict(place), "why": why, "forLarge": for_large, "faulty": faulty}
+
+
+def withheld_from_dict(data: Mapping[str, Any]) -> WithheldDevice:
+    """The place that withheld_to_dict wrote; any of Python's errors about data when it is not one."""
+    for_large, faulty = bool(data["forLarge"]), bool(data.get("faulty"))
+    return WithheldDevice(grant_from_dict(data["place"]), str(data["why"]), for_large, faulty)
+
+
+_OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted, Waiting, Impossible)}
+
+_CODEC = Codec(
+    [
+        TypeCodec(ProfileName, str, parse_profile),
+        TypeCodec(Request, request_to_dict, request_from_dict),
+        TypeCodec(Grant, grant_to_dict, grant_from_dict),
+        TypeCodec(Keeper, keeper_to_dict, keeper_from_dict),
+        TypeCodec(WithheldDevice, withheld_to_dict, withheld_from_dict),
+        TypeCodec(Step, Step.to_dict, step_from_dict),
+    ]
+)

@@ -1,0 +1,164 @@
+"""What part of a shared device would serve a request: by which mechanisms, and with how much memory by each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tranche.core.board import GpuInstanceProfile
+from tranche.core.gpu_use import GpuPolicy
+from tranche.core.quantity import MIB, format_memory
+from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
+from tranche.core.sharing import Sharing
+from tranche.core.state import GpuState
+from tranche.planning.decide.gpu_rules import GpuSharing
+from tranche.planning.decide.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity
+
+_FEWEST_SM = 2
+"""MPS rounds ceilings to pairs of multiprocessors, and a program cannot have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOption:
+    """A mechanism, and the part that serves the request by it: `memory` in bytes."""
+
+    sharing: Sharing
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOptions:
+    """The parts that serve a request, strongest mechanism first.
+
+    `compute` is the ceiling in percent, or None. `clients` is how many clients MPS serves on one GPU. `inside` says whether a
+    slice may be shared, too, and not only a GPU that is not cut. `amount` is what the program itself is to have, in bytes.
+    """
+
+    ways: tuple[ShareOption, ...]
+    compute: int | None
+    clients: int
+    inside: bool
+    amount: int = 0
+
+    def way(self, sharing: Sharing) -> ShareOption | None:
+        """The part by that mechanism; None when it does not serve the request."""
+        return next((each for each in self.ways if each.sharing is sharing), None)
+
+    def too_fine_for(self, profile: GpuInstanceProfile | None) -> str:
+        """Why MPS cannot keep the ceiling in a slice of that profile, in words that follow its name; "" when it can."""
+        if self.compute is None or profile is None or profile.sm is None:
+            return ""
+        if profile.sm * self.compute >= _FEWEST_SM * ALL_COMPUTE:
+            return ""
+        few = f"{self.compute} % of them is less than the {_FEWEST_SM} that MPS gives at least"
+        return f"has {profile.sm} multiprocessors, and {few}"
+
+
+def part_wish(request: Request, gpu: GpuState, rules: GpuSharing) -> ShareOptions | None:
+    """The parts of that GPU, were nobody there, that serve a request for memory or a share; None when no part does."""
+    if rules.use in (GpuPolicy.MIG, GpuPolicy.OFF) or not rules.means.offered:
+        return None
+    ways = [
+        way
+        for sharing in accepted(request)
+        if not rules.why_not(sharing, gpu) and (way := _way(request, gpu, sharing)) is not None
+    ]
+    if not ways:
+        return None
+    clients = rules.means.mps_clients or FEWEST_CLIENTS
+    inside = rules.use is GpuPolicy.AUTO
+    return ShareOptions(tuple(ways), request.compute, clients, inside, _amount(request, gpu))
+
+
+def _amount(request: Request, gpu: GpuState) -> int:
+    """In bytes, without the context."""
+    match request.demand:
+        case GpuMemory(amount):
+            return amount
+        case GpuShare(share):
+            return int(share * gpu.usable_memory)
+        case _:
+            return 0
+
+
+def accepted(request: Request) -> tuple[Sharing, ...]:
+    """The mechanisms that the request accepts, strongest first, whatever this machine offers.
+
+    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own. Beside
+    all of a GPU there is nobody to share it with.
+    """
+    everything = isinstance(request.demand, GpuShare) and request.demand.share == 1 and request.compute is None
+    if request.isolation is Isolation.HARD or everything:
+        return ()
+    ways = {*Sharing} if request.count == 1 else {*Sharing} - {Sharing.MPS}
+    if request.compute is not None:
+        ways &= {Sharing.MPS}
+    elif request.isolation not in (Isolation.NONE, Isolation.ANY):
+        ways -= {Sharing.TIME_SLICING}
+    return tuple(each for each in Sharing if each in ways)
+
+
+def _way(request: Request, gpu: GpuState, sharing: Sharing) -> ShareOption | None:
+    """None when the GPU is too small for it, or the share for a CUDA context."""
+    room = capacity(sharing, gpu.usable_memory)
+    match request.demand:
+        case GpuMemory(amount):
+            memory = _whole_mebibytes(amount + CONTEXT_MEMORY[sharing])
+        case GpuShare(share):
+            memory = int(share * room) // MIB * MIB
+            if memory <= CONTEXT_MEMORY[sharing]:
+                return None
+        case _:
+            return None
+    return ShareOption(sharing, memory) if 0 < memory <= room else None
+
+
+def _whole_mebibytes(amount: int) -> int:
+    """Rounded up to MiB, the unit in which limits are set."""
+    return -(-amount // MIB) * MIB
+
+
+def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
+    """Why no part of that GPU serves a request that nothing of it alone serves, in words that follow its name."""
+    if rules.use is GpuPolicy.OFF:
+        return "is given whole or not at all: its policy is sharing=off"
+    if request.isolation is Isolation.HARD:
+        return "has no MIG, and nothing else fences a part of a GPU hard"
+    if rules.use is GpuPolicy.MIG:
+        return "is shared in slices alone: its policy is sharing=mig"
+    refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
+    if request.count > 1:
+        refused.append((Sharing.MPS, "one program can use it on one GPU only"))
+    ways = " or ".join(f"{sharing.for_people} ({why})" for sharing, why in refused)
+    if request.compute is not None and request.count > 1:
+        return "limits the compute of one share by MPS, and a program can use MPS on one GPU only"
+    if request.compute is not None:
+        return f"a ceiling of compute needs {ways}"
+    uncut = f"is not cut for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
+    return f"{uncut}; a part of it needs {ways}"
+
+
+def smallest_share(request: Request, gpu: GpuState, rules: GpuSharing) -> Fraction | None:
+    """The smallest share of that GPU of which a part holds a CUDA context, where that is why it serves no smaller one."""
+    if not isinstance(request.demand, GpuShare):
+        return None
+    ways = [each for each in accepted(request) if not rules.why_not(each, gpu)]
+    enough = [_smallest(capacity(each, gpu.usable_memory), CONTEXT_MEMORY[each]) for each in ways]
+    share = min((each for each in enough if each is not None), default=None)
+    return share if share is not None and share > request.demand.share else None
+
+
+def _smallest(room: int, context: int) -> Fraction | None:
+    """In hundredths, rounded up; None where no share has room for more than the context."""
+    share = Fraction(100 * (context + MIB) // max(room, 1) + 1, 100)
+    return share if share <= 1 else None
+
+
+def _misfit(request: Request, gpu: GpuState, sharing: Sharing) -> str:
+    """Why no part by a mechanism that the GPU has is of the size that is asked for."""
+    room = capacity(sharing, gpu.usable_memory)
+    most = room - CONTEXT_MEMORY[sharing]
+    share = _smallest(room, CONTEXT_MEMORY[sharing]) if isinstance(request.demand, GpuShare) else None
+    if share is not None:
+        return f"a smaller share than {float(share):g} of it holds no CUDA context"
+    return f"its parts have at most {format_memory(most)}"

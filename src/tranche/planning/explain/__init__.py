@@ -1,0 +1,1 @@
+"""Why a request starts or waits, and what would help."""

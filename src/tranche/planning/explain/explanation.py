@@ -1,0 +1,104 @@
+"""Why a request starts or waits: what each GPU answers, and what would help.
+
+It is made of the same parts as the decision, so the two cannot disagree: a request is explained as startable exactly when
+`decide`, with the same waiters before it, grants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tranche.core.allocation import FractionalShare, NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.request import Request
+from tranche.core.sharing import Sharing
+from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
+from tranche.planning.decide.candidates import gpus_needed
+from tranche.planning.decide.gpu_rules import rules_of
+from tranche.planning.decide.options import PlanPermission
+from tranche.planning.decide.queue import WaitingRequest, reserved_for
+from tranche.planning.decide.share_options import accepted
+from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyList, remedies, stronger
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`granted` is what the request gets now. Otherwise it waits or, with `impossible`, can never be served by this machine.
+
+    `passed_over` says of mechanisms that are stronger than that of the part it gets, and that it accepts, why it is not by them.
+    """
+
+    request: Request
+    granted: Granted | None
+    impossible: TrancheError | None
+    answers: GpuFitList
+    advice: RemedyList
+    passed_over: Mapping[Sharing, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> tuple[GpuFit, ...]:
+        """What each GPU answers; on a large machine one answer stands for the GPUs that answer alike."""
+        return self.answers.named
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        """What would help, cheapest first; of a request that gets a part of a shared device now, what would give it more."""
+        return self.advice.remedies
+
+    @property
+    def fits(self) -> bool:
+        """Whether the request could start now."""
+        return self.granted is not None
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        if self.granted is not None:
+            later = "".join(f"; {remedy.text}" for remedy in self.remedies)
+            return f"{self.request} can start now: {self.granted.note}{later}"
+        if self.impossible is not None:
+            return self.impossible.message
+        ready = self.answers.ready
+        needed = gpus_needed(self.request)
+        return f"{self.request} waits: it needs {needed} GPU{'s' if needed > 1 else ''} and {ready} can serve it now"
+
+
+def explain(
+    view: NodeView,
+    request: Request,
+    waiters: Sequence[WaitingRequest] = (),
+    *,
+    adopt_foreign_destroy: bool = False,
+) -> Explanation:
+    """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
+    reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
+    found = answers(asked_gpus(view, request, reserved), freedom)
+    granted: Granted | None = None
+    impossible: TrancheError | None = None
+    try:
+        decision = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+        granted = decision if isinstance(decision, Granted) else None
+    except TrancheError as error:
+        impossible = error
+    if granted is not None:
+        shares = any(isinstance(grant, FractionalShare) for grant in granted.grants)
+        more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
+        return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
+    return Explanation(request, None, impossible, found, remedies(view, request, freedom, reserved))
+
+
+def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
+    """Why parts of what is granted are not by a stronger mechanism, where the machine or the GPU lacks that."""
+    found: dict[Sharing, str] = {}
+    for grant in granted.grants:
+        if isinstance(grant, FractionalShare):
+            gpu = view.node.gpu(grant.gpu_uuid)
+            ways, rules = accepted(request), rules_of(view, gpu)
+            for way in ways[: ways.index(grant.sharing)]:
+                if why := rules.why_not(way, gpu):
+                    found[way] = why
+                elif grant.slot is not None and way is Sharing.MEMORY_LIMITS:
+                    found[way] = "the driver does not limit MIG slices"
+    return found

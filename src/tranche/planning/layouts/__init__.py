@@ -1,0 +1,1 @@
+"""From an observed state and a declared layout to a plan."""

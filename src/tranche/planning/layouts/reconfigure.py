@@ -1,0 +1,206 @@
+"""From a node and a declared layout to the Plan that touches the fewest instances.
+
+Per GPU: the MIG mode first (with a reset where the GPU needs one for it), then the cut. What is in use is never touched: where
+it stands in the way the GPU's change is blocked, and the decision says by whom. GPUs that the layout does not name stay as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from tranche.core.allocation import NodeView
+from tranche.core.errors import HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
+from tranche.core.layout import Layout, LayoutSpec
+from tranche.core.profile import ProfileName
+from tranche.core.state import GpuState, NodeState
+from tranche.planning.layouts.recut import Cut, check_possible, recut, users_in_the_way
+from tranche.planning.occupancy.layout_occupancy import LayoutOccupancy, User, busy_error, gpu_users
+from tranche.planning.steps import DestroyInstance, ResetGpu, SetMigMode, Step
+from tranche.planning.steps.plan import Plan
+
+_MOST_SLICES = 1000  # far more than any GPU has
+
+
+@dataclass(frozen=True, slots=True)
+class GpuChange:
+    """What is to happen on one GPU, in two phases; `blockers` are the users because of whom it cannot happen now.
+
+    `waits_for_reset` says that the mode stays pending, because resets are to be skipped, and the cut with it.
+    """
+
+    gpu: GpuState
+    mode_steps: tuple[Step, ...] = ()
+    cut: Cut = field(default_factory=Cut)
+    blockers: tuple[User, ...] = ()
+    waits_for_reset: bool = False
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Everything in order; nothing when the change is blocked."""
+        return () if self.blockers else (*self.mode_steps, *self.cut.steps(self.gpu.uuid))
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutDecision:
+    """What it takes to get a layout: one change per GPU that the layout names, empty ones included.
+
+    `lost` names the GPUs that ought to change and that the driver cannot reach: they keep the layout from being complete.
+    """
+
+    purpose: str
+    changes: tuple[GpuChange, ...]
+    warnings: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+    @property
+    def plan(self) -> Plan:
+        """The steps of every GPU that is not blocked."""
+        touched = [change for change in self.changes if change.steps]
+        return Plan(
+            self.purpose,
+            tuple(step for change in touched for step in change.steps),
+            {change.gpu.uuid: change.gpu.fingerprint for change in touched},
+        )
+
+    @property
+    def blockers(self) -> tuple[User, ...]:
+        """Every user who stands in the way, on any GPU."""
+        return tuple(user for change in self.changes for user in change.blockers)
+
+    @property
+    def changes_mode(self) -> bool:
+        """Whether the MIG mode of some GPU changes."""
+        return any(change.mode_steps for change in self.changes)
+
+    @property
+    def changes_cut(self) -> bool:
+        """Whether some GPU is cut otherwise, beyond what a change of mode does to it, or would be if it were not blocked."""
+        return any(change.blockers or not change.cut.unchanged for change in self.changes)
+
+    @property
+    def waiting_for_reset(self) -> tuple[GpuState, ...]:
+        """The GPUs whose mode stays pending because resets are to be skipped."""
+        return tuple(change.gpu for change in self.changes if change.waits_for_reset)
+
+    def refuse_if_blocked(self) -> None:
+        """GpuBusy, with every user named, when anything stands in the way."""
+        if self.blockers:
+            raise busy_error(self.purpose, self.blockers)
+
+    def refuse_if_lost(self, others: str = "all other GPUs are as declared") -> None:
+        """HardwareError, with every lost GPU named and what is true of the others, when the layout cannot be complete."""
+        if self.lost:
+            raise lost_error(self.purpose, self.lost, others if self.changes else "")
+
+
+def plan_layout(
+    view: NodeView,
+    layout: Layout,
+    *,
+    mode_only: bool = False,
+    skip_reset: bool = False,
+    protected: Collection[str] = (),
+) -> LayoutDecision:
+    """What it takes to have the layout. Of the choices of blockers, one without the allocations `protected` is preferred.
+
+    Raises MigNotSupported (a GPU that cannot be cut is named by index), ProfileUnknown (no GPU here offers the profile),
+    LayoutImpossible (a GPU cannot have the slices together) and HardwareError (every GPU that it names is lost), before anything
+    is decided.
+    """
+    purpose = f"layout {layout.name}"
+    changes = []
+    lost = []
+    for gpu in view.node:
+        spec = layout.spec_for(gpu)
+        if spec is not None and gpu.lost:
+            lost.append(gpu.full_name)
+            continue
+        if spec is None or not _applies(spec, gpu, purpose):
+            continue
+        if not mode_only:
+            _check_profiles(view.node, spec, purpose)
+            _check_number(gpu, spec, purpose)
+            check_possible(gpu, spec.slice_list, purpose)
+        changes.append(_change(view, gpu, spec, mode_only=mode_only, skip_reset=skip_reset, protected=protected))
+    decision = LayoutDecision(purpose, tuple(changes), layout.warnings(view.node), tuple(lost))
+    if not changes:
+        decision.refuse_if_lost()
+    return decision
+
+
+def lost_error(purpose: str, lost: Sequence[str], others: str) -> HardwareError:
+    """What to say of GPUs that the driver cannot reach; `others` is what is true of the other GPUs, empty without any."""
+    are, reach = ("is", "it") if len(lost) == 1 else ("are", "them")
+    rest = f"; {others}" if others else ""
+    return HardwareError(
+        f"{purpose}: {', '.join(lost)} {are} lost: the driver cannot reach {reach}{rest}",
+        hint="reset the GPU or restart the machine, or leave the GPU out of the layout",
+    )
+
+
+def change_mode(users: LayoutOccupancy, enabled: bool, *, skip_reset: bool) -> GpuChange:
+    """The change that gives the GPU that MIG mode, without a cut; instances that stand in the way of MIG off are destroyed."""
+    gpu = users.gpu
+    if any(user.changing for user in users.users):
+        return GpuChange(gpu, blockers=tuple(user for user in users.users if user.changing))
+    clear: list[Step] = [DestroyInstance(gpu.uuid, i.profile, i.placement) for i in users.idle]
+    if gpu.mig_enabled == enabled:
+        if not gpu.mode_pending:
+            return GpuChange(gpu)
+        # The pending change would undo the layout at the next reset: take it back, which the driver does on an empty GPU.
+        return GpuChange(gpu, (*clear, SetMigMode(gpu.uuid, enabled)), blockers=users.users)
+    reset = gpu.mode_change_needs_reset
+    steps = clear
+    if not (gpu.mode_pending and reset):
+        steps.append(SetMigMode(gpu.uuid, enabled))
+    if reset and not skip_reset:
+        steps.append(ResetGpu(gpu.uuid))
+    if not steps:
+        return GpuChange(gpu, waits_for_reset=True)
+    return GpuChange(gpu, tuple(steps), blockers=users.users, waits_for_reset=reset and skip_reset)
+
+
+def _change(
+    view: NodeView, gpu: GpuState, spec: LayoutSpec, *, mode_only: bool, skip_reset: bool, protected: Collection[str]
+) -> GpuChange:
+    users = gpu_users(view, gpu)
+    change = change_mode(users, spec.mig_enabled, skip_reset=skip_reset)
+    if mode_only or not spec.mig_enabled or change.blockers or change.waits_for_reset:
+        return change
+    wanted = spec.slice_list
+    cut = recut(users.emptied if change.mode_steps else users, wanted)
+    if cut is None:
+        in_the_way = users_in_the_way(users, wanted, protected)
+        return GpuChange(gpu, change.mode_steps, blockers=(*users.holders_of_all, *in_the_way))
+    blocked = users.without_slice if cut.unchanged else users.holders_of_all
+    return GpuChange(gpu, change.mode_steps, cut, blocked)
+
+
+def _applies(spec: LayoutSpec, gpu: GpuState, purpose: str) -> bool:
+    if gpu.mig_capable:
+        return True
+    if spec.skips_gpus_without_mig:
+        return False
+    raise MigNotSupported(
+        f"{purpose}: cannot set MIG mode on non MIG-capable GPU {gpu.index} ({gpu.name})",
+        hint="leave it out of 'devices', or set mig-enabled: false for it",
+    )
+
+
+def _check_number(gpu: GpuState, spec: LayoutSpec, purpose: str) -> None:
+    """Before the slices are written out one by one: a number with nines too many would not fit into the memory."""
+    for name, count in spec.slices:
+        if count > _MOST_SLICES:
+            raise LayoutImpossible(f"{purpose}: {gpu.label} cannot have {count}x {name}: no GPU holds that many")
+
+
+def _check_profiles(node: NodeState, spec: LayoutSpec, purpose: str) -> None:
+    offered: dict[ProfileName, None] = {profile.name: None for gpu in node for profile in gpu.profiles}
+    for name, _ in spec.slices:
+        if offered and name.gpu_instance not in offered:
+            raise ProfileUnknown(
+                f"{purpose}: no GPU of this machine offers the profile {name.gpu_instance}",
+                hint="they offer: " + ", ".join(map(str, offered)),
+            )

@@ -1,0 +1,99 @@
+"""From a node and a checkpoint to the Plan that puts instances back where they were, keeping those already there."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tranche.core.allocation import NodeView
+from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_name, gpu_instance_profile
+from tranche.core.errors import CheckpointInvalid
+from tranche.core.grid import PlacedInstance, fits
+from tranche.core.state import GpuInstance, GpuState
+from tranche.planning.layouts.packing import Contents
+from tranche.planning.layouts.reconfigure import GpuChange, LayoutDecision, change_mode
+from tranche.planning.layouts.recut import Cut
+from tranche.planning.occupancy.layout_occupancy import LayoutOccupancy, User, gpu_users
+
+_PURPOSE = "restore"
+
+
+def plan_restore(
+    view: NodeView, checkpoint: Checkpoint, *, mode_only: bool = False, skip_reset: bool = False
+) -> LayoutDecision:
+    """What it takes to have the checkpoint's modes and instances, each at its recorded placement.
+
+    Raises CheckpointInvalid when it names a GPU that is not here, a profile that the GPU lacks, or instances that cannot be
+    together; HardwareError when every GPU that it names is lost. GPUs that it does not name stay as they are.
+    """
+    present = {gpu.uuid: gpu for gpu in view.node}
+    nameless = [gpu for gpu in view.node if gpu.nameless]
+    changes = []
+    lost = []
+    for recorded in checkpoint.gpus:
+        gpu = present.get(recorded.uuid)
+        if gpu is None and nameless:
+            gpu = nameless.pop(0)
+        if gpu is None:
+            raise CheckpointInvalid(f"the checkpoint names {recorded.uuid}, which is not on this machine")
+        if gpu.lost:
+            lost.append(gpu.full_name)
+            continue
+        if not gpu.mig_capable:
+            raise CheckpointInvalid(f"the checkpoint has MIG instances for {gpu.label} ({gpu.name}), which has no MIG")
+        wanted = recorded_instances(gpu, recorded)
+        users = gpu_users(view, gpu)
+        change = change_mode(users, recorded.mig_enabled, skip_reset=skip_reset)
+        if recorded.mig_enabled and not (mode_only or change.blockers or change.waits_for_reset):
+            cut, blockers = _put_back(users.emptied if change.mode_steps else users, wanted)
+            change = GpuChange(gpu, change.mode_steps, cut, blockers)
+        changes.append(change)
+    decision = LayoutDecision(_PURPOSE, tuple(changes), lost=tuple(lost))
+    if not changes:
+        decision.refuse_if_lost()
+    return decision
+
+
+def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[PlacedInstance, Contents]:
+    """What each recorded placement holds, with the names that profiles have on this GPU, largest slice first."""
+    instances: dict[PlacedInstance, Contents] = {}
+    for record in recorded.instances:
+        profile = gpu_instance_profile(gpu, record.profile_enum)
+        occupant = PlacedInstance(profile.name, record.placement)
+        inside = [compute_instance_name(profile, enum) for enum in record.compute_enums]
+        if (
+            record.placement.size != profile.size
+            or record.placement.start not in profile.starts
+            or not fits(profile, record.placement, list(instances))
+            or sum(name.compute for name in inside) > profile.slices
+        ):
+            raise CheckpointInvalid(
+                f"the checkpoint has {profile.name} at {record.placement} on {gpu.label} ({gpu.name}), which cannot be there"
+            )
+        instances[occupant] = tuple(sorted(inside, key=lambda name: -name.compute))
+    return instances
+
+
+def _put_back(users: LayoutOccupancy, wanted: dict[PlacedInstance, Contents]) -> tuple[Cut, tuple[User, ...]]:
+    kept: list[GpuInstance] = []
+    blockers: list[User] = []
+    missing = dict(wanted)
+    for user in users.slice_users:
+        assert user.occupant is not None
+        if user.occupant in wanted and Counter(wanted[user.occupant]) == Counter(user.slices):
+            missing.pop(user.occupant, None)
+            kept += [user.instance] if user.instance is not None else []
+        else:
+            blockers.append(user)
+    destroyed: list[GpuInstance] = []
+    for instance in users.idle:
+        occupant = PlacedInstance(instance.profile, instance.placement)
+        if occupant in missing and Counter(missing[occupant]) == Counter(instance.slices):
+            kept.append(instance)
+            del missing[occupant]
+        else:
+            destroyed.append(instance)
+    created = tuple(sorted(missing.items(), key=lambda pair: pair[0].placement))
+    cut = Cut(tuple(kept), (), tuple(destroyed), created)
+    if not cut.unchanged:
+        blockers += users.holders_of_all
+    return cut, tuple(blockers)

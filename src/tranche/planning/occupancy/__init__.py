@@ -1,0 +1,1 @@
+"""What is on a GPU, and who uses it."""

@@ -1,0 +1,247 @@
+"""The webhook's answers: a claim, nothing, or a refusal with its reason; and the cluster's GPUs as it knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kubernetes.fake_api_server import api_server
+from tests.kubernetes.waiting import patiently, until
+from tests.kubernetes.webhook.json_patch import patched
+from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, TrancheError
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
+from tranche.kubernetes.claims.gpu_models import shared_cards
+from tranche.kubernetes.gated.gating import gating
+from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch, only_cards
+from tranche.kubernetes.webhook.injection import template_name
+from tranche.kubernetes.webhook.webhook import PATH, PodWebhook
+
+GPU = {
+    "attributes": {
+        "type": {"string": "shared"},
+        "model": {"string": "NVIDIA T4"},
+        "cardMemoryMiB": {"int": 15000},
+        "uuid": {"string": "GPU-1"},
+    },
+    "capacity": {"memory": {"value": "14Gi", "requestPolicy": {"default": "1Mi"}}, "compute": {"value": "100"}},
+}
+SLICE = {
+    "metadata": {"name": "n-shared"},
+    "spec": {
+        "driver": "gpu.tranche.dev",
+        "devices": [{"name": "gpu-0-shared", **GPU}, {"name": "gpu-0", "attributes": {"type": {"string": "whole"}}}],
+    },
+}
+
+
+class KeptTemplates:
+    def __init__(self, error: TrancheError | None = None) -> None:
+        self.made: list[tuple[str, str]] = []
+        self._error = error
+
+    async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
+        if self._error is not None:
+            raise self._error
+        self.made.append((namespace, request))
+        return template_name(devices)
+
+
+class KnownCards:
+    def __init__(self, resource_slices: Iterable[Json] | None) -> None:
+        self.resource_slices = resource_slices
+
+
+def review(annotations: dict[str, str], **request: object) -> dict[str, Any]:
+    pod = {
+        "metadata": {"generateName": "train-", "annotations": annotations},
+        "spec": {"containers": [{"name": "main"}]},
+    }
+    asked = {"uid": "u1", "kind": {"kind": "Pod"}, "operation": "CREATE", "namespace": "team", "object": pod}
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": asked | request}
+
+
+def answered(
+    question: object,
+    templates: KeptTemplates | None = None,
+    cards: Iterable[Json] | None = (SLICE,),
+    *,
+    path: str = PATH,
+) -> tuple[HTTPStatus, dict[str, Any]]:
+    webhook = PodWebhook(
+        templates or KeptTemplates(),
+        KnownCards(cards),
+        lambda: AllocationBackend.CLAIMS,
+        gating,
+        take_over=["kai-scheduler"],
+    )
+    body = question if isinstance(question, bytes) else json.dumps(question).encode()
+    answer = asyncio.run(webhook.answer(path, body))
+    return answer.status, json.loads(answer.content)
+
+
+def response(question: dict[str, Any], **given: Any) -> dict[str, Any]:
+    status, page = answered(question, **given)
+    assert status is HTTPStatus.OK
+    assert page["response"].pop("uid") == question["request"]["uid"]
+    found: dict[str, Any] = page["response"]
+    return found
+
+
+def test_an_annotated_pod_gets_its_claim_and_the_template_is_there_before_the_answer() -> None:
+    templates = KeptTemplates()
+    question = review({"gpu-fraction": "0.5"})
+    question["request"]["object"]["spec"]["schedulerName"] = "kai-scheduler"
+    found = response(question, templates=templates)
+    assert found["allowed"]
+    assert templates.made == [("team", "--gpu 0.5")]
+    after = patched(question["request"]["object"], json.loads(base64.b64decode(found["patch"])))
+    (claim,) = after["spec"]["resourceClaims"]
+    assert claim["resourceClaimTemplateName"].startswith("tranche-")
+    assert after["spec"]["containers"] == [{"name": "main", "resources": {"claims": [{"name": "tranche"}]}}]
+    assert after["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_a_dry_run_gives_the_same_answer_and_writes_nothing() -> None:
+    wet, dry = KeptTemplates(), KeptTemplates()
+    annotations = {"tranche.dev/gpu-memory": "4Gi"}
+    assert response(review(annotations), templates=wet) == response(review(annotations, dryRun=True), templates=dry)
+    assert (wet.made, dry.made) == ([("team", "--gpu-memory 4Gi")], [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"operation": "UPDATE"}, {"kind": {"kind": "Job"}}, {"subResource": "ephemeralcontainers"}, {"object": None}],
+)
+def test_what_does_not_concern_it_is_let_in_as_it_is(change: dict[str, object]) -> None:
+    assert response(review({"tranche.dev/gpu": "nonsense"}, **change)) == {"allowed": True}
+    assert response(review({"example.com/a": "b"})) == {"allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "code", "words"),
+    [
+        ({"tranche.dev/gpu-memory": "lots"}, 422, "'lots' is not an amount of memory; write it as 4G"),
+        ({"tranche.dev/gpus": "33"}, 422, "a claim has 32 at most"),
+        ({"gpu-fraction": "0.5", "gpu-memory": "1"}, 422, "gpu-memory and gpu-fraction ask for 2 things"),
+    ],
+)
+def test_a_bad_request_is_refused_with_its_reason_and_writes_nothing(
+    annotations: dict[str, str], code: int, words: str
+) -> None:
+    templates = KeptTemplates()
+    found = response(review(annotations), templates=templates)
+    assert not found["allowed"]
+    assert found["status"]["code"] == code
+    assert words in found["status"]["message"]
+    assert templates.made == []
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KubernetesUnavailable("cannot reach it"), 503), (KubernetesForbidden("exceeded quota"), 403)]
+)
+def test_a_template_that_cannot_be_made_keeps_the_pod_out(error: TrancheError, code: int) -> None:
+    found = response(review({"tranche.dev/gpus": "1"}), templates=KeptTemplates(error))
+    assert (found["allowed"], found["status"]["code"]) == (False, code)
+    assert error.message in found["status"]["message"]
+
+
+def test_a_fraction_waits_until_the_clusters_gpus_are_known_and_an_amount_does_not() -> None:
+    assert response(review({"gpu-fraction": "0.5"}), cards=None)["status"]["code"] == 503
+    assert response(review({"tranche.dev/gpu-memory": "4Gi"}), cards=None)["allowed"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        pytest.param(b"[" * 100_000, id="deep"),
+        b"[]",
+        b"{}",
+        b'{"request": []}',
+        json.dumps({**review({}), "apiVersion": "v0"}).encode(),
+    ],
+)
+def test_what_is_no_question_gets_no_answer(body: bytes) -> None:
+    status, page = answered(body)
+    assert status is HTTPStatus.BAD_REQUEST
+    assert "the question is" in page["message"]
+    assert answered(review({}), path="/other")[0] is HTTPStatus.NOT_FOUND
+
+
+def test_of_resource_slices_no_more_is_kept_than_the_sizes_of_shared_gpus() -> None:
+    assert shared_cards([only_cards(SLICE)]) == shared_cards([SLICE])
+    assert shared_cards([only_cards(SLICE)], "t4") == shared_cards([SLICE], "T4")
+    assert len(json.dumps(only_cards(SLICE))) < len(json.dumps(SLICE))
+    assert only_cards({}) == {"spec": {"driver": None, "devices": []}}
+
+
+def test_the_resource_slices_are_followed() -> None:
+    async def check() -> None:
+        async with api_server() as server:
+            connection = ApiConnection(ApiServer(server.url))
+            watch = GpuModelWatch(connection, random=lambda: 0.0)
+            assert watch.resource_slices is None
+            assert not watch.ready().ready
+            work = asyncio.create_task(watch.run())
+            await until(lambda: watch.ready().ready)
+            server.put("/apis/resource.k8s.io/v1/resourceslices/n-shared", SLICE)
+            await until(lambda: len(shared_cards(watch.resource_slices or ())) == 1)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            await connection.close()
+
+    asyncio.run(patiently(check()))
+
+
+@given(st.text(st.one_of(st.sampled_from("\x1b\n\x07\x9b\u202e"), st.characters()), min_size=1))
+def test_no_refusal_makes_a_terminal_act_or_a_line_of_its_own(text: str) -> None:
+    for wrong in (
+        {"tranche.dev/gpu-memory": text},
+        {f"tranche.dev/{text}": "1"},
+        {"tranche.dev/container": text},
+    ):
+        for annotated in (wrong, {"tranche.dev/gpus": "1", **wrong}):
+            answer = answered(review(annotated))[1]["response"]
+            assert answer["allowed"] or answer["status"]["message"].isprintable()
+
+
+@pytest.mark.parametrize("name", [*_OPTIONS, *_CONTAINERS, "tranche.dev/share", "tranche.dev/nothing"])
+def test_a_refusal_is_as_long_as_a_message_may_be_however_long_the_annotation(name: str) -> None:
+    """And its end, which says what is wrong with the text, is there."""
+    for text in ("A" * 200_000, "1" * 200_000, "1g." * 66_000):
+        found = answered(review({"tranche.dev/gpu": "0.5", name: text} if "gpu-model" in name else {name: text}))
+        response = found[1]["response"]
+        assert not response["allowed"]
+        assert len(response["status"]["message"]) <= 1024
+    odd = answered(review({"tranche.dev/gpu-memory": "A" * 200_000}))[1]["response"]["status"]["message"]
+    assert "is not an amount of memory" in odd
+
+
+@pytest.mark.parametrize("also", [{}, {"tranche.dev/gpus": "1"}])
+def test_nobody_says_himself_what_was_chosen_for_his_pod(also: dict[str, str]) -> None:
+    found = answered(review({"tranche.dev/share": "{}", **also}))[1]["response"]
+    assert not found["allowed"]
+    assert "the controller alone writes it" in found["status"]["message"]
+
+
+WORDS = st.sampled_from(
+    ["1", "33", "0.5", "4Gi", "-1", "x", "2g.10gb", "9g.5gb", "hard", "none", "30", "101", "A" * 65]
+)
+
+
+@given(st.dictionaries(st.sampled_from([*_OPTIONS, *_CONTAINERS]), WORDS, min_size=1, max_size=4))
+def test_no_refusal_speaks_of_options_that_annotations_do_not_have(annotations: dict[str, str]) -> None:
+    found = answered(review(annotations))[1]["response"]
+    assert found["allowed"] or "--" not in found["status"]["message"]
