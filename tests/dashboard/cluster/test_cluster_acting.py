@@ -93,6 +93,10 @@ def test_a_node_is_cordoned_and_uncordoned_in_the_name_of_its_viewer(page: Serve
     again = page.ask(CORDON, "t-olga")
     assert again.status == 400
     assert "cordoned already" in again.text
+    # Who has the plan before him is told by the page that is open, which asks for nothing that fails.
+    open_still = page.ask(CORDON, "t-olga", tranche_part="view")
+    assert open_still.status == 200
+    assert "cordoned already" in open_still.text
     send(page, "t-olga", fields_of(page.ask("/act?kind=uncordon&node=n1", "t-olga")))
     assert changes(page)[-1].body == {"spec": {"unschedulable": None}}
 

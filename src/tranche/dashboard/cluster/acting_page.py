@@ -26,7 +26,7 @@ def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: 
 
 def refused_page(title: str, said: str) -> DashboardPage:
     """Why nothing is done."""
-    return DashboardPage(title, element("div"), element("p", said, class_="note", role="alert"))
+    return DashboardPage(title, element("p", said, class_="note", role="alert"))
 
 
 def node_acts(node: SeenNode) -> Element:

@@ -324,7 +324,8 @@ async def _shown(
     if page is None:
         return await _nothing(request)
     if request.headers.get("tranche-part") == "view":
-        return Response(str(live_part(page)), status, media_type=_HTML)
+        # A page that is open says why its plan does not hold any more; what keeps it live has not failed.
+        return Response(str(live_part(page)), media_type=_HTML)
     text = whole_page(
         page,
         path=path,
