@@ -27,7 +27,9 @@ class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # py
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         super().mark_test_complete(node, item_index, duration)
-        for waiting in self._waiting & set(self.nodes):
+        for waiting in [each for each in self.nodes if each in self._waiting]:
+            # As at the start: it begins with a test when it knows the next one, or that there is none.
+            self._reschedule(waiting)
             self._reschedule(waiting)
 
     def _split_scope(self, nodeid: str) -> str:
