@@ -14,6 +14,7 @@ import pytest
 from tests.cli.conftest import MakeMachine
 from tests.local.test_fractions import end_daemons
 from tests.machines import Completed, TestMachine, machine_in, needs_root
+from tests.support.in_process import NOBODY
 from tranche.node.state.register_place import settle_register
 
 COMMAND = ("--", "true")
@@ -187,7 +188,7 @@ def test_a_state_folder_that_may_not_be_written(
 @needs_root
 def test_who_may_not_cut_gets_nothing_and_leaves_nothing(readable_a100: TestMachine) -> None:
     readable_a100.state_dir.mkdir()
-    shutil.chown(readable_a100.state_dir, 65534, 65534)
+    shutil.chown(readable_a100.state_dir, NOBODY, NOBODY)
     settle_register(readable_a100.machine.directory / "tranche", readable_a100.state_dir)
     before = readable_a100.machine.gpus()
     done = readable_a100.tranche("run", "--mig-profile", "1g.5gb", "-q", *COMMAND, as_nobody=True, code=22)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, wait_until
+from tests.support.in_process import NOBODY
 from tranche.node.state.session import process_start_time
 
 Break = Callable[[TestMachine], None]
@@ -257,7 +258,7 @@ def test_doctor_fails_where_another_users_files_may_not_be_written(readable_a100
     machine = readable_a100
     machine.tranche("run", "--gpus", "1", "-q", "--", "true")
     for path in (machine.state_dir, *machine.state_dir.rglob("*")):
-        os.chown(path, 65534, 65534)
+        os.chown(path, NOBODY, NOBODY)
     os.chown(machine.state_dir / part, 0, 0)
     os.chmod(machine.state_dir / part, 0o755 if (machine.state_dir / part).is_dir() else 0o644)
     doctor = json.loads(machine.tranche("doctor", "-o", "json", as_nobody=True, code=1).stdout)

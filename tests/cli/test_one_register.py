@@ -13,6 +13,7 @@ import pytest
 
 from tests.machines import TestMachine, needs_root
 from tests.node.processes import Child
+from tests.support.in_process import NOBODY
 from tranche.core.errors import LedgerTooNew, PermissionDenied
 from tranche.node.state.register_place import POINTER, register_folder, settle_register
 from tranche.node.store.ledger import Ledger
@@ -49,7 +50,7 @@ def test_another_folder_is_no_way_around_the_register(readable_a100: TestMachine
     readable_a100.hold("--gpus", "1")
     own = readable_a100.folder / "own"
     own.mkdir()
-    shutil.chown(own, 65534, 65534)
+    shutil.chown(own, NOBODY, NOBODY)
     done = readable_a100.tranche("--state-dir", str(own), "run", "--gpus", "1", "--", "true", as_nobody=True, code=22)
     assert f"register is in {readable_a100.state_dir}" in done.stderr
     assert "choose another" not in done.stderr
@@ -63,7 +64,7 @@ def test_another_folder_is_no_way_around_the_register(readable_a100: TestMachine
 def test_who_is_first_and_may_not_say_where_the_register_is_gets_nothing(readable_a100: TestMachine) -> None:
     own = readable_a100.folder / "own"
     own.mkdir()
-    shutil.chown(own, 65534, 65534)
+    shutil.chown(own, NOBODY, NOBODY)
     for folder in (str(own), str(readable_a100.machine.directory / "tranche")):
         done = readable_a100.tranche("--state-dir", folder, "run", "--gpus", "1", "--", "true", as_nobody=True, code=22)
         assert "sudo" in done.stderr

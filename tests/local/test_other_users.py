@@ -8,6 +8,7 @@ import pytest
 
 from tests.local.test_fractions import end_daemons, holders, tenant
 from tests.machines import TestMachine, machine_in, needs_root, readable_folder
+from tests.support.in_process import NOBODY
 from tranche.core.errors import PermissionDenied
 from tranche.core.state import DaemonState
 from tranche.node.mps.mps_records import DaemonRecordStore
@@ -68,7 +69,7 @@ def test_who_may_not_end_a_tenant_is_refused_before_its_daemon_is_asked(t4: Test
 
 
 def test_who_may_end_a_tenant_but_not_judge_its_daemon_leaves_the_daemon_alone(t4: TestMachine) -> None:
-    give_up = "os.setgroups([]); os.setgid(65534); os.setuid(65534); "
+    give_up = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY}); "
     one = tenant(t4, "--gpu-memory", "3G", code=f"context(); {give_up}{JOB.removeprefix('context(); ')}")
     assert one.told() == 0
     close_sockets(t4)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
+from tests.support.in_process import NOBODY
 from tranche.core.evidence import KeeperStatus
 from tranche.core.keeper import ProcessKeeper
 from tranche.node.processes.keeping import RemainingProcesses
@@ -27,7 +28,6 @@ from tranche.node.processes.processes import (
 )
 from tranche.node.state.session import process_start_time
 
-NOBODY = 65534
 # Another process may run the same tests at the same time, and its processes are seen as well.
 ALLOCATION = uuid.uuid4().hex[:8]
 SHARE, OTHER = 1000, 1001

@@ -16,6 +16,7 @@ import pytest
 from tests.machines import needs_root, readable_folder
 from tests.node.machines import node_of
 from tests.node.processes import Child, in_child
+from tests.support.in_process import NOBODY
 from tranche.core.allocation import Allocation, NodeView, Phase, WholeGpu
 from tranche.core.errors import GpuBusy
 from tranche.core.keeper import ProcessKeeper
@@ -30,8 +31,6 @@ from tranche.node.state.session import StateFolder, pid_namespace, process_start
 from tranche.node.store import chronicle, register
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.leftovers import anything_left
-
-NOBODY = 65534
 
 
 def become_nobody() -> None:

@@ -29,7 +29,8 @@ from tranche_simulator.recipe import NVML_SONAME
 CODES = {0, 1, 141, *(each.exit_code for each in all_errors())}
 """Every exit code that a page describes, but those of signals."""
 PEAK_BYTES = 300 * 2**20
-NOBODY = 65534
+NOBODY = 50_000 + os.getpid() % 10_000
+"""A user whom no other test process is: what others start at the same time did not come of a command of this one."""
 _SECONDS = 60.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PYTHON_WORDS = re.compile(
