@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -61,6 +63,31 @@ def tree_of(page: DashboardPage) -> ElementTree.Element:
 
 VIEWS = sharing_views(max_gpus=3)
 QUEUES = st.lists(requests(), max_size=3).map(tuple)
+
+
+def test_the_fleet_tells_how_much_each_gpu_and_slice_is_used() -> None:
+    """Not each share of a device: the gauge is of the device."""
+    view = every_kind()
+    cut, parted, whole, *_ = view.node.gpus
+    first = cut.instances[0].id
+    readings = (
+        _reading(cut.uuid, 5 * 2**30, None, {first: (2**30, 0.25)}),
+        _reading(parted.uuid, 2**30, 0.5),
+        _reading(whole.uuid, 3 * 2**30, 0.0),
+    )
+    page = tree_of(page_of("/", replace(snapshot_of(view), readings=readings)))
+    said = text_of(page)
+    assert all(words in said for words in ("5 GiB used", "50% busy", "0% busy")), said
+    rows = tables(page)["The same as a table"]
+    told = [(row[0], row[-3], row[-2]) for row in rows if row[-2] != "–"]
+    assert told == [("GPU 0", "1 GiB", "25%"), ("GPU 2", "3 GiB", "0%")]
+
+
+def _reading(
+    uuid: str, used: int, busy: float | None, slices: Mapping[int, tuple[int, float]] = MappingProxyType({})
+) -> dict[str, Any]:
+    inside = [{"gpuInstanceId": id, "memoryUsedBytes": memory, "busy": share} for id, (memory, share) in slices.items()]
+    return {"gpuUUID": uuid, "memoryUsedBytes": used, "busy": busy, "slices": inside}
 
 
 @given(VIEWS, QUEUES)

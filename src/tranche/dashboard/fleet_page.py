@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, gpu_link, memory, notes, share_and_user
+from tranche.dashboard.parts import figures, gpu_link, measured, memory, notes, share_and_user
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import HEIGHT, bar, swatch
@@ -24,14 +24,16 @@ def fleet_page(
     order: TableOrder,
     needs: Element | None = None,
     events: Sequence[Document] = (),
+    readings: Sequence[Document] = (),
 ) -> DashboardPage:
     """The GPUs of the overview, or those that have the text looked for in what is said of them; `needs` come first.
 
-    `events` are all that are kept: they tell since when things are as they are.
+    `events` are all that are kept: they tell since when things are as they are. `readings` tell how much each GPU is used.
     """
     looked_for = order.query.get("q", "")
     every = blocks_of(overview["gpus"], overview["allocations"])
     found = [gpu for gpu in every if looked_for.casefold() in f"{gpu.uuid} {gpu.told}".casefold()]
+    use = {each["gpuUUID"]: each for each in readings}
     live = element(
         "div",
         needs,
@@ -39,8 +41,8 @@ def fleet_page(
         fleet_figures(overview),
         element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs have “{looked_for}”."),
         key(found),
-        element("div", [gpu_row(gpu) for gpu in found], class_="gpus"),
-        _as_table(overview["gpus"], found, StateHistory(overview, events, now), order),
+        element("div", [gpu_row(gpu, _used(use.get(gpu.uuid))) for gpu in found], class_="gpus"),
+        _as_table(overview["gpus"], found, StateHistory(overview, events, now), use, order),
     )
     return DashboardPage("Fleet", live, _filter(looked_for))
 
@@ -60,11 +62,12 @@ def fleet_figures(overview: Document) -> Element:
     )
 
 
-def gpu_row(gpu: BlockRow) -> Element:
-    """A GPU's name and its bar."""
+def gpu_row(gpu: BlockRow, used: str = "") -> Element:
+    """A GPU's name, how much it is used, and its bar."""
+    beside = element("span", f" {used}", class_="muted") if used else None
     return element(
         "div",
-        element("p", gpu_link(gpu.uuid, gpu.label), element("br"), element("span", gpu.model, class_="muted")),
+        element("p", gpu_link(gpu.uuid, gpu.label), beside, element("br"), element("span", gpu.model, class_="muted")),
         gpu_bar(gpu),
         class_="gpu",
     )
@@ -97,15 +100,33 @@ def _filter(looked_for: str) -> Element:
     )
 
 
-def _as_table(gpus: Sequence[Document], found: Sequence[BlockRow], since: StateHistory, order: TableOrder) -> Element:
-    columns = ("GPU", "What", "State", "For", "Held by", "User", "Memory", "Made by")
+def _used(reading: Document | None) -> str:
+    """How busy a GPU is, or the memory used of one that is cut: the driver does not measure how busy that is as a whole."""
+    if reading is None:
+        return ""
+    if reading["busy"] is not None:
+        return f"{measured(reading['busy'], '%')} busy"
+    return "" if reading["memoryUsedBytes"] is None else f"{memory(reading['memoryUsedBytes'])} used"
+
+
+def _as_table(
+    gpus: Sequence[Document],
+    found: Sequence[BlockRow],
+    since: StateHistory,
+    use: Mapping[str, Document],
+    order: TableOrder,
+) -> Element:
+    columns = ("GPU", "What", "State", "For", "Held by", "User", "Memory", "Used", "Busy", "Made by")
     documents = {gpu["uuid"]: gpu for gpu in gpus}
-    rows = [row for gpu in found for row in _rows(documents[gpu.uuid], gpu, since)]
+    rows = [row for gpu in found for row in _rows(documents[gpu.uuid], gpu, since, use.get(gpu.uuid))]
     shown = order.table("gpus", "The same as a table", columns, rows, "No GPU.")
     return element("details", element("summary", "As a table"), shown, id="as-table", open=order.asks_for("gpus"))
 
 
-def _rows(gpu: Document, drawn: BlockRow, since: StateHistory) -> Iterator[Sequence[Child | None]]:
+def _rows(
+    gpu: Document, drawn: BlockRow, since: StateHistory, reading: Document | None
+) -> Iterator[Sequence[Child | None]]:
+    inside = {} if reading is None else {each["gpuInstanceId"]: each for each in reading["slices"]}
     for each in drawn.blocks:
         place, device = _device_of(gpu, each)
         made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
@@ -120,7 +141,12 @@ def _rows(gpu: Document, drawn: BlockRow, since: StateHistory) -> Iterator[Seque
         long = since.said(gpu, each.look, {"start": each.start, "size": each.size}, each.holders)
         used_by = each.who if each.look is BlockStatus.IN_USE else held_by
         what = f"{each.name} {place}".strip()
-        yield gpu_link_of(drawn), what, str(each.look), long, used_by, user, amount, made
+        # A gauge tells of a device, not of a share of it, nor of the room beside it.
+        device_use = reading if device is gpu else inside.get(device["gpuInstanceId"])
+        used, busy = "", ""
+        if device_use is not None and each.piece not in (BlockKind.PART, BlockKind.ROOM):
+            used, busy = memory(device_use["memoryUsedBytes"]), measured(device_use["busy"], "%")
+        yield gpu_link_of(drawn), what, str(each.look), long, used_by, user, amount, used, busy, made
 
 
 def gpu_link_of(drawn: BlockRow) -> Child:

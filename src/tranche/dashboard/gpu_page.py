@@ -9,7 +9,7 @@ from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import HOURS, history_view, hours_choice
-from tranche.dashboard.parts import code, figures, memory, notes, share_and_user, table
+from tranche.dashboard.parts import code, figures, measured, memory, notes, share_and_user, table
 from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, GaugeSample, UseRecord
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
@@ -78,7 +78,7 @@ def gpu_page(
                     *share_and_user(each["allocationIds"], known),
                     memory(each["memoryBytes"]),
                     memory(inside.get(each["gpuInstanceId"], _UNKNOWN)["memoryUsedBytes"]),
-                    _measured(inside.get(each["gpuInstanceId"], _UNKNOWN)["busy"], "%"),
+                    measured(inside.get(each["gpuInstanceId"], _UNKNOWN)["busy"], "%"),
                     None if each["owned"] is None else "Tranche" if each["owned"] else "others",
                     element("span", [code(device["uuid"]) for device in each["devices"]]) if each["devices"] else None,
                 )
@@ -140,13 +140,6 @@ _UNKNOWN: Document = {"memoryUsedBytes": None, "busy": None}
 _GAUGES = (("busy", "busy", "%"), ("power", "powerWatts", " W"), ("temperature", "temperatureCelsius", " °C"))
 
 
-def _measured(value: float | None, unit: str) -> str:
-    """What a gauge says; in words where there is none, for 0 is measured."""
-    if value is None:
-        return "not measurable"
-    return f"{value:.0%}" if unit == "%" else f"{value:.0f}{unit}"
-
-
 def _facts(gpu: Document, reading: Document | None, since: StateHistory) -> Element:
     mode, pending = gpu["mig"]["mode"], gpu["mig"]["pendingMode"]
     room = [f"{each['count']}×{each['profile']}" for each in gpu["room"] if each["count"]]
@@ -159,7 +152,7 @@ def _facts(gpu: Document, reading: Document | None, since: StateHistory) -> Elem
         ("bus", code(gpu["pciBusId"])),
     ]
     if reading is not None:
-        pairs += [(word, _measured(reading[name], unit)) for word, name, unit in _GAUGES]
+        pairs += [(word, measured(reading[name], unit)) for word, name, unit in _GAUGES]
     if gpu["withheld"]:
         cordoned = since.said(gpu, BlockStatus.CORDONED, None, ())
         pairs.insert(0, ("not given away", element("span", gpu["withheld"], [" for ", cordoned] if cordoned else None)))

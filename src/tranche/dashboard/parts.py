@@ -67,6 +67,13 @@ def memory(amount: int | None) -> str:
     return "" if amount is None else format_memory(amount)
 
 
+def measured(value: float | None, unit: str) -> str:
+    """What a gauge says, `%` of a share of 1; in words where there is none, for 0 is measured."""
+    if value is None:
+        return "not measurable"
+    return f"{value:.0%}" if unit == "%" else f"{value:.0f}{unit}"
+
+
 def code(text: str) -> Element:
     """Something that a machine reads: a command, an id."""
     return element("code", text)
