@@ -18,10 +18,9 @@ from bench.machine import board_of, gpu_of
 from bench.report import Report
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase
 from tranche.core.errors import TrancheError
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
-from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
+from tranche.core.sharing import NO_SHARING, GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.decide.allocate import Granted, decide
 from tranche.planning.steps.effect import apply

@@ -23,7 +23,7 @@ import pytest
 
 from tests.last_look import last_look
 from tests.support import in_process
-from tranche.node.store.ownership import user_name
+from tranche.node.store.register import user_name
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
 

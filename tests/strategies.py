@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, GpuInstanceProfile, catalogue
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import PlacedInstance, Placement, fits, placements
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import MIB
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
-from tranche.core.sharing import MachineSharing, Sharing
+from tranche.core.sharing import GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import (
     ComputeInstance,
     DaemonState,

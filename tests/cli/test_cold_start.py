@@ -16,7 +16,6 @@ SELDOM_NEEDED = (
     "prometheus_client",
     "socket",
     "tranche.core.events",
-    "tranche.core.evidence",
     "tranche.kubernetes",
     "tranche.local",
     "tranche.metrics",

@@ -18,8 +18,8 @@ from tests.node.machines import node_of
 from tests.node.processes import in_child
 from tranche.core.errors import TrancheError, WaitTimeout
 from tranche.core.request import Request, WholeGpus
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
-from tranche.node.locks.wait_limit import WaitLimit
 from tranche.node.state.session import StateFolder, process_start_time
 
 SLICE = ("--mig-profile", "1g.5gb")

@@ -22,7 +22,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["tranche.cli.main", "click", "tranche.cli.settings", "tranche.cli.gpus"])
+@pytest.mark.parametrize("module", ["tranche.cli.main", "click", "tranche.cli.runtime", "tranche.cli.gpus"])
 def test_an_interrupt_during_the_imports_ends_the_command_silently(module: str) -> None:
     script = _INTERRUPTED_IMPORT.format(module=module)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

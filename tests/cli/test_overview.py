@@ -14,9 +14,8 @@ from tranche.cli.top_screen import TopView
 from tranche.core.allocation import Allocation, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import OwnerKind, ProcessKeeper, ShareOwner
 from tranche.core.request import MigSlice, Request
-from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.core.state import GpuProcess
 from tranche.documents.queue import why_they_wait
 from tranche.node.store.records import Waiter

@@ -7,7 +7,7 @@ import signal
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
-from tranche.node.store.ownership import user_name
+from tranche.node.store.register import user_name
 
 
 def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine) -> None:

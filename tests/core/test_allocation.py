@@ -10,12 +10,11 @@ from hypothesis import given
 from tests.strategies import node_views
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import Isolation, Request, WholeGpus
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import InstanceKey, NodeState
 from tranche.core.wire import grant_from_dict, grant_to_dict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, judge_claim
+from tranche.core.keeper import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, judge_claim
 
 
 @pytest.mark.parametrize(

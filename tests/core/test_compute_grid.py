@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.compute_grid import creation_order, lowest_start
+from tranche.core.grid import creation_order, lowest_start
 from tranche.core.profile import ProfileName
 
 WIDTH = 7

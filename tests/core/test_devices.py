@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.strategies import FAMILY_BOARDS, gpu_on
-from tranche.core.allocation import ComputeSlice, FractionalShare, NodeView, Slice, WholeGpu
-from tranche.core.devices import device_uuid, devices
+from tranche.core.allocation import ComputeSlice, FractionalShare, NodeView, Slice, WholeGpu, device_uuid, devices
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.sharing import Sharing

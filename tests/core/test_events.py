@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 
 from tests.strategies import node_views, requests
-from tranche.core.actor import Actor
 from tranche.core.allocation import NodeView
 from tranche.core.events import (
     BootEnded,
@@ -40,9 +39,8 @@ from tranche.core.events import (
     event_data_to_dict,
     event_name,
 )
-from tranche.core.keeper import PodKeeper, ProcessKeeper
+from tranche.core.keeper import Actor, OwnerKind, PodKeeper, ProcessKeeper, ShareOwner
 from tranche.core.request import Request
-from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.core.sharing import Sharing
 
 ACTOR = Actor("dashboard", "ada")

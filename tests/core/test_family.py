@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tranche.core.board import catalogue
-from tranche.core.family import all_families, family_of_architecture, family_of_capability
+from tranche.core.board import all_families, catalogue, family_of_architecture, family_of_capability
 
 
 def test_every_board_has_a_family_that_its_capability_and_number_name() -> None:

@@ -8,17 +8,19 @@ import pytest
 
 from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.grid import Placement
-from tranche.core.isolation_properties import (
+from tranche.core.profile import parse_profile
+from tranche.core.quantity import GIB
+from tranche.core.request import Isolation
+from tranche.core.sharing import (
+    NO_SHARING,
     BandwidthIsolation,
     ComputeIsolation,
     FaultIsolation,
     GrantIsolation,
+    MachineSharing,
     MemoryIsolation,
+    Sharing,
 )
-from tranche.core.profile import parse_profile
-from tranche.core.quantity import GIB
-from tranche.core.request import Isolation
-from tranche.core.sharing import NO_SHARING, MachineSharing, Sharing
 
 GPU = WholeGpu("GPU-1")
 SLICE = Slice("GPU-1", parse_profile("3g.20gb"), Placement(0, 4))

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.strategies import uncuttable_gpu
-from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, WholeGpu
-from tranche.core.lost_limits import with_lost_limits
+from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, WholeGpu, with_lost_limits
 from tranche.core.request import Isolation, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, MpsDaemon, NodeState

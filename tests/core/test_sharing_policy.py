@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import uncuttable_gpu
 from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
-from tranche.core.gpu_use import GpuPolicy
+from tranche.core.sharing import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
 

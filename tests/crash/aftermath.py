@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.crash.scenario import Scenario, random_request
-from tests.node.machines import Cut, cuts_of
+from tests.node.machines import Cut, cuts_of, start_share
 from tests.node.processes import Child, in_child
 from tranche.core.errors import TrancheError
 from tranche.core.state import InstanceKey
@@ -148,7 +148,7 @@ def check_serves(scenario: Scenario, rng: random.Random) -> None:
         with scenario.node.host() as host:
             request = random_request(host.view(), random.Random(seed))
             ticket = host.enqueue(request, command="next", pid=os.getpid())
-            outcome = host.start(ticket, lambda view, queue: decide(view, request))
+            outcome = start_share(host, ticket, lambda view: decide(view, request))
             if not isinstance(outcome, HeldAllocation):
                 host.leave(ticket)
                 return None

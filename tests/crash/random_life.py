@@ -16,7 +16,7 @@ from tranche.core.errors import TrancheError
 from tranche.local.queue import Queue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche_simulator.machine import SimulatedMachine
 
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.grid_model import free_placements
-from tests.node.machines import Node, disable, enable, node_of
+from tests.node.machines import Node, disable, enable, node_of, start_share
 from tests.node.processes import Child
-from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, nearest_request
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, memory_of, nearest_request
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.devices import memory_of
 from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.keeper import PodKeeper
 from tranche.core.profile import ProfileName
@@ -201,7 +200,7 @@ class _Life:
             grant = Slice(gpu.uuid, instance.profile, instance.placement)
             request, key = Request(MigSlice(instance.profile)), gpu.key(instance)
         ticket = self._host.enqueue(request, command="work", pid=os.getpid())
-        held = self._host.start(ticket, lambda view, queue: Granted((grant,), Plan("reuse"), "mig", "as it is"))
+        held = start_share(self._host, ticket, lambda view: Granted((grant,), Plan("reuse"), "mig", "as it is"))
         assert isinstance(held, HeldAllocation)
         self._locks.append(held)
         if self._rng.random() < 0.3:

@@ -21,6 +21,7 @@ from tests.crash.aftermath import (
     one_further_command,
 )
 from tests.crash.scenario import FAMILIES, Keeper, Scenario, prepare, random_plan, random_request
+from tests.node.machines import start_share
 from tests.support import length
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
@@ -51,7 +52,7 @@ def request_work(scenario: Scenario, seed: int) -> Work:
         request = random_request(host.view(), rng)
         destroy = rng.random() < 0.5
         ticket = host.enqueue(request, command="victim", pid=os.getpid())
-        held = host.start(ticket, lambda view, queue: decide(view, request, adopt_foreign_destroy=destroy))
+        held = start_share(host, ticket, lambda view: decide(view, request, adopt_foreign_destroy=destroy))
         if isinstance(held, HeldAllocation) and rng.random() < 0.5:
             host.release(held.allocation.id, why="ended")
 

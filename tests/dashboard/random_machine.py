@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tests.machines import TestMachine
-from tests.node.machines import Node
+from tests.node.machines import Node, start_share
 from tests.node.processes import Child
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
@@ -129,7 +129,7 @@ def _hold(host: Host, request: Request) -> None:
     """Get the share, or wait for it for ever."""
     ticket = host.enqueue(request, command=f"train.py {request}", pid=os.getpid())
     try:
-        held = host.start(ticket, lambda view, queue: decide(view, request), seconds=60.0)
+        held = start_share(host, ticket, lambda view: decide(view, request), seconds=60.0)
     except TrancheError:
         host.leave(ticket)
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.machines import Node, node_of
+from tests.node.machines import Node, node_of, start_share
 from tests.node.processes import isolated
 from tranche.core.errors import StateMoved
 from tranche.core.profile import parse_profile
@@ -71,6 +71,6 @@ def test_a_request_is_cancelled_by_the_plan_that_was_confirmed_alone(a100: Node)
 def test_a_share_in_which_this_very_process_runs_is_not_taken_by_another_plan(a100: Node) -> None:
     with a100.host() as host:
         ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
-        held = host.start(ticket, lambda view, queue: decide(view, SLICE))
+        held = start_share(host, ticket, lambda view: decide(view, SLICE))
         assert isinstance(held, HeldAllocation)
         refused(ReleaseAction(held.allocation.id), host, "0" * 32)

@@ -11,10 +11,9 @@ from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import board_by_key
 from tranche.core.errors import TrancheError
 from tranche.core.grid import Placement
-from tranche.core.keeper import Keeper, PodKeeper, ProcessKeeper
+from tranche.core.keeper import Keeper, OwnerKind, PodKeeper, ProcessKeeper, ShareOwner
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
-from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.documents.holder_names import NO_OWNERS, Owners, names_of
 from tranche.documents.reasons import summed_up
 from tranche.planning.decide.allocate import Waiting, decide

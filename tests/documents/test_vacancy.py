@@ -9,12 +9,11 @@ from hypothesis import given
 from tests.strategies import gpu_on, instance_of, node_views, placed, sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement, placements
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, Request
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import ComputeMode, GpuState, MigMode
 from tranche.documents import describe
 from tranche.documents.slices import slices_on, whole_holders

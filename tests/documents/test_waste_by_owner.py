@@ -16,10 +16,10 @@ from tranche.core.allocation import Allocation, ComputeSlice, NodeView, Phase, S
 from tranche.core.board import Board, board_by_key
 from tranche.core.events import EventData, ShareGranted, ShareReleased
 from tranche.core.grid import Placement
+from tranche.core.keeper import OwnerKind, ShareOwner
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
 from tranche.core.request import MigSlice, Request
-from tranche.core.share_owner import OwnerKind, ShareOwner
 from tranche.documents.describe import timestamp
 from tranche.documents.held_now import held_now
 from tranche.documents.waste import use_over_time, waste_data

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tranche.core.errors import HardwareError
-from tranche.core.timeslice import Timeslice
+from tranche.core.sharing import Timeslice
 from tranche.hardware.compute_policy import read_timeslice
 
 

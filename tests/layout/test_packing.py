@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.board import GpuInstanceProfile, board_by_key
-from tranche.core.compute_grid import creation_order
+from tranche.core.grid import creation_order
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import ComputeInstance
 from tranche.planning.layouts.packing import pack_slices

@@ -14,11 +14,10 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HardwareError, LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
-from tranche.local.failed_gpus import FailedGpus
-from tranche.local.queue import Queue
+from tranche.local.queue import FailedGpus, Queue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.decide.allocate import Waiting
 from tranche.planning.decide.obstacle import Reason
 

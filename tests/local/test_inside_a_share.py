@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
-from tranche.hardware.visible_devices import DeviceVisibility, scope_of
+from tranche.hardware.driver import DeviceVisibility, scope_of
 
 SLICE = ("--mig-profile", "3g.20gb")
 

@@ -15,7 +15,7 @@ from tranche.core.allocation import Allocation, Phase, WholeGpu
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import GpuProcess, NodeState
-from tranche.local.outside_watch import stray_use
+from tranche.local.watches import stray_use
 from tranche.node.state.session import sees_every_process
 
 pytestmark = pytest.mark.skipif(not sees_every_process(), reason="in a PID namespace nothing is looked for")

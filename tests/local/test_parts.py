@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.node.machines import Node, change, enable, node_of
+from tests.node.machines import Node, change, enable, node_of, start_share
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import cut, end, only, place_of, processes_of, short, t4
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
@@ -25,9 +25,8 @@ from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState
 from tranche.hardware.mps_control import MpsControlClient
-from tranche.local.limits_watch import watching_limits
-from tranche.local.part_environment import part_environment
-from tranche.local.workload import share_environment
+from tranche.local.watches import watching_limits
+from tranche.local.workload import part_environment, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.mps.draining import drain
@@ -55,7 +54,7 @@ tell(code(cu.cuCtxSynchronize()))
 def admit(host: Host, part: FractionalShare) -> HeldAllocation:
     """A part, given as a decision gives it: promised, its daemon started, active."""
     ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
-    held = host.start(ticket, lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"))
+    held = start_share(host, ticket, lambda view: Granted((part,), Plan("a part"), part.mechanism, "a part"))
     assert isinstance(held, HeldAllocation)
     host.set_holder(held, os.getpid())
     return held

@@ -17,8 +17,8 @@ from tranche.core.request import MigSlice, Request
 from tranche.local.queue import Queue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_signals
-from tranche.node.locks.wait_limit import WaitLimit
 from tranche.planning.decide.allocate import Waiting
 
 IN_USE, UNKNOWN = 19, 999

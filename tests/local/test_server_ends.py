@@ -18,10 +18,8 @@ from tests.machines import wait_until
 from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
-from tranche.local import limits_watch, server_ends
-from tranche.local.limits_watch import watching_limits
-from tranche.local.server_ends import ServerEndWatch
-from tranche.local.side_thread import beside
+from tranche.local import watches
+from tranche.local.watches import ServerEndWatch, beside, watching_limits
 from tranche.node.mps.mps_records import DaemonRecordStore, record_of
 from tranche.node.state.session import boot_id, children_pids, process_start_time
 
@@ -139,8 +137,8 @@ def test_a_command_is_told_once_of_a_server_whose_daemon_takes_no_note(
         looks.append(len(told))
         return children_pids(pid)
 
-    monkeypatch.setattr(limits_watch, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(server_ends, "children_pids", children)
+    monkeypatch.setattr(watches, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watches, "children_pids", children)
     server = daemon.start()
     with watched(daemon, tmp_path, told.append):
         os.kill(server, signal.SIGKILL)
@@ -161,7 +159,7 @@ def test_a_command_is_told_of_a_server_that_ends_before_the_watch_has_come_to_ru
 
         return beside(name, work_later)
 
-    monkeypatch.setattr(limits_watch, "beside", late)
+    monkeypatch.setattr(watches, "beside", late)
     server = daemon.start()
     with watched(daemon, tmp_path, lambda pid: told.set() if pid == server else None):
         os.kill(server, signal.SIGKILL)

@@ -11,8 +11,7 @@ import pytest
 
 from tests.local.test_child import shell_with_job
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
-from tranche.node.locks.lock_table import lock_pids
-from tranche.node.locks.locks import lock_holder
+from tranche.node.locks.locks import lock_holder, lock_pids
 from tranche.node.state.session import StateFolder, process_stopped
 
 SLICE = ("--mig-profile", "1g.5gb")

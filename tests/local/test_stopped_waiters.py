@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import TestMachine, Workload, machine_in, wait_until
-from tranche.local.attendance import TURN_SECONDS, answers
-from tranche.local.wakeup_pipe import WakeupPipe, ring, unheard_for
+from tranche.local.wakeup_pipe import TURN_SECONDS, WakeupPipe, answers, ring, unheard_for
 from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.store.records import Waiter
 

@@ -17,8 +17,8 @@ from tests.node.machines import Node, node_of
 from tests.node.processes import Child, ChildFailed
 from tests.support.length import cases
 from tranche.core.request import parse_request
-from tranche.local.run import run
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.local.run import RunRequest, run
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.store import journal, records, register
 
 CASES = cases(24, "TRANCHE_SIGNAL_CASES")
@@ -66,10 +66,12 @@ def lines_of_a_run(
             try:
                 code = run(
                     host,
-                    parse_request(mig_profile=profile),
-                    ["true"],
-                    environment=os.environ,
-                    patience=WaitLimit(),
+                    RunRequest(
+                        request=parse_request(mig_profile=profile),
+                        command=["true"],
+                        environment=os.environ,
+                        patience=WaitLimit(),
+                    ),
                 )
             finally:
                 sys.settrace(None)

@@ -8,7 +8,7 @@ from tests.strategies import node_views
 from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuInstance, GpuState
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
-from tranche.node.store.change_totals import BOUNDS, ChangeKind, ChangeStatus, ChangeSummary
+from tranche.node.store.journal import BOUNDS, ChangeKind, ChangeStatus, ChangeSummary
 
 NOW = 1_800_000_000.0
 _RATIOS = st.floats(0, 1)

@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tranche.core.allocation import NodeView
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState, InstanceKey, NodeState
 from tranche.hardware.nvml import NvmlDriver
+from tranche.node.execution.executor import Progress, no_progress
+from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
+from tranche.node.limits.limited_shares import LimitsRefused
+from tranche.planning.decide.allocate import Decision, Waiting
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 from tranche.planning.steps.plan import Plan
 from tranche_simulator.build import ensure_built
@@ -180,3 +185,26 @@ def disable(gpu: GpuState) -> tuple[Step, ...]:
 def change(host: Host, *steps: Step, purpose: str = "test") -> None:
     """Carry those steps out as a declared change."""
     host.change(lambda view: Plan(purpose, steps))
+
+
+def start_share(
+    host: Host,
+    place: QueuePlace,
+    decide: Callable[[NodeView], Decision],
+    *,
+    progress: Progress = no_progress,
+    decided: Callable[[], None] = lambda: None,
+    seconds: float | None = None,
+) -> HeldAllocation | Waiting:
+    """Serve the waiter as `tranche run` does: decide, reserve, carry out; `decided` is called between the last two."""
+    while True:
+        with host.deciding(seconds) as (view, _):
+            decision = decide(view)
+            if isinstance(decision, Waiting):
+                return decision
+            reservation = host.reserve(place, decision, view)
+        decided()
+        try:
+            return host.fulfil(reservation, progress=progress, seconds=seconds)
+        except LimitsRefused:
+            continue

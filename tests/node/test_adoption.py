@@ -26,8 +26,8 @@ from tranche.core.state import GpuState
 from tranche.core.wire import request_to_dict
 from tranche.local.queue import Queue
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
-from tranche.node.processes.adoption import part_word
+from tranche.node.locks.deciding import WaitLimit
+from tranche.node.recovery.adoption import part_word
 from tranche.node.state.session import pid_namespace, process_start_time
 
 LOITER = "import sys; sys.stdin.read()"

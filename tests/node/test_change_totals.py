@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 from tests.node.test_journal import open_plan
 from tranche.node.store import journal, schema
-from tranche.node.store.change_totals import (
-    BOUNDS,
-    ChangeKind,
-    ChangeStatus,
-    ChangeSummary,
-    change_totals,
-    count_change,
-)
+from tranche.node.store.journal import BOUNDS, ChangeKind, ChangeStatus, ChangeSummary, change_totals, count_change
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.records import PlanStatus
 

@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from tests.node.machines import Node, change, create, enable
+from tests.node.machines import Node, change, create, enable, start_share
 from tests.node.processes import isolated
-from tranche.core.actor import Actor
 from tranche.core.errors import TrancheError
 from tranche.core.events import (
     ChangeBegun,
@@ -20,6 +19,7 @@ from tranche.core.events import (
     ShareReleased,
     StepDone,
 )
+from tranche.core.keeper import Actor
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.node.held import HeldAllocation
@@ -33,7 +33,7 @@ SLICE = Request(MigSlice(parse_profile("1g.5gb")))
 
 def serve(host: Host) -> HeldAllocation:
     ticket = host.enqueue(SLICE, command="work", pid=os.getpid())
-    held = host.start(ticket, lambda view, queue: decide(view, SLICE))
+    held = start_share(host, ticket, lambda view: decide(view, SLICE))
     assert isinstance(held, HeldAllocation)
     return held
 

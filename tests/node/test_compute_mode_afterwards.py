@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.mps_leftovers import end_daemons_below
-from tests.node.machines import Node, change, node_of
+from tests.node.machines import Node, change, node_of, start_share
 from tests.node.processes import Child, ChildFailed, in_child
 from tests.node.test_mps_daemons import GIB, only, processes_of, start
 from tranche.core.errors import HardwareError, TrancheError
@@ -131,7 +131,7 @@ def check_recovered(node: Node, before: ComputeMode, schedule: Schedule) -> None
         host.view()
         request = Request(WholeGpus(1))
         ticket = host.enqueue(request, command="alone", pid=os.getpid())
-        held = host.start(ticket, lambda view, queue: decide(view, request))
+        held = start_share(host, ticket, lambda view: decide(view, request))
         assert isinstance(held, HeldAllocation), held
         seen = host.observe().gpus[0]
         assert seen.compute_mode is before, f"given away whole in mode {seen.compute_mode} after {dict(schedule)}"

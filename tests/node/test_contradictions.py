@@ -19,11 +19,11 @@ from tranche.local.queue import Queue
 from tranche.node.health.checkup import Status, check_ledger
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
-from tranche.node.processes.adoption import part_word
+from tranche.node.locks.deciding import WaitLimit
+from tranche.node.recovery.adoption import part_word
 from tranche.node.state.session import StateFolder
 from tranche.node.store import register
-from tranche.node.store.contradictions import contradictory_tables
+from tranche.node.store.register import contradictory_tables
 
 SLICE = parse_request(mig_profile="1g.5gb")
 TABLES = ["allocations", "grants", "units", "devices", "parts"]

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.node.machines import Node, change
+from tests.node.machines import Node, change, start_share
 from tests.node.processes import Child, isolated
 from tests.node.test_mps_daemons import GIB, asked, end, nothing_left, only, processes_of, share, short, start, t4
 from tranche.core.allocation import FractionalShare, NodeView, Phase, WholeGpu
@@ -23,8 +23,7 @@ from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.node.host import Host
-from tranche.node.mps.daemon_due import IDLE_SECONDS
-from tranche.node.mps.daemon_tries import PAUSE_SECONDS
+from tranche.node.mps.daemon_due import IDLE_SECONDS, PAUSE_SECONDS
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.store import register
 from tranche.planning.decide.allocate import Granted
@@ -74,9 +73,10 @@ def let_in(host: Host, refused: type[TrancheError], decided: Callable[[], None],
     part = FractionalShare(WholeGpu(only(host).uuid), 5 * GIB, Sharing.MPS)
     ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
     with pytest.raises(refused):
-        host.start(
+        start_share(
+            host,
             ticket,
-            lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"),
+            lambda view: Granted((part,), Plan("a part"), part.mechanism, "a part"),
             decided=decided,
             progress=lambda gpu, step: begun(),
         )

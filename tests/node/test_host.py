@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.machines import Node, change, create, cuts_of, destroy, enable, node_of
+from tests.node.machines import Node, change, create, cuts_of, destroy, enable, node_of, start_share
 from tests.node.processes import Child, isolated
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, GpuBusy, HardwareError, StateMoved
@@ -33,7 +33,7 @@ def ask(host: Host, request: Request) -> QueuePlace:
 
 
 def serve(host: Host, request: Request) -> HeldAllocation | Waiting:
-    return host.start(ask(host, request), lambda view, queue: decide(view, request))
+    return start_share(host, ask(host, request), lambda view: decide(view, request))
 
 
 def first_gpu(host: Host) -> GpuState:
@@ -49,9 +49,10 @@ def test_an_instance_that_a_running_plan_is_about_to_destroy_is_not_granted(tmp_
         change(host, create(first_gpu(host), "1g.6gb+me", 3))
         outcomes: list[HeldAllocation | Waiting] = []
         request = slice_of("2g.12gb+me")
-        held = host.start(
+        held = start_share(
+            host,
             ask(host, request),
-            lambda view, queue: decide(view, request),
+            lambda view: decide(view, request),
             decided=lambda: outcomes.append(serve(other, slice_of("1g.6gb+me"))),
         )
         assert isinstance(held, HeldAllocation)
@@ -102,13 +103,13 @@ def test_a_failed_request_leaves_the_machine_and_its_place_in_the_queue(a100: No
         later = ask(host, request)
         a100.machine.inject_error("nvmlGpuInstanceCreateComputeInstance", 999, calls=1)
         with pytest.raises(HardwareError):
-            host.start(ticket, lambda view, queue: decide(view, request))
+            start_share(host, ticket, lambda view: decide(view, request))
         view = host.view()
         assert cuts_of(view.node) == before
         assert view.allocations == ()
         assert view.owned == frozenset()
         assert [waiter.id for waiter in host.waiters()] == [ticket.id, later.id]
-        assert isinstance(host.start(ticket, lambda view, queue: decide(view, request)), HeldAllocation)
+        assert isinstance(start_share(host, ticket, lambda view: decide(view, request)), HeldAllocation)
 
 
 @isolated
@@ -118,7 +119,7 @@ def test_a_request_that_left_the_queue_cannot_start(a100: Node) -> None:
         host.leave(ticket)
         assert not is_held(host.places.waiter(ticket.id))
         with pytest.raises(AllocationUnknown):
-            host.start(ticket, lambda view, queue: decide(view, Request(WholeGpus(1))))
+            start_share(host, ticket, lambda view: decide(view, Request(WholeGpus(1))))
         assert host.view().allocations == ()
 
 

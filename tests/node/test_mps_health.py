@@ -13,24 +13,23 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from tests.local.test_parts import admit, part_of
-from tests.node.machines import Node, change
+from tests.node.machines import Node, change, start_share
 from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, asked, cut, nothing_left, only, place_of, share, short, start, t4
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
 from tranche.core.events import DaemonFault, EventKind
 from tranche.core.keeper import PodKeeper
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
-from tranche.core.state import DaemonState
-from tranche.local import limits_watch
-from tranche.local.limits_watch import watching_limits
+from tranche.core.state import DaemonState, unavailable
+from tranche.local import watches
 from tranche.local.run import limits_changed
+from tranche.local.watches import watching_limits
 from tranche.node.health.checkup import check_daemons
 from tranche.node.host import Host
 from tranche.node.mps import mps_health
-from tranche.node.mps.daemon_words import view_as_said
+from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.state.session import process_stopped
 from tranche.node.store import register
 from tranche.planning.decide.allocate import Granted
@@ -65,7 +64,7 @@ def ask_for_part(host: Host, memory: int = 3 * GIB, seconds: float | None = None
     part = part_of(host, memory)
     ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
     try:
-        host.start(ticket, lambda view, queue: Granted((part,), Plan("p"), part.mechanism, "a part"), seconds=seconds)
+        start_share(host, ticket, lambda view: Granted((part,), Plan("p"), part.mechanism, "a part"), seconds=seconds)
     finally:
         host.leave(ticket)
 
@@ -395,7 +394,7 @@ def test_a_server_that_was_started_anew_has_the_limits_of_servers_to_come(t4: No
 def test_the_command_of_a_share_is_told_that_its_limits_were_changed(
     t4: Node, found_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits_watch, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(watches, "_LOOK_SECONDS", 0.05)
     with t4.host() as host:
         first = admit(host, part_of(host))
         told, asks = threading.Event(), found_by == "the command's own watch"

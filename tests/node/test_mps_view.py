@@ -10,8 +10,7 @@ import pytest
 
 from tests.strategies import uncuttable_gpu
 from tranche.core.state import ComputeMode, GpuProcess
-from tranche.node.mps.mps_records import DaemonRecordList, record_of
-from tranche.node.mps.mps_view import with_daemons_of
+from tranche.node.mps.mps_records import DaemonRecordList, record_of, with_daemons_of
 from tranche.node.state.session import boot_id, process_start_time
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tranche.node.files.output_file import write_output
+from tranche.node.state.state_file import write_output
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -76,7 +76,7 @@ def test_a_name_of_an_open_file_stays(tmp_path: Path, name: str) -> None:
     """By a link of our own, as /dev/stdout is one: what fails here must not take that from the machine."""
     link, out = tmp_path / "stdout", tmp_path / "out"
     link.symlink_to(name)
-    code = "import sys, pathlib, tranche.node.files.output_file as o; o.write_output(pathlib.Path(sys.argv[1]), b'new')"
+    code = "import sys, pathlib, tranche.node.state.state_file as o; o.write_output(pathlib.Path(sys.argv[1]), b'new')"
     with open(out, "wb") as stdout:
         subprocess.run([sys.executable, "-c", code, link], stdout=stdout, check=True)
         assert os.fstat(stdout.fileno()).st_ino == out.stat().st_ino

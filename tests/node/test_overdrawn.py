@@ -14,11 +14,10 @@ from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, Isolation, Request
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import CONTEXT_MEMORY, Sharing
 from tranche.core.state import GpuProcess, GpuState, MigMode, NodeState
 from tranche.node.limits.overdrawn import excess, with_overdrawn
 from tranche.node.processes.processes import digest_of
-from tranche.planning.decide.share_costs import CONTEXT_MEMORY
 
 GIVEN = 3 * GIB
 KEEPER = ProcessKeeper(pid=7, key_digest=digest_of("secret"))

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.grid_model import carry_out
 from tests.strategies import FAMILY_BOARDS, gpu_on, means, requests, uncuttable_gpu, view_of
-from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu, memory_of
 from tranche.core.board import Board
-from tranche.core.devices import memory_of
 from tranche.core.errors import TrancheError
 from tranche.core.sharing import MachineSharing
 from tranche.core.state import MigMode

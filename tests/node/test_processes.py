@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from tests.machines import needs_root
 from tests.node.processes import Child, in_child
 from tests.support.in_process import NOBODY
-from tranche.core.evidence import KeeperStatus
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import (
     MARK,

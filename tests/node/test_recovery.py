@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.machines import wait_until
-from tests.node.machines import Node, change, create, cuts_of, disable, enable, node_of
+from tests.node.machines import Node, change, create, cuts_of, disable, enable, node_of, start_share
 from tests.node.processes import Child, in_child, isolated
 from tranche.core.allocation import Phase
 from tranche.core.profile import parse_profile
@@ -171,7 +171,7 @@ def test_what_a_living_process_does_is_left_alone(a100: Node) -> None:
             (allocation,) = other.view().allocations
             seen.append((other.recovery_needed(), allocation.phase))
 
-        held = host.start(ticket, lambda view, queue: decide(view, SMALL), progress=look)
+        held = start_share(host, ticket, lambda view: decide(view, SMALL), progress=look)
         assert isinstance(held, HeldAllocation)
         assert set(seen) == {(False, Phase.PREPARING)}
         assert [allocation.phase for allocation in other.view().allocations] == [Phase.ACTIVE]
@@ -198,7 +198,7 @@ def test_a_dead_waiter_leaves_nothing_behind(a100: Node) -> None:
 def test_a_dead_allocation_leaves_its_instance_idle(a100: Node) -> None:
     def work(host: Host) -> None:
         ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
-        host.start(ticket, lambda view, queue: decide(view, SMALL))
+        start_share(host, ticket, lambda view: decide(view, SMALL))
         die()
 
     run_to_death(a100, work)
@@ -221,7 +221,7 @@ def test_an_allocation_is_kept_by_its_workload_even_without_the_lock(a100: Node)
 
     def work(host: Host) -> None:
         ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
-        held = host.start(ticket, lambda view, queue: decide(view, SMALL))
+        held = start_share(host, ticket, lambda view: decide(view, SMALL))
         assert isinstance(held, HeldAllocation)
         host.set_holder(held, workload.pid)
         die()
@@ -240,7 +240,7 @@ def allocation_ids(node: Node) -> list[str]:
 def test_a_request_that_died_while_it_was_served_is_undone(a100: Node) -> None:
     def work(host: Host) -> None:
         ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
-        host.start(ticket, lambda view, queue: decide(view, SMALL), progress=die_at("create"))
+        start_share(host, ticket, lambda view: decide(view, SMALL), progress=die_at("create"))
 
     before = in_child(lambda: look_at(a100))
     run_to_death(a100, work)
@@ -250,7 +250,7 @@ def test_a_request_that_died_while_it_was_served_is_undone(a100: Node) -> None:
     def served() -> bool:
         with a100.host() as host:
             ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
-            return isinstance(host.start(ticket, lambda view, queue: decide(view, SMALL)), HeldAllocation)
+            return isinstance(start_share(host, ticket, lambda view: decide(view, SMALL)), HeldAllocation)
 
     assert in_child(served)
 
@@ -354,7 +354,7 @@ def test_a_restart_of_the_machine_frees_everything_and_forgets_the_instances(tmp
         ampere, hopper = host.view().node.gpus
         change(host, *enable(ampere), *enable(hopper), create(hopper, "1g.10gb", 0))
         ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
-        host.start(ticket, lambda view, queue: decide(view, SMALL))
+        start_share(host, ticket, lambda view: decide(view, SMALL))
         host.enqueue(SMALL, command="waits", pid=os.getpid())
         host.change(lambda view: Plan("interrupted", (create(hopper, "1g.10gb", 1),)), progress=die_at("create"))
 

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Phase, Slice, WholeGpu
-from tranche.core.cordon import Cordon
+from tranche.core.allocation import Allocation, ComputeSlice, Cordon, FractionalShare, Grant, Phase, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.core.wire import keeper_to_dict

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.machines import wait_until
-from tranche.node.locks.lock_table import lock_pids
-from tranche.node.locks.locks import FileLock, lock_holder
+from tranche.node.locks.locks import FileLock, lock_holder, lock_pids
 from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.store.ledger import Ledger
 

@@ -16,7 +16,7 @@ from tranche.core.state import GpuState
 from tranche.node.execution.step_acts import ACTS
 from tranche.node.host import Host
 from tranche.node.store import journal
-from tranche.planning.steps.kinds import KINDS
+from tranche.planning.steps import KINDS
 from tranche.planning.steps.plan import Plan, plan_from_dict, plan_to_dict
 
 SOURCE = Path(tranche.__file__).parent

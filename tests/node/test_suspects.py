@@ -30,7 +30,7 @@ from tranche.node.recovery.recovery import Recovery
 from tranche.node.state.session import StateFolder, pid_namespace, process_start_time
 from tranche.node.store import chronicle, register
 from tranche.node.store.ledger import Ledger
-from tranche.node.store.leftovers import anything_left
+from tranche.node.store.register import anything_left
 
 
 def become_nobody() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.node.machines import node_of
+from tests.node.machines import node_of, start_share
 from tests.node.processes import in_child, kill_at_every_boundary
 from tranche.core.allocation import FractionalShare, WholeGpu
 from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Request
-from tranche.core.sharing import Sharing
-from tranche.core.timeslice import Timeslice
+from tranche.core.sharing import Sharing, Timeslice
 from tranche.node.host import Host
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.steps.plan import Plan
@@ -32,7 +31,7 @@ def test_a_length_of_a_share_that_never_began_is_put_back(tmp_path: Path) -> Non
         (gpu,) = host.observe()
         part = FractionalShare(WholeGpu(gpu.uuid), 3 * GIB, Sharing.TIME_SLICING)
         ticket = host.enqueue(Request(GpuMemory(part.memory)), command="train.py", pid=os.getpid())
-        host.start(ticket, lambda view, queue: Granted((part,), Plan("a part"), part.mechanism, "a part"))
+        start_share(host, ticket, lambda view: Granted((part,), Plan("a part"), part.mechanism, "a part"))
         assert host.driver.timeslice(gpu.uuid) is Timeslice.SHORT
 
     def look(host: Host, killed: bool) -> None:

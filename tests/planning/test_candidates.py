@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.strategies import FAMILY_BOARDS, boards, gpu_on, placed, uncuttable_gpu, view_of
 from tranche.core.board import Board, board_by_key
 from tranche.core.errors import SharingUnavailable, TooManyGpus
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Request, parse_request
+from tranche.core.sharing import GpuPolicy
 from tranche.planning.decide.candidates import Candidate, candidate, check_possible, plain_profiles
 from tranche.planning.decide.obstacle import Obstacle
 

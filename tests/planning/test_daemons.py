@@ -7,15 +7,21 @@ from dataclasses import replace
 import pytest
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu
-from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
-from tranche.core.devices import device_uuid
+from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, device_uuid
 from tranche.core.grid import PlacedInstance, Placement
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.sharing import Sharing
-from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
-from tranche.planning.decide.daemons import with_daemons
+from tranche.core.state import (
+    ComputeMode,
+    DaemonState,
+    GpuState,
+    InstanceKey,
+    MigMode,
+    MpsDaemon,
+    NodeState,
+    unavailable,
+)
 from tranche.planning.steps import DestroyInstance, ResetGpu, StartMps, Step, StopMps
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, with_daemons
 
 GIB = 2**30
 T4 = uncuttable_gpu()

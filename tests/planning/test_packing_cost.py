@@ -14,9 +14,8 @@ from tests.planning.test_parts import machine as node
 from tests.strategies import gpu_on, requests, sharing_views, uncuttable_gpu
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.errors import TrancheError
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.core.sharing import MachineSharing
+from tranche.core.sharing import GpuPolicy, MachineSharing
 from tranche.core.state import MigMode
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.explain.explanation import explain

@@ -23,18 +23,25 @@ from tests.strategies import (
     uncuttable_gpu,
     view_of,
 )
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import (
+    Allocation,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Phase,
+    Slice,
+    WholeGpu,
+    memory_of,
+    overlap,
+)
 from tranche.core.board import Board
-from tranche.core.devices import memory_of
 from tranche.core.errors import SharingUnavailable, TrancheError
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.core.sharing import MachineSharing, Sharing
+from tranche.core.sharing import CONTEXT_MEMORY, RESERVED_MEMORY, GpuPolicy, MachineSharing, Sharing, capacity
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
 from tranche.planning.decide.allocate import Granted, Waiting, decide
-from tranche.planning.decide.share_costs import CONTEXT_MEMORY, RESERVED_MEMORY, capacity
 from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")

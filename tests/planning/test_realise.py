@@ -19,9 +19,8 @@ from tests.strategies import (
     view_of,
 )
 from tests.support.length import cases
-from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, memory_of
 from tranche.core.board import Board
-from tranche.core.devices import memory_of
 from tranche.core.errors import GpuBusy, GpuNotFound, HardwareError, NoRoom, SharingUnavailable
 from tranche.core.grid import Placement, placements
 from tranche.core.keeper import ClaimKeeper

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests, requests_for, sharing_views, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import MachineSharing, Sharing
+from tranche.core.sharing import GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.decide.recording import (

@@ -8,12 +8,10 @@ import pytest
 
 from tests.planning.test_daemons import GIB, T4
 from tranche.core.allocation import FractionalShare, NodeView, WholeGpu
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import Sharing, Timeslice
 from tranche.core.state import NodeState
-from tranche.core.timeslice import Timeslice
-from tranche.planning.decide.daemons import with_daemons
 from tranche.planning.steps import SetTimeslice, step_from_dict
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, with_daemons
 
 LENGTHS = [None, *Timeslice]
 

@@ -11,11 +11,11 @@ from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, vi
 from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, WithheldDevice, overlap
 from tranche.core.errors import TrancheError
 from tranche.core.grid import PlacedInstance, placements
+from tranche.core.profile import size_rank
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.recording import view_from_dict, view_to_dict
-from tranche.planning.decide.withholding import size_rank
 from tranche.planning.explain.explanation import explain
 from tranche.planning.explain.remedies import RemedyKind
 

@@ -16,7 +16,7 @@ from tranche.node.change import Change
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.pod_processes import any_pod_runs
 from tranche.node.recovery.earlier_boot import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
 from tranche.node.store.ledger import Ledger

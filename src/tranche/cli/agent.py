@@ -13,10 +13,9 @@ import click
 
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.extras import extra_missing
-from tranche.cli.runtime import open_host, register_places
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
 from tranche.cli.service_options import log_as_json
 from tranche.cli.service_path import absolute_path
-from tranche.cli.settings import Settings, TrancheCommand
 from tranche.core.errors import UsageError
 
 if TYPE_CHECKING:

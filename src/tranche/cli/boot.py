@@ -20,13 +20,11 @@ from tranche.boot.installation import WAIT_SECONDS, install_unit
 from tranche.boot.outcome import read_outcome, record_outcome
 from tranche.boot.status_line import say_status
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
-from tranche.cli import streams
 from tranche.cli.duration import DurationType
 from tranche.cli.layout.options import read_layouts
-from tranche.cli.output import fail, print_json, say, show, warn
-from tranche.cli.runtime import open_host, register_places
+from tranche.cli.output import fail, leave, print_json, say, show, warn
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option, register_places
 from tranche.cli.service_path import absolute_path, others_may_write
-from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
 from tranche.core.errors import PartitionInvalid, TrancheError, UsageError, WaitTimeout
 from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
@@ -179,22 +177,22 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
         say(text)
         say_status(text, os.environ, patience=_STATUS_SECONDS)
 
-    def leave(why: object) -> NoReturn:
+    def give_up(why: object) -> NoReturn:
         failure = WaitTimeout(f"{asked or settings_file} at boot: {why}", hint="see: journalctl -b -k, nvidia-smi")
         # The thread that hangs may have the ledger open: it is not waited for without end.
         writing = threading.Thread(target=_ended, args=(settings, asked, failure), daemon=True)
         writing.start()
         writing.join(_WRITE_SECONDS)
         fail(failure.message)
-        streams.leave(failure.exit_code)
+        leave(failure.exit_code)
 
     try:
-        with ending_after(seconds + CUT_SECONDS, leave):
+        with ending_after(seconds + CUT_SECONDS, give_up):
             wanted = _settings_of(settings_file)
             asked = wanted.wanted.text
             result = _cut(settings, wanted, seconds, tell)
     except CutInterrupted as end:
-        leave(end)  # a thread may hang in the driver for ever
+        give_up(end)  # a thread may hang in the driver for ever
     except TrancheError as error:
         _ended(settings, asked, error)
         raise

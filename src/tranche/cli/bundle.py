@@ -16,7 +16,7 @@ from tranche.cli.cluster_checkup import asked_of_cluster
 from tranche.cli.doctor import machine_findings
 from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_table, say, warn
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.documents.envelope import document
 from tranche.node.files.archive import ArchiveFile, write_archive

@@ -11,8 +11,7 @@ from typing import Any
 
 from tranche.cli.answers import DriverReader
 from tranche.cli.looking import look_at, unsettled
-from tranche.cli.runtime import open_driver, open_host, register_places
-from tranche.cli.settings import Settings
+from tranche.cli.runtime import Settings, open_driver, open_host, register_places
 from tranche.core.errors import TrancheError
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.redaction import SHAPES, reduced
@@ -24,7 +23,7 @@ from tranche.documents.log_extract import log_extract
 from tranche.documents.machine import gpu_document
 from tranche.documents.queue import waiter_documents
 from tranche.documents.shares import allocation_document
-from tranche.local.attendance import silent
+from tranche.local.wakeup_pipe import silent
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.health.checkup import Finding
 from tranche.node.health.machine_facts import kernel_xids, machine_facts

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from tranche.cli.extras import extra_missing
+from tranche.cli.runtime import TrancheCommand
 from tranche.cli.service_options import health_options, log_as_json, log_options
-from tranche.cli.settings import TrancheCommand
 
 
 @click.command("cluster-dashboard", cls=TrancheCommand)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import click
 from click.shell_completion import CompletionItem
 
-from tranche.cli.settings import Settings
+from tranche.cli.runtime import Settings
 from tranche.core.errors import LayoutInvalid
 
 Words = Iterable[tuple[str, str]]

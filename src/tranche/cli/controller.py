@@ -11,8 +11,8 @@ import click
 
 from tranche.cli.duration import DurationType
 from tranche.cli.extras import extra_missing
+from tranche.cli.runtime import TrancheCommand
 from tranche.cli.service_options import health_options, log_as_json, log_options
-from tranche.cli.settings import TrancheCommand
 
 
 @click.command("controller", cls=TrancheCommand)

@@ -8,10 +8,9 @@ import click
 
 from tranche.cli.looking import look_at
 from tranche.cli.output import say
-from tranche.cli.runtime import open_host, user_name
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, user_name
 from tranche.core.sharing_policy import gpu_named
-from tranche.node.cordoning import cordon
+from tranche.node.policy_change import cordon
 
 
 @click.command(cls=TrancheCommand)

@@ -9,12 +9,11 @@ import click
 
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
-from tranche.cli.runtime import child_environment, open_host, register_places, user_name
-from tranche.cli.settings import Settings, TrancheCommand
-from tranche.core.actor import Actor
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, register_places, user_name
+from tranche.core.keeper import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
-from tranche.node.mps.daemon_words import view_as_said
+from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import open_to_read

@@ -14,8 +14,7 @@ import click
 
 from tranche.cli import demo_view
 from tranche.cli.output import hint, print_json, say
-from tranche.cli.runtime import child_environment, open_driver, register_places
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_driver, output_option, register_places
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.demo.batches import DemoResult, DemoRunner
 from tranche.demo.chart import chart_of, draw_chart

@@ -13,15 +13,13 @@ from tranche.cli.answers import DriverReader
 from tranche.cli.cluster_checkup import cluster_checkup, print_finding
 from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_json
-from tranche.cli.runtime import open_driver, register_places
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option, register_places
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.checkup import finding_document
-from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import DeviceVisibility
+from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.health.checkup import (
     Finding,
     Status,
@@ -39,12 +37,11 @@ from tranche.node.health.checkup import (
 )
 from tranche.node.health.container_toolkit import check_container_toolkit
 from tranche.node.host import Host
-from tranche.node.limits.limit_trials import LimitTrialRunner
+from tranche.node.limits.limited_shares import LimitTrialRunner
 from tranche.node.limits.memory_groups import MemoryGroupManager
-from tranche.node.mps.daemon_due import shared_by_mps
-from tranche.node.mps.daemon_words import node_as_said
+from tranche.node.mps.daemon_due import node_as_said, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.mps.mps_strays import find_strays
+from tranche.node.recovery.adoption import find_strays
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import register

@@ -6,10 +6,8 @@ import json
 
 import click
 
-from tranche.cli.output import print_json, shortened, show
-from tranche.cli.runtime import register_places
-from tranche.cli.settings import Settings, TrancheCommand, output_option
-from tranche.cli.streams import pause
+from tranche.cli.output import pause, print_json, shortened, show
+from tranche.cli.runtime import Settings, TrancheCommand, output_option, register_places
 from tranche.core.events import Event
 from tranche.documents import describe
 from tranche.documents.envelope import document

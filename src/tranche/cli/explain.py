@@ -16,8 +16,7 @@ from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, show
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.request import Request
@@ -26,10 +25,10 @@ from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, reasons, status
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
-from tranche.local.attendance import attending
-from tranche.node.mps.daemon_words import view_as_said
+from tranche.local.wakeup_pipe import attending
+from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.store import records
-from tranche.node.store.ownership import process_owners
+from tranche.node.store.register import process_owners
 from tranche.planning.decide.answers import GpuFit
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.queue import WaitingRequest

@@ -6,8 +6,7 @@ import click
 
 from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_json, print_table, warn
-from tranche.cli.runtime import child_environment, open_driver, register_places
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_driver, output_option, register_places
 from tranche.core.allocation import NodeView
 from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError, UsageError
 from tranche.core.quantity import format_memory
@@ -17,7 +16,7 @@ from tranche.documents.holder_names import Owners
 from tranche.documents.machine import gpu_document
 from tranche.documents.slices import SliceRow, slices_on, whole_holders
 from tranche.node.look import look
-from tranche.node.store.ownership import process_owners
+from tranche.node.store.register import process_owners
 
 _COLUMNS = ("GPU", "MODEL OR SLICE", "MEMORY", "MIG", "STATE", "PROCESSES", "NUMA")
 _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")

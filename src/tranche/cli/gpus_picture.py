@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from tranche.cli.settings import Settings
+from tranche.cli.runtime import Settings
 from tranche.core.allocation import NodeView
 from tranche.documents import describe
 from tranche.documents.picture import draw_picture
 from tranche.documents.shares import allocation_document
-from tranche.node.store.ownership import process_owners
+from tranche.node.store.register import process_owners
 
 
 def show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, Any]], *, ledger_read: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tranche.cli.jobs import attach, delete, describe, execute, listing, logs, wait
-from tranche.cli.settings import TrancheGroup
+from tranche.cli.runtime import TrancheGroup
 
 
 @click.group("job", cls=TrancheGroup)

@@ -8,7 +8,7 @@ import click
 
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 
 
 @click.command("leave", cls=TrancheCommand)

@@ -13,9 +13,8 @@ from typing import Any
 
 import click
 
-from tranche.cli import streams
-from tranche.cli.output import fail
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.output import ClosedOutputError, fail, guard_streams, leave
+from tranche.cli.runtime import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.spelling import did_you_mean
 from tranche.documents.envelope import error_document
@@ -141,10 +140,10 @@ def root(context: click.Context, simulate: str | None, state_dir: str | None) ->
 
 def main(arguments: Sequence[str] | None = None, *, name: str = "tranche") -> None:
     """Run the command and exit: 0 on success, else the error's own code. `name` is what a person typed before it."""
-    guarded = streams.guard()
+    guarded = guard_streams()
     code = _exit_code(list(sys.argv[1:] if arguments is None else arguments), name)
     if guarded and threading.active_count() == 1:
-        streams.leave(code)
+        leave(code)
     sys.exit(code)
 
 
@@ -156,7 +155,7 @@ def _exit_code(arguments: list[str], name: str) -> int:
             code = stop.code
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except streams.ClosedOutputError:
+    except ClosedOutputError:
         return 128 + signal.SIGPIPE
     except TrancheError as error:
         _report(error, as_json=_wants_json(arguments))

@@ -12,8 +12,7 @@ import click
 from tranche.cli.answers import DriverReader
 from tranche.cli.extras import extra_missing
 from tranche.cli.looking import look_at
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand, open_host
 from tranche.core.errors import TrancheError, UsageError
 from tranche.node.files.files import write_text
 

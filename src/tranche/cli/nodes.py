@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tranche.cli.kubeconfig_option import kubeconfig_option
-from tranche.cli.settings import TrancheCommand, output_option
+from tranche.cli.runtime import TrancheCommand, output_option
 
 
 @click.command("nodes", cls=TrancheCommand)

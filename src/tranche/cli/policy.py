@@ -8,17 +8,15 @@ import click
 
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, say
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand, TrancheGroup, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
-from tranche.core.gpu_use import GpuPolicy
+from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
-from tranche.core.timeslice import Timeslice, parse_timeslice
 from tranche.documents.policy import policy_documents, source_of
 from tranche.node.files.files import read_document, told_of
+from tranche.node.policy_change import change_policy
 from tranche.node.store import records
-from tranche.node.store.policy_change import change_policy
 
 _GPU_OPTION = click.option(
     "--gpu",

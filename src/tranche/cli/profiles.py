@@ -11,8 +11,7 @@ import click
 from tranche.cli import completion
 from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
-from tranche.cli.runtime import open_driver
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_of, catalogue
 from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, UsageError
 from tranche.core.grid import remaining_capacity

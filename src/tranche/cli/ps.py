@@ -8,15 +8,14 @@ import click
 
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
 from tranche.documents import describe
 from tranche.documents.holder_names import owner_name, owner_now
 from tranche.documents.queue import waiter_documents, why_they_wait
 from tranche.documents.shares import allocation_document
-from tranche.local.attendance import silent
+from tranche.local.wakeup_pipe import silent
 from tranche.node.store import records
-from tranche.node.store.ownership import process_owners
+from tranche.node.store.register import process_owners
 
 _ALLOCATION_COLUMNS = ("ID", "USER", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
 _WAITER_COLUMNS = ("#", "WAITING", "USER", "REQUEST", "AGE", "PID", "COMMAND", "WHY")

@@ -10,8 +10,7 @@ from tranche.cli import completion
 from tranche.cli.duration import DurationType
 from tranche.cli.ids import full_id
 from tranche.cli.output import say, warn
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand, open_host
 from tranche.local.termination import cancel_waiter, take_back
 
 

@@ -13,7 +13,7 @@ from typing import IO
 import click
 
 from tranche.cli.output import print_json, print_table
-from tranche.cli.settings import TrancheCommand, output_option
+from tranche.cli.runtime import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError
 from tranche.documents import describe
 from tranche.node.files.bounded import BoundedStream

@@ -13,15 +13,14 @@ import click
 from tranche.cli.duration import DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import child_environment, open_host
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host
 from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.errors import UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuProcess, GpuState
-from tranche.local.run import run
+from tranche.local.run import RunReporter, RunRequest, run
 from tranche.node.held import HeldAllocation
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.planning.decide.allocate import Waiting
 from tranche.planning.steps import Step
@@ -78,33 +77,17 @@ def command(
         raise UsageError(
             "--no-wait and --timeout exclude each other", hint="--no-wait refuses at once, and --timeout waits"
         )
-    asked = request_from(**request)
-    patience = WaitLimit(wait=wait, seconds=timeout)
-    voice = _Silence() if quiet else _Voice()
+    reporter = _QuietReporter() if quiet else _Reporter()
     with ExitStack() as stack:
-        recorder = None if record is None else stack.enter_context(closing(_recorder(record)))
-        host = stack.enter_context(open_host(settings))
-        sys.exit(
-            run(
-                host,
-                asked,
-                command_line,
-                environment=child_environment(settings),
-                patience=patience,
-                adopt_foreign_destroy=adopt_foreign == "destroy",
-                record=recorder,
-                waiting=voice.waiting,
-                granted=voice.granted,
-                cancelled=lambda error: warn(str(error)),
-                left=voice.left,
-                progress=voice.step,
-                unlimited=warn,
-                above=voice.above,
-                hit=warn,
-                outside=voice.outside,
-                kept=lambda error: warn(f"the share is not free yet; the next tranche command frees it: {error}"),
-            )
+        asked = RunRequest(
+            request=request_from(**request),
+            command=command_line,
+            environment=child_environment(settings),
+            patience=WaitLimit(wait=wait, seconds=timeout),
+            adopt_foreign_destroy=adopt_foreign == "destroy",
+            record=None if record is None else stack.enter_context(closing(_recorder(record))),
         )
+        sys.exit(run(stack.enter_context(open_host(settings)), asked, reporter))
 
 
 def _recorder(path: str) -> DecisionLog:
@@ -113,8 +96,24 @@ def _recorder(path: str) -> DecisionLog:
     return DecisionLog(Path(path), failed=lambda error: warn(f"a decision was not recorded: {error.strerror}"))
 
 
-class _Silence:
+class _QuietReporter(RunReporter):
     """Says nothing but what changes the walls of the share."""
+
+    def cancelled(self, error: Exception) -> None:
+        """Say that somebody did."""
+        warn(str(error))
+
+    def unlimited(self, why: str) -> None:
+        """Say why."""
+        warn(why)
+
+    def server_ended(self, why: str) -> None:
+        """Say why programs fail."""
+        warn(why)
+
+    def kept(self, error: Exception) -> None:
+        """Say who frees the share."""
+        warn(f"the share is not free yet; the next tranche command frees it: {error}")
 
     def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
         """Say that the share's processes have more than it was given."""
@@ -130,20 +129,8 @@ class _Silence:
             "share's CUDA_VISIBLE_DEVICES, which sudo and su - drop unless they are told to keep it"
         )
 
-    def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
-        """Nothing."""
 
-    def granted(self, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> None:
-        """Nothing."""
-
-    def left(self, remains: RemainingProcesses) -> None:
-        """Nothing."""
-
-    def step(self, gpu: GpuState, step: Step) -> None:
-        """Nothing."""
-
-
-class _Voice(_Silence):
+class _Reporter(_QuietReporter):
     """Tells a person on stderr what happens, each thing once."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 
 SHELLS = ("bash", "zsh", "fish")
 

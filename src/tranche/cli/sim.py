@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tranche.cli.output import print_json, print_table, say, warn
-from tranche.cli.settings import TrancheGroup, output_option
+from tranche.cli.runtime import TrancheGroup, output_option
 from tranche.cli.sim_attach import attach
 from tranche.cli.sim_exec import exec_
 from tranche.cli.sim_inject import inject

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from tranche.cli.output import say
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand
 from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import SimulatorError, UsageError
 from tranche.core.quantity import parse_memory

@@ -8,7 +8,7 @@ import shutil
 import click
 
 from tranche.cli.output import say
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import CommandNotFound
 from tranche_simulator import SimulatedMachine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tranche.cli.output import say
-from tranche.cli.settings import TrancheGroup
+from tranche.cli.runtime import TrancheGroup
 from tranche.cli.sim_target import target_uuid
 from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_memory

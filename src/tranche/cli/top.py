@@ -15,16 +15,15 @@ from tranche.cli.duration import DurationType
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json
 from tranche.cli.overview import MachinePicture, overview
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
 from tranche.cli.top_screen import TopView
 from tranche.core.allocation import NodeView
 from tranche.documents.overview import overview_data
 from tranche.documents.queue import why_they_wait
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
-from tranche.local.attendance import silent
+from tranche.local.wakeup_pipe import silent
 from tranche.node.host import Host
-from tranche.node.store.ownership import process_owners
+from tranche.node.store.register import process_owners
 
 _LONGEST_KEY = 8
 

@@ -8,11 +8,10 @@ import click
 
 from tranche.cli.looking import look_at
 from tranche.cli.output import say
-from tranche.cli.runtime import open_host, user_name
-from tranche.cli.settings import Settings, TrancheCommand
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, user_name
 from tranche.core.sharing_policy import gpu_named
 from tranche.local.queue import Queue
-from tranche.node.cordoning import uncordon
+from tranche.node.policy_change import uncordon
 
 
 @click.command(cls=TrancheCommand)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from tranche.cli.output import print_json, print_table
-from tranche.cli.runtime import open_driver
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
 from tranche.core.errors import TrancheError
 from tranche.node.health.software import software
 

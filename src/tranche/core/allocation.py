@@ -1,28 +1,31 @@
-"""What a workload was given. An allocation is not an instance: the instance outlives it, idle, until its room is needed."""
+"""What a workload was given, the devices that it stands for, and what became of its limits.
+
+An allocation is not an instance: the instance outlives it, idle, until its room is needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import PlacedInstance, Placement
-from tranche.core.isolation_properties import (
+from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
+from tranche.core.profile import ProfileName
+from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
+from tranche.core.sharing import (
     INSIDE_WALLS,
     OWN_WALLS,
     BandwidthIsolation,
     ComputeIsolation,
     FaultIsolation,
+    GpuPolicy,
     GrantIsolation,
     MemoryIsolation,
+    Sharing,
 )
-from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
-from tranche.core.profile import ProfileName
-from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
-from tranche.core.sharing import Sharing
-from tranche.core.state import InstanceKey, NodeState
+from tranche.core.state import DaemonState, GpuInstance, GpuState, InstanceKey, NodeState
 
 
 class Phase(StrEnum):
@@ -313,3 +316,116 @@ class NodeView:
     def holders_of(self, key: InstanceKey) -> tuple[Allocation, ...]:
         """The allocations that hold that instance slot or something in it."""
         return tuple(each for each in self.allocations if any(grant.slot == key for grant in each.grants))
+
+
+def devices(node: NodeState) -> Mapping[str, Grant]:
+    """Every device of the node by its UUID: each GPU, and each compute instance.
+
+    A compute instance that spans its GPU instance stands for the whole of it.
+    """
+    found: dict[str, Grant] = {}
+    for gpu in node:
+        found[gpu.uuid] = WholeGpu(gpu.uuid)
+        for instance in gpu.instances:
+            found.update(_inside(gpu, instance))
+    return found
+
+
+def _inside(gpu: GpuState, instance: GpuInstance) -> Mapping[str, Grant]:
+    whole = Slice(gpu.uuid, instance.profile, instance.placement)
+    if instance.whole_slice is not None:
+        return {instance.whole_slice.uuid: whole}
+    return {each.uuid: ComputeSlice(whole, each.name, each.start, each.slices) for each in instance.compute_instances}
+
+
+def shareable_devices(gpu: GpuState) -> Mapping[str, InstanceKey | None]:
+    """The devices of a GPU that several can share, by UUID, each with the slot of its instance; None for the GPU itself."""
+    slices = {each.whole_slice.uuid: gpu.key(each) for each in gpu.instances if each.whole_slice is not None}
+    return {gpu.uuid: None, **slices}
+
+
+def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
+    """The bytes that programs can have of a device together: what the driver reports, or the catalogue where it does not.
+
+    Of an uncut GPU that is without what the driver keeps for itself. What it keeps of a slice, beyond what it leaves out of the
+    slice's memory, no driver says.
+    """
+    if isinstance(device, WholeGpu):
+        return gpu.usable_memory
+    instance, profile = gpu.instance_at(device.placement), gpu.profile(device.profile)
+    known = None if instance is None else instance.memory
+    return known or (0 if profile is None else profile.memory or 0)
+
+
+def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:
+    """The bytes of each device that the grants are parts of."""
+    parts = (grant for grant in grants if isinstance(grant, FractionalShare))
+    return {part.device: memory_of(part.device, node.gpu(part.gpu_uuid)) for part in parts}
+
+
+def device_uuid(grant: Grant, gpu: GpuState) -> str:
+    """The UUID of the device that the grant is on, or a part of; "" when the GPU does not show it.
+
+    `gpu` is the grant's own.
+    """
+    device = grant.device if isinstance(grant, FractionalShare) else grant
+    if isinstance(device, WholeGpu):
+        return gpu.uuid
+    instance = gpu.instance_at(device.slot.placement)
+    if instance is None or instance.profile != device.slot.profile:
+        return ""
+    return next((uuid for uuid, found in _inside(gpu, instance).items() if found == device), "")
+
+
+class Cordon(NamedTuple):
+    """Whose word it is, the reason in his words, "" without one, and since when, in seconds since the epoch."""
+
+    gpu_uuid: str
+    user: str
+    reason: str
+    since: float
+
+    @property
+    def why(self) -> str:
+        """A clause for people."""
+        return f"cordoned by {self.user}" + (f": {self.reason}" if self.reason else "")
+
+
+def cordoned(cordons: Iterable[Cordon]) -> tuple[WithheldDevice, ...]:
+    """The GPUs as decisions see them."""
+    return tuple(WithheldDevice(WholeGpu(each.gpu_uuid), each.why) for each in cordons)
+
+
+def with_lost_limits(allocations: tuple[Allocation, ...], node: NodeState) -> tuple[Allocation, ...]:
+    """The allocations, where parts whose daemon is gone or keeps other limits are unlimited.
+
+    One that is still prepared waits for its daemon.
+    """
+    if not any(_by_mps(grant) for allocation in allocations for grant in allocation.grants):
+        return allocations
+    gpus = {gpu.uuid: gpu for gpu in node}
+    return tuple(
+        replace(each, grants=tuple(_as_kept(grant, gpus) for grant in each.grants))
+        if each.phase is Phase.ACTIVE
+        else each
+        for each in allocations
+    )
+
+
+def limits_lost(grant: Grant, gpu: GpuState) -> bool:
+    """Whether the limits of a grant were kept by a daemon that is gone from that GPU, the grant's own, or keeps others now."""
+    if not _by_mps(grant) or gpu.lost:
+        return False
+    daemon = gpu.daemon_of(grant.slot)
+    return daemon is None or daemon.limits_changed or daemon.state in (DaemonState.LOST, DaemonState.STARTING)
+
+
+def _by_mps(grant: Grant) -> bool:
+    return isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS and not grant.unlimited
+
+
+def _as_kept(grant: Grant, gpus: Mapping[str, GpuState]) -> Grant:
+    gpu = gpus.get(grant.gpu_uuid)
+    if gpu is not None and isinstance(grant, FractionalShare) and limits_lost(grant, gpu):
+        return replace(grant, unlimited=True)
+    return grant

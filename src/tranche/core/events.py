@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from tranche.core.actor import Actor, actor_from_dict, actor_to_dict
 from tranche.core.allocation import Grant
-from tranche.core.keeper import Keeper
+from tranche.core.keeper import (
+    Actor,
+    Keeper,
+    ShareOwner,
+    actor_from_dict,
+    actor_to_dict,
+    owner_from_dict,
+    owner_to_dict,
+)
 from tranche.core.request import Request
-from tranche.core.share_owner import ShareOwner, owner_from_dict, owner_to_dict
 from tranche.core.sharing import Sharing
 from tranche.core.wire import (
     grant_from_dict,

@@ -1,8 +1,11 @@
-"""One GPU's memory-slice grid: placements as bit masks, conflicts, and what still fits.
+"""One GPU's memory-slice grid: placements as bit masks, conflicts, and what still fits; and the compute slices of an instance.
 
 The rules are the driver's (reference: NVML's placement queries and nvml.h): two GPU instances conflict when their placements
 overlap, when both own the media extensions that exist once per GPU (`+me`, `+me.all`), or when one is `+me.all` and the
 other is not a `-me` profile. On boards with seven compute slices the compute limit is implied by the placements.
+
+Inside a GPU instance a compute instance starts at a multiple of the next power of two of its size, and a new one comes to lie at
+the lowest free start. So the order of creation matters: of a 7g, 3c, 2c and 2c fill it only when the 3c is not made first.
 """
 
 from __future__ import annotations
@@ -118,3 +121,35 @@ def _search(
 
 def _takes_all_media(one: ProfileName, other: ProfileName) -> bool:
     return "me.all" in one.added and "me" not in other.removed
+
+
+def lowest_start(size: int, width: int, taken: int) -> int | None:
+    """Where a compute instance of that size comes to lie in a GPU instance of `width` compute slices; None without room."""
+    step = 1 << (size - 1).bit_length()
+    for start in range(0, width - size + 1, step):
+        if not taken & slice_mask(start, size):
+            return start
+    return None
+
+
+def creation_order(names: Sequence[ProfileName], width: int, taken: int = 0) -> tuple[ProfileName, ...] | None:
+    """The order in which all of them find room, largest first wherever that is possible; None when they do not fit."""
+    if not names:
+        return ()
+    if sum(name.compute for name in names) > width - taken.bit_count():
+        return None
+    for name in sorted(set(names), key=lambda name: -name.compute):
+        start = lowest_start(name.compute, width, taken)
+        if start is None:
+            continue
+        rest = list(names)
+        rest.remove(name)
+        order = creation_order(rest, width, taken | slice_mask(start, name.compute))
+        if order is not None:
+            return (name, *order)
+    return None
+
+
+def slice_mask(start: int, size: int) -> int:
+    """That run of compute slices as a bit mask."""
+    return ((1 << size) - 1) << start

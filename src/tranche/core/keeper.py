@@ -1,9 +1,15 @@
-"""Who keeps an allocation alive. Only a keeper that is gone frees a share; `tranche.core.evidence` judges whether it is."""
+"""Who keeps an allocation alive, and whether that keeper is gone: only then is the share free.
+
+Evidence is gathered at the edges and judged here. What is not known is never taken for gone: a list from somebody who has just
+started, or who cannot see everything, says nothing about what it lacks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, NamedTuple
 
 _MOST_PODS = 512
 """Twice as many as can use a claim at once."""
@@ -115,3 +121,154 @@ ChosenFor = ClaimKeeper | PlacedPodKeeper
 """Who has what somebody else chose: the scheduler, or a controller."""
 
 Keeper = ProcessKeeper | PodKeeper | ClaimKeeper | PlacedPodKeeper
+
+
+class KeeperStatus(StrEnum):
+    """ALIVE and UNKNOWN keep an allocation; GONE frees it."""
+
+    ALIVE = "alive"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+
+
+class PodEvidence(NamedTuple):
+    """What kubelet and API server say of one container's pod.
+
+    `kubelet` is the present run of the kubelet, "" when it does not answer; `kubelet_age` for how many seconds that run is known
+    to answer; `listed` whether it lists the container with any of these devices. `pod_exists` is the API server's word for that
+    uid: False also for a pod that has finished, None when the server does not answer. `waited` is for how many seconds the
+    allocation is there. `processes` says that a process of the pod was seen on the machine, `replaced` that its container runs
+    with other devices.
+    """
+
+    kubelet: str
+    kubelet_age: float
+    listed: bool
+    pod_exists: bool | None
+    waited: float
+    processes: bool = False
+    replaced: bool = False
+
+
+ADMISSION_SECONDS = 30.0
+SETTLED_SECONDS = 15.0
+"""After this time a kubelet that has started has ended the containers of pods that are deleted: it does so every two seconds."""
+
+
+def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> KeeperStatus:
+    """Whether a pod's container still holds its devices.
+
+    A container that runs with others does not. While a process of the pod lives, it does otherwise. The run of the kubelet that
+    listed it and lists it no more is believed then. One that started since knows its pods only after a while: there the API
+    server must say that the pod is over as well.
+    """
+    if evidence.replaced:
+        return KeeperStatus.GONE
+    if evidence.listed or evidence.processes:
+        return KeeperStatus.ALIVE
+    if not evidence.kubelet:
+        return KeeperStatus.UNKNOWN
+    same_run = keeper.kubelet == evidence.kubelet
+    if not keeper.admitted:
+        late = evidence.waited >= ADMISSION_SECONDS and evidence.kubelet_age >= ADMISSION_SECONDS
+        return KeeperStatus.GONE if late and evidence.pod_exists is not None else KeeperStatus.UNKNOWN
+    if same_run:
+        return KeeperStatus.GONE
+    if evidence.pod_exists is None:
+        return KeeperStatus.UNKNOWN
+    if evidence.pod_exists:
+        return KeeperStatus.ALIVE
+    return KeeperStatus.GONE if evidence.kubelet_age >= SETTLED_SECONDS else KeeperStatus.UNKNOWN
+
+
+class ProcessEvidence(NamedTuple):
+    """What the machine shows of one process keeper.
+
+    `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `inherited`
+    are processes that carry the allocation's id in their environment, or are known to come of the process; `hidden` may have
+    inherited it, and cannot be looked at.
+    """
+
+    locked: bool
+    runs: bool = False
+    inherited: Collection[int] = ()
+    hidden: Collection[int] = ()
+
+
+def judge_process(evidence: ProcessEvidence) -> KeeperStatus:
+    """Whether anything of the process and its descendants is left."""
+    if evidence.locked or evidence.runs or evidence.inherited:
+        return KeeperStatus.ALIVE
+    return KeeperStatus.UNKNOWN if evidence.hidden else KeeperStatus.GONE
+
+
+class ClaimEvidence(NamedTuple):
+    """What is known of one resource claim that was prepared and that the kubelet has not given back.
+
+    `stands` is the API server's word whether the claim of that uid is there and still allocated to what it was given; None when
+    the server does not answer. `fallen_for` is for how many seconds it has said that it is not. `processes` says that a process
+    of the claim's pods, or on its devices, was seen on the machine. `listed` is whether the kubelet lists a pod with it; None
+    when the kubelet does not answer.
+    """
+
+    stands: bool | None
+    fallen_for: float = 0.0
+    processes: bool = False
+    listed: bool | None = False
+
+
+FALLEN_SECONDS = 30.0
+"""For so long a container may still be about to start, of a pod that was deleted by force while it was prepared."""
+
+
+def judge_claim(evidence: ClaimEvidence) -> KeeperStatus:
+    """Whether a claim still has what was prepared for it, although nobody gave it back."""
+    if evidence.processes or evidence.stands or evidence.listed:
+        return KeeperStatus.ALIVE
+    if evidence.stands is None or evidence.listed is None or evidence.fallen_for < FALLEN_SECONDS:
+        return KeeperStatus.UNKNOWN
+    return KeeperStatus.GONE
+
+
+class OwnerKind(StrEnum):
+    """A user of the machine, or a namespace of Kubernetes."""
+
+    USER = "user"
+    NAMESPACE = "namespace"
+
+
+class ShareOwner(NamedTuple):
+    """A user by his name, or a namespace."""
+
+    kind: OwnerKind
+    name: str
+
+
+def owner_to_dict(owner: ShareOwner | None) -> dict[str, str] | None:
+    """The owner as JSON data."""
+    return None if owner is None else {"kind": str(owner.kind), "name": owner.name}
+
+
+def owner_from_dict(data: Any) -> ShareOwner | None:
+    """The owner that owner_to_dict wrote; earlier versions wrote none."""
+    return None if data is None else ShareOwner(OwnerKind(data["kind"]), data["name"])
+
+
+class Actor(NamedTuple):
+    """`by` is the program that was asked to, `user` the name of whoever it works as, or of whoever asked it."""
+
+    by: str
+    user: str
+
+    def __str__(self) -> str:
+        return f"{self.user}, by the {self.by}"
+
+
+def actor_to_dict(actor: Actor | None) -> dict[str, Any] | None:
+    """The actor as JSON data."""
+    return None if actor is None else {"by": actor.by, "user": actor.user}
+
+
+def actor_from_dict(data: Any) -> Actor | None:
+    """The actor that actor_to_dict wrote; earlier versions wrote none."""
+    return None if data is None else Actor(data["by"], data["user"])

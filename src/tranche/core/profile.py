@@ -62,6 +62,11 @@ class ProfileName:
         return "mig-" + str(self).replace("+", ".").replace(",", ".")
 
 
+def size_rank(profile: ProfileName | None) -> tuple[int, int]:
+    """By which sizes compare: whole GPUs (None) are the largest, then memory decides, then compute."""
+    return (1 << 30, 0) if profile is None else (profile.memory_gb, profile.slices)
+
+
 @lru_cache(maxsize=256)
 def parse_profile(text: str) -> ProfileName:
     """The profile of that name; UsageError with the broken rule otherwise."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
 from tranche.core.errors import GpuNotFound, PolicyInvalid, UsageError
-from tranche.core.gpu_use import GpuPolicy
+from tranche.core.sharing import NO_SHARING, GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
 
 FORMAT_VERSION = "tranche.dev/v1"
@@ -90,3 +91,26 @@ def _use(value: object, of: str) -> GpuPolicy:
     if not isinstance(word, str) or word not in list(GpuPolicy):
         raise PolicyInvalid(f"sharing of {of} is none of {_WORDS}")
     return GpuPolicy(word)
+
+
+_FIRST_WITH_LIMITS = (7, 0)
+"""MPS limits the memory of its clients from Volta on."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSharing:
+    """The administrator's word on one GPU, and the machine's means."""
+
+    use: GpuPolicy = GpuPolicy.AUTO
+    means: MachineSharing = NO_SHARING
+
+    def why_not(self, sharing: Sharing, gpu: GpuState) -> str:
+        """Why that GPU cannot be shared by the mechanism, in words; "" when it can."""
+        capability = gpu.compute_capability
+        if sharing is Sharing.MPS and capability is not None and capability < _FIRST_WITH_LIMITS:
+            return f"{gpu.architecture or gpu.name} is older than Volta"
+        return self.means.why_not(sharing)
+
+
+NO_RULES = GpuSharing()
+"""Of a GPU of which nobody has said anything, on a machine that was not asked."""

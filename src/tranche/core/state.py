@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import GpuNotFound
-from tranche.core.grid import PlacedInstance, Placement
+from tranche.core.grid import PlacedInstance, Placement, slice_mask
 from tranche.core.profile import ProfileName
-from tranche.core.sharing import NO_SHARING, MachineSharing
-from tranche.core.timeslice import Timeslice
+from tranche.core.sharing import NO_SHARING, MachineSharing, Timeslice
 
 
 class MigMode(StrEnum):
@@ -28,6 +27,10 @@ class ComputeMode(StrEnum):
     DEFAULT = "default"
     EXCLUSIVE = "exclusive-process"
     PROHIBITED = "prohibited"
+
+
+PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
+"""Tranche leaves that mode alone: it is an administrator's word."""
 
 
 class DaemonState(StrEnum):
@@ -305,3 +308,29 @@ class NodeState:
             f"no GPU {index} on this machine, which has {len(self.gpus)}",
             hint="list the GPUs with: tranche gpus",
         )
+
+
+def unavailable(gpu: GpuState, slot: InstanceKey | None) -> str:
+    """Why nobody more may share that device by MPS while others do, in words; "" when they may."""
+    daemon = gpu.daemon_of(slot)
+    if daemon is not None and daemon.state is DaemonState.FAULT:
+        return f"its MPS daemon lets nobody in: {daemon.fault}"
+    if daemon is not None and daemon.state is DaemonState.LOST:
+        return "its MPS daemon has died, or nobody finds it any more, and nobody is let in until all who share it have ended"
+    if daemon is not None and daemon.state is DaemonState.DAMAGED:
+        return "what is known of its MPS daemon cannot be read, and nobody is let in until all who share it have ended"
+    return ""
+
+
+def taken_mask(present: Iterable[ComputeInstance]) -> int:
+    """The compute slices under those compute instances, as a bit mask."""
+    mask = 0
+    for each in present:
+        mask |= slice_mask(each.start, each.slices)
+    return mask
+
+
+def clients_inside(clients: int, profile: GpuInstanceProfile, gpu: GpuState) -> int:
+    """How many clients MPS serves in a slice, by its part of the GPU's compute slices: no source gives the numbers."""
+    most = max((each.slices for each in gpu.profiles), default=profile.slices)
+    return max(1, clients * profile.slices // most)

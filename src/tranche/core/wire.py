@@ -9,11 +9,10 @@ from typing import Any
 from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
 from tranche.core.grid import Placement
-from tranche.core.isolation_properties import GrantIsolation
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import GrantIsolation, Sharing
 
 _FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
 """A share of a GPU. Python reads "1e999999999" as well, and fills the memory with it."""

@@ -24,11 +24,11 @@ from tranche.documents.overview import overview_data
 from tranche.documents.readings import reading_document
 from tranche.documents.running_plans import plan_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
-from tranche.local.attendance import silent
+from tranche.local.wakeup_pipe import silent
 from tranche.node.host import Host
 from tranche.node.locks.deciding import slow_decision
 from tranche.node.store.journal import running_plans
-from tranche.node.store.ownership import process_owners
+from tranche.node.store.register import process_owners
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from tranche.local.wakeup_pipe import ring
 from tranche.local.workload import share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.decide.allocate import Waiting
 from tranche.planning.steps import Step
 

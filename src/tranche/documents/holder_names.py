@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tranche.core.allocation import Allocation
-from tranche.core.keeper import ProcessKeeper
-from tranche.core.share_owner import OwnerKind, ShareOwner
+from tranche.core.keeper import OwnerKind, ProcessKeeper, ShareOwner
 from tranche.node.store.records import Waiter
 
 _LONGEST_COMMAND = 32

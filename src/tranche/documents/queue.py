@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.core.share_owner import owner_to_dict
+from tranche.core.keeper import owner_to_dict
 from tranche.core.wire import request_to_dict
 from tranche.documents import describe
 from tranche.documents.holder_names import NO_OWNERS, NameTable, Owners, names_of

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tranche.core.allocation import Allocation, FractionalShare, NodeView, Slice, WholeGpu
-from tranche.core.devices import memory_of
-from tranche.core.isolation_properties import GrantIsolation
-from tranche.core.mps_unavailable import unavailable
-from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState, InstanceKey
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, Slice, WholeGpu, memory_of
+from tranche.core.sharing import GrantIsolation, Sharing, capacity
+from tranche.core.state import GpuState, InstanceKey, unavailable
 from tranche.core.wire import walls_to_dict
-from tranche.planning.decide.share_costs import capacity
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, tenancy
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tranche.core.allocation import Allocation, NodeView
-from tranche.core.share_owner import owner_to_dict
+from tranche.core.keeper import owner_to_dict
 from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
 from tranche.documents.describe import timestamp
 from tranche.documents.holder_names import NO_OWNERS, Owners, owner_now

@@ -10,14 +10,12 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, WithheldDevice, out_of_reach
-from tranche.core.devices import memory_of
-from tranche.core.gpu_use import GpuPolicy
+from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, WithheldDevice, memory_of, out_of_reach
 from tranche.core.grid import Placement, fits, placements
 from tranche.core.quantity import format_memory
+from tranche.core.sharing import CONTEXT_MEMORY, GpuPolicy
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_device
-from tranche.planning.decide.share_costs import CONTEXT_MEMORY
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, occupant, tenancy
 
 

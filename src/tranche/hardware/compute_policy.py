@@ -7,7 +7,7 @@ import subprocess
 from typing import Final
 
 from tranche.core.errors import HardwareError
-from tranche.core.timeslice import Timeslice
+from tranche.core.sharing import Timeslice
 
 _SECONDS: Final = 60.0
 _LENGTH: Final = re.compile(rf"Timeslice\W+({'|'.join(Timeslice)})\b", re.IGNORECASE)

@@ -1,14 +1,35 @@
-"""What the rest of the product may ask of a GPU driver. Nothing above this layer knows NVML."""
+"""What the rest of the product may ask of a GPU driver, and how much of the machine that shows. Nothing above knows NVML."""
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
 from typing import Protocol
 
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
+from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, GpuState, NodeState
-from tranche.core.timeslice import Timeslice
-from tranche.hardware.visible_devices import DeviceVisibility
+
+VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+
+_WHOLE = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|none|")
+
+
+class DeviceVisibility(StrEnum):
+    """How much of the machine is shown. ALL: everything. GPUS: some GPUs, each with all that is on it. PARTS: less than that."""
+
+    ALL = "all"
+    GPUS = "gpus"
+    PARTS = "parts"
+
+
+def scope_of(value: str | None) -> DeviceVisibility:
+    """What that value of the variable shows; a list of slices, a folder of names and `void` do not say what else is there."""
+    words = [] if value is None else [word.strip() for word in value.split(",")]
+    if not words or words == ["all"]:
+        return DeviceVisibility.ALL
+    return DeviceVisibility.GPUS if all(map(_WHOLE.fullmatch, words)) else DeviceVisibility.PARTS
 
 
 class Driver(Protocol):

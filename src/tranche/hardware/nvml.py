@@ -13,19 +13,17 @@ from typing import Any
 
 import pynvml
 
-from tranche.core.board import board_of
+from tranche.core.board import board_of, family_of_architecture
 from tranche.core.errors import GpuNotFound, HardwareError, LayoutImpossible
-from tranche.core.family import family_of_architecture
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
+from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, GpuInstance, GpuState, MigMode, NodeState
-from tranche.core.timeslice import Timeslice
+from tranche.hardware.driver import VARIABLE, scope_of
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml_errors import explained
-from tranche.hardware.nvml_instances import InstanceReader, read_processes
-from tranche.hardware.nvml_profiles import GpuProfileTable, read_profiles
+from tranche.hardware.nvml_instances import GpuProfileTable, InstanceReader, read_processes, read_profiles
 from tranche.hardware.sharing_means import read_machine_facts, sharing_means
-from tranche.hardware.visible_devices import VARIABLE, scope_of
 
 _RESET_SECONDS = 120.0
 _COMPUTE_MODES = {

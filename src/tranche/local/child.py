@@ -4,20 +4,58 @@ The kernel may hand a process's signal to any thread that has not blocked it, an
 does. So nothing here depends on who gets a signal. The end of the child is read off its pidfd by a thread of ours, which tells
 the waiting thread by a signal to that thread alone. A signal that a foreign thread takes is written to a pipe by Python's own
 handler, and comes the same way.
+
+What the command leaves behind is found by descent: an orphan of it becomes a child of this process, not of init. A process may
+close every file that it inherits and overwrite its environment. Its descent stays known while this process lives.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 
-from tranche.local.orphans import reap_orphans
+from tranche.node.processes.processes import Process, children_of
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class OrphanTracker:
+    """The living children of this process that it did not have before. Make it before the command starts."""
+
+    def __init__(self) -> None:
+        # A kernel that refuses leaves the other evidence: the share's lock and its name in the environment.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._others = frozenset(_children())
+
+    def living(self) -> tuple[Process, ...]:
+        """Those that live now, oldest first. The command itself must have been waited for."""
+        # One look goes from process to process, and misses whoever gets a new parent behind it.
+        return self._look() or self._look()
+
+    def _look(self) -> tuple[Process, ...]:
+        return tuple(each for each in _children() if each not in self._others)
+
+
+def reap_orphans(but: int = 0) -> bool:
+    """Wait for every child that has ended, except for the process `but`; whether this process has a child still."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != but:
+            os.waitpid(ended.si_pid, 0)
+        return True
+    return False
+
+
+def _children() -> tuple[Process, ...]:
+    # The kernel says at once when there is none; /proc takes longer to read.
+    return children_of(os.getpid()) if reap_orphans() else ()
+
 
 _FORWARDED = (
     signal.SIGINT,

@@ -10,30 +10,174 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from tranche.core.allocation import Allocation
-from tranche.core.errors import LedgerUnavailable, NoRoom, TrancheError, WaitTimeout
-from tranche.core.evidence import KeeperStatus
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.errors import (
+    AllocationUnknown,
+    DoesNotFit,
+    GpuBusy,
+    GpuNotFound,
+    HardwareError,
+    LayoutImpossible,
+    LedgerUnavailable,
+    MigNotSupported,
+    ModeChangePending,
+    MpsFailed,
+    NoRoom,
+    ProfileUnknown,
+    SharingUnavailable,
+    TrancheError,
+    VerificationFailed,
+    WaitTimeout,
+)
+from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.documents.holder_names import names_of
 from tranche.documents.reasons import summed_up
-from tranche.local.attendance import attending
-from tranche.local.failed_gpus import FailedGpus
-from tranche.local.queued_request import QueuedRequest, Record, as_asked
-from tranche.local.wakeup_pipe import WakeupPipe, ring
+from tranche.local.wakeup_pipe import WakeupPipe, attending, ring
 from tranche.node.execution.executor import Progress, no_progress
-from tranche.node.held import HeldAllocation, QueuePlace
+from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.host import Host
+from tranche.node.limits.limited_shares import LimitsRefused
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import interruptible, uninterruptible
-from tranche.node.locks.wait_limit import WaitLimit
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
-from tranche.node.store.ownership import process_owners
-from tranche.planning.decide.allocate import Waiting
-from tranche.planning.decide.queue import startable
+from tranche.node.state.session import StateFolder
+from tranche.node.store import records
+from tranche.node.store.register import process_owners
+from tranche.planning.decide.allocate import Decision, Waiting
+from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
+from tranche.planning.decide.queue import WaitingRequest, may_start, startable
 from tranche.planning.steps import Step
+
+# What a program outside Tranche can cause that used or cut the GPU after the decision: worth another look at the same GPU.
+_DISTURBED = (GpuBusy, NoRoom, VerificationFailed)
+# What a driver says of one GPU and not of all: another one may do better.
+_OWN = (*_DISTURBED, GpuNotFound, HardwareError, LayoutImpossible, MigNotSupported, ModeChangePending, MpsFailed)
+_LOOKS = 3
+_FIRST_PAUSE_SECONDS = 60.0
+_LONGEST_PAUSE_SECONDS = 3600.0
+
+
+@dataclass(slots=True)
+class _Failure:
+    gpu: GpuState
+    error: TrancheError
+    looks: int = 0
+    pauses: int = 0
+    until: float = 0.0
+
+
+class FailedGpus:
+    """What one request has met on each GPU. `monotonic` is in seconds."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._seen: dict[str, GpuState] = {}
+        self._failures: dict[str, _Failure] = {}
+
+    def note(self, error: TrancheError) -> bool:
+        """Whether the request may be decided again: the error was one of a GPU's own, which is left out from now on.
+
+        A GPU that another program may have disturbed is left out after the third time. The pauses become longer, up to an hour.
+        """
+        gpu = self._seen.get(error.gpu_uuid)
+        if gpu is None or not isinstance(error, _OWN):
+            return False
+        failure = self._failures.setdefault(gpu.uuid, _Failure(gpu, error))
+        if failure.until > self._monotonic():
+            return False  # the request was decided without it: this is the sum of what failed, not one more failure
+        failure.gpu, failure.error = gpu, error
+        failure.looks += 1
+        if not isinstance(error, _DISTURBED) or failure.looks >= _LOOKS:
+            pause = min(_FIRST_PAUSE_SECONDS * 2**failure.pauses, _LONGEST_PAUSE_SECONDS)
+            failure.until = self._monotonic() + pause
+            failure.pauses += 1
+            failure.looks = 0
+        return True
+
+    def left_out_of(self, view: NodeView) -> NodeView:
+        """The view without the GPUs that are left out now."""
+        self._seen.update({gpu.uuid: gpu for gpu in view.node})
+        out = {failure.gpu.uuid for failure in self._left_out()}
+        if not out:
+            return view
+        return replace(view, node=replace(view.node, gpus=tuple(gpu for gpu in view.node if gpu.uuid not in out)))
+
+    def explain(self, outcome: Waiting) -> Waiting:
+        """The outcome with an obstacle for each GPU that is left out."""
+        failed = tuple(_obstacle(failure) for failure in self._left_out())
+        return replace(outcome, obstacles=(*failed, *outcome.obstacles)) if failed else outcome
+
+    def error(self, request: Request, also: tuple[str, ...] = ()) -> TrancheError | None:
+        """The error that says what happened on every GPU that is left out, and `also` about others; None when there is none."""
+        failed = sorted(self._left_out(), key=lambda failure: failure.gpu.index)
+        if not failed:
+            return None
+        first = failed[0].error
+        if len(failed) == 1 and not also:
+            return first
+        where = "; ".join((*(str(_obstacle(failure)) for failure in failed), *also))
+        return type(first)(f"{request} failed on every GPU that could serve it now: {where}", hint=first.hint)
+
+    def _left_out(self) -> list[_Failure]:
+        now = self._monotonic()
+        return [failure for failure in self._failures.values() if failure.until > now]
+
+
+def _obstacle(failure: _Failure) -> Obstacle:
+    return obstacle(failure.gpu, Reason.DRIVER_ERROR, failure.error.message)
+
+
+_IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
+
+Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | TrancheError], None]
+"""Told a view, the waiters in order, the id of the one decided about, whether foreign idle instances may go, and the outcome."""
+
+
+@dataclass(slots=True, kw_only=True)
+class QueuedRequest:
+    """A request of this process that waits. `clock` is in seconds; `record` is told each decision.
+
+    `allocations` are those that the latest decision saw.
+    """
+
+    waiter_id: str
+    request: Request
+    failed: FailedGpus
+    places: StateFolder
+    clock: Callable[[], float]
+    adopt_foreign_destroy: bool
+    record: Record | None
+    allocations: tuple[Allocation, ...] = ()
+
+    def decide(self, view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
+        """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
+        self.allocations = view.allocations
+        left = self.failed.left_out_of(view)
+        there = as_asked(attending(self.places, queue, self.clock(), but=self.waiter_id))
+        outcome: Decision | TrancheError
+        try:
+            outcome = may_start(left, there, self.waiter_id, adopt_foreign_destroy=self.adopt_foreign_destroy)
+        except TrancheError as error:
+            outcome = error
+        if self.record is not None and not isinstance(outcome, AllocationUnknown):
+            self.record(left, there, self.waiter_id, self.adopt_foreign_destroy, outcome)
+        if not isinstance(outcome, TrancheError):
+            return outcome
+        if isinstance(outcome, _IMPOSSIBLE) and (failure := self.failed.error(self.request)) is not None:
+            raise failure from outcome
+        raise outcome
+
+
+def as_asked(queue: Sequence[records.Waiter]) -> list[WaitingRequest]:
+    """The queue as decisions see it."""
+    return [WaitingRequest(waiter.id, waiter.request) for waiter in queue]
+
 
 _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
@@ -181,7 +325,6 @@ class Queue:
             clock=self._clock,
             adopt_foreign_destroy=self._adopt_foreign_destroy,
             record=self._record,
-            refuse_over=refuse_over,
         )
         changed = False
 
@@ -195,7 +338,15 @@ class Queue:
         while True:
             others = patience.with_others(self._monotonic() - begun)
             try:
-                outcome = self._host.start(ticket, turn.decide, progress=noting, decided=self.ring_next, seconds=others)
+                outcome = self._decide(turn, ticket, refuse_over, others)
+                if isinstance(outcome, ReservedShare):
+                    held = self._host.fulfil(outcome, progress=noting, seconds=others)
+                    # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
+                    if changed:
+                        self.ring_next()
+                    return held
+            except LimitsRefused:
+                continue
             except WaitTimeout as error:
                 within = others if patience.seconds is None else patience.seconds
                 raise WaitTimeout(
@@ -205,11 +356,6 @@ class Queue:
                 if not failed.note(error):
                     raise
                 continue
-            if isinstance(outcome, HeldAllocation):
-                # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
-                if changed:
-                    self.ring_next()
-                return outcome
             if not patience.wait and self._let_decide(ticket, bell):
                 continue
             also = tuple(filter(None, (self._told(outcome, turn.allocations),)))
@@ -229,6 +375,20 @@ class Queue:
                     f"{request} got no share within {patience.seconds:g} s: {reasons}",
                     hint=f"ask why with: tranche explain {request}",
                 )
+
+    def _decide(
+        self, turn: QueuedRequest, place: QueuePlace, refuse_over: Callable[[], None], seconds: float | None
+    ) -> ReservedShare | Waiting:
+        """Decide under the decision lock; what is granted is promised there, and others may start with the lock free."""
+        with self._host.deciding(seconds) as (view, queue):
+            decision = turn.decide(view, queue)
+            if isinstance(decision, Waiting):
+                return decision
+            if not decision.plan.empty:
+                refuse_over()
+            reservation = self._host.reserve(place, decision, view)
+        self.ring_next()
+        return reservation
 
     def _told(self, outcome: Waiting, allocations: Sequence[Allocation]) -> str:
         """What is in the way, in words, with the names of those who are there."""

@@ -7,32 +7,30 @@ import select
 import shlex
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 
-from tranche.core.allocation import FractionalShare
+from tranche.core.allocation import Allocation, FractionalShare, Grant
 from tranche.core.errors import TrancheError
-from tranche.core.evidence import KeeperStatus
+from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState
-from tranche.local.limits_watch import watching_limits
-from tranche.local.orphans import OrphanTracker
-from tranche.local.outside_watch import watching_outside
-from tranche.local.queue import Cancelled, Queue
-from tranche.local.queued_request import Record
-from tranche.local.use_watch import watching_use
+from tranche.local.child import OrphanTracker
+from tranche.local.queue import Cancelled, Queue, Record
+from tranche.local.watches import watching_limits, watching_outside, watching_use
 from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
-from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_signals, interrupt_if_told
-from tranche.node.locks.wait_limit import WaitLimit
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
 from tranche.node.store import chronicle
 from tranche.planning.decide.allocate import Waiting
+from tranche.planning.steps import Step
 
 _AFTERMATH_SECONDS = 0.25
 _BY_SIGNAL = 128
@@ -40,133 +38,172 @@ _LOST_SECONDS = 5.0
 """For so long a lost limit waits for others to end their decisions before it is written down by somebody later."""
 
 
-def run(
-    host: Host,
-    request: Request,
-    command: Sequence[str],
-    *,
-    environment: Mapping[str, str],
-    patience: WaitLimit,
-    adopt_foreign_destroy: bool = False,
-    record: Record | None = None,
-    waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
-    granted: Callable[[HeldAllocation, Mapping[str, GpuState]], None] = lambda held, gpus: None,
-    progress: Progress = no_progress,
-    cancelled: Callable[[Exception], None] = lambda error: None,
-    left: Callable[[RemainingProcesses], None] = lambda remains: None,
-    kept: Callable[[Exception], None] = lambda error: None,
-    unlimited: Callable[[str], None] = lambda why: None,
-    above: Callable[[FractionalShare, GpuState, int], None] = lambda part, gpu, used: None,
-    hit: Callable[[str], None] = lambda why: None,
-    outside: Callable[[GpuProcess, GpuState], None] = lambda process, gpu: None,
-) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """A command that is to run in a share: `request` says in which, `patience` for how long it waits.
+
+    `record` is told each decision. `adopt_foreign_destroy`: idle instances that others made may go for it.
+    """
+
+    request: Request
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    patience: WaitLimit
+    adopt_foreign_destroy: bool = False
+    record: Record | None = None
+
+    @property
+    def text(self) -> str:
+        """The command for people; a byte that is no UTF-8 is shown as the replacement character."""
+        return os.fsencode(shlex.join(self.command)).decode(errors="replace")
+
+
+class RunReporter:
+    """Is told what happens to a run, and does nothing about it. What happens while the command runs, another thread tells."""
+
+    def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
+        """There is no share yet, so many requests are ahead, and the reasons in words."""
+
+    def cancelled(self, error: Exception) -> None:
+        """Somebody cancelled the request while it waited."""
+
+    def step(self, gpu: GpuState, step: Step) -> None:
+        """A step of the plan is about to be done to that GPU."""
+
+    def granted(self, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> None:
+        """The share is there, and the command is about to start."""
+
+    def unlimited(self, why: str) -> None:
+        """The daemon that keeps the share's limits has died or was told others: it counts as unlimited."""
+
+    def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
+        """The share's processes together have more bytes than a part of it."""
+
+    def server_ended(self, why: str) -> None:
+        """The daemon's server ended under the share's programs, and why they fail."""
+
+    def outside(self, process: GpuProcess, gpu: GpuState) -> None:
+        """A program of the command uses another GPU or slice than the share's."""
+
+    def left(self, remains: RemainingProcesses) -> None:
+        """The command has ended, and something that it started keeps the share until that ends."""
+
+    def kept(self, error: Exception) -> None:
+        """The share cannot be given back, because the disk is full say; the next `tranche` takes it from this dead process."""
+
+
+def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> int:
     """Wait for a share, run the command in it, and give the share back; the command's exit code.
 
-    What the command started may outlive it: `left` is told what of it keeps the share, which comes back when that ends.
-    `cancelled` is told when somebody cancels the request while it waits; the code is that of SIGTERM then. The command's code
-    is returned also when the share cannot be given back, because the disk is full say. `kept` is told why; the next `tranche`
-    takes the share from this dead process. `record` is told each decision. `unlimited` is called from another thread when the
-    daemon that keeps the share's limits dies or is told others, and why; `above` when its processes together have more bytes than
-    a part of it. `hit` is called likewise when the daemon's server ends under the share's programs, and why they fail. `outside`
-    is called when a program of the command uses another GPU or slice than the share's, and which.
+    The code is that of SIGTERM when somebody cancels the request while it waits. The command's code is returned also when the
+    share cannot be given back.
 
     Of the signals that end a process, only the command gets those that come from its start to its end. One that comes before ends
     the wait or the plan; none that comes later changes how this process ends.
     """
+    reporter = reporter or RunReporter()
     heed_signals()
-    path = find_command(command[0], environment)
-    queue = Queue(host, adopt_foreign_destroy=adopt_foreign_destroy, record=record)
+    path = find_command(asked.command[0], asked.environment)
+    queue = Queue(host, adopt_foreign_destroy=asked.adopt_foreign_destroy, record=asked.record)
     try:
         held = queue.acquire(
-            request,
-            command=_as_text(command),
+            asked.request,
+            command=asked.text,
             pid=os.getpid(),
-            patience=patience,
-            waiting=waiting,
-            progress=progress,
+            patience=asked.patience,
+            waiting=reporter.waiting,
+            progress=reporter.step,
         )
         orphans = OrphanTracker()
         try:
-            with ExitStack() as stack:
-                if held.group is not None:
-                    stack.callback(host.memory_groups.drop, held.group)
-                gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in held.allocation.grants}}
-                share = share_environment(held, gpus.__getitem__, host.places)
-                granted(held, gpus)
-                stack.enter_context(
-                    watching_limits(
-                        held.allocation,
-                        host.daemons.records,
-                        lambda why: _limits_lost(host, lambda: unlimited(why)),
-                        lambda record: limits_changed(host, record),
-                        lambda pid: _server_ended(host, held, pid, hit),
-                    )
-                )
-                stack.enter_context(
-                    watching_use(
-                        held.allocation,
-                        host.observe_gpu,
-                        lambda part, gpu, used: _limits_lost(host, lambda: above(part, gpu, used)),
-                    )
-                )
-                stack.enter_context(
-                    watching_outside(held.allocation, f"{VISIBLE}={share[VISIBLE]}", host.driver.observe, outside)
-                )
-                code = run_workload(
-                    path,
-                    command,
-                    {**environment, **share},
-                    held,
-                    lambda pid: host.set_holder(held, pid),
-                    None if held.group is None else held.group.folder,
-                    interrupt_if_told,
-                )
-                ignore_signals()
+            code = _run_in_share(host, held, asked, path, reporter)
         except BaseException:
             ignore_signals()
-            _give_back(queue, held, orphans, left, why="the command could not be run")
+            _give_back(queue, held, orphans, reporter, why="the command could not be run")
             raise
-        if code != 0 and any(
-            isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS for grant in held.allocation.grants
-        ):
+        if code != 0 and any(_is_by_mps(grant) for grant in held.allocation.grants):
             with suppress(TrancheError):  # a fault of its own may have hit others, who are known by now
                 host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
             why = f"the command ended with exit code {code}"
-            _give_back(queue, held, orphans, left, why=why, killed=code >= _BY_SIGNAL)
+            _give_back(queue, held, orphans, reporter, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
-            kept(error)
+            reporter.kept(error)
         if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):
             with suppress(TrancheError):  # the last one to take turns puts their length back, or the next command does
                 host.view(seconds=_LOST_SECONDS)
         return code
     except Cancelled as stop:
-        cancelled(stop)
-        return 128 + signal.SIGTERM
+        reporter.cancelled(stop)
+        return _BY_SIGNAL + signal.SIGTERM
     except WaitInterrupted as stop:
         return stop.exit_code
     finally:
         ignore_signals()
 
 
-def _as_text(command: Sequence[str]) -> str:
-    """The command for people; a byte that is no UTF-8 is shown as the replacement character."""
-    return os.fsencode(shlex.join(command)).decode(errors="replace")
+def _run_in_share(host: Host, held: HeldAllocation, asked: RunRequest, path: str, reporter: RunReporter) -> int:
+    """Run the command to its end, and watch its share meanwhile; its exit code."""
+    allocation = held.allocation
+    with ExitStack() as stack:
+        if held.group is not None:
+            stack.callback(host.memory_groups.drop, held.group)
+        gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in allocation.grants}}
+        share = share_environment(held, gpus.__getitem__, host.places)
+        reporter.granted(held, gpus)
+        watch = _ShareWatch(host, allocation, reporter)
+        stack.enter_context(
+            watching_limits(
+                allocation,
+                host.daemons.records,
+                watch.limits_lost,
+                lambda record: limits_changed(host, record),
+                watch.server_ended,
+            )
+        )
+        stack.enter_context(watching_use(allocation, host.observe_gpu, watch.above))
+        confined = f"{VISIBLE}={share[VISIBLE]}"
+        stack.enter_context(watching_outside(allocation, confined, host.driver.observe, reporter.outside))
+        code = run_workload(
+            path,
+            asked.command,
+            {**asked.environment, **share},
+            held,
+            lambda pid: host.set_holder(held, pid),
+            None if held.group is None else held.group.folder,
+            interrupt_if_told,
+        )
+        ignore_signals()
+        return code
 
 
-def _limits_lost(host: Host, unlimited: Callable[[], None]) -> None:
-    """Tell the person, and have it written down for everybody else."""
-    unlimited()
-    with suppress(TrancheError):
-        host.view(seconds=_LOST_SECONDS, thorough=True)
+@dataclass(frozen=True, slots=True)
+class _ShareWatch:
+    """What is found while the command runs is told to the person, and written down for everybody else."""
 
+    host: Host
+    allocation: Allocation
+    reporter: RunReporter
 
-def _server_ended(host: Host, held: HeldAllocation, pid: int, hit: Callable[[str], None]) -> None:
-    """Tell the person, and write it down: the limits hold for whoever starts again."""
-    why = f"the MPS server of this share, process {pid}, was killed or shut down: programs that were using it get CUDA error 806"
-    hit(f"{why}, and have to be started again")
-    with suppress(TrancheError), host.ledger.write() as db:
-        chronicle.server_ended(db, time.time(), held.allocation, pid)
+    def limits_lost(self, why: str) -> None:
+        self.reporter.unlimited(why)
+        self._write_down()
+
+    def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
+        self.reporter.above(part, gpu, used)
+        self._write_down()
+
+    def server_ended(self, pid: int) -> None:
+        """The limits hold for whoever starts again."""
+        why = f"the MPS server of this share, process {pid}, was killed or shut down"
+        hit = "programs that were using it get CUDA error 806, and have to be started again"
+        self.reporter.server_ended(f"{why}: {hit}")
+        with suppress(TrancheError), self.host.ledger.write() as db:
+            chronicle.server_ended(db, time.time(), self.allocation, pid)
+
+    def _write_down(self) -> None:
+        with suppress(TrancheError):
+            self.host.view(seconds=_LOST_SECONDS, thorough=True)
 
 
 def limits_changed(host: Host, record: DaemonRecord) -> bool:
@@ -177,14 +214,12 @@ def limits_changed(host: Host, record: DaemonRecord) -> bool:
     return now is not None and now.changed
 
 
+def _is_by_mps(grant: Grant) -> bool:
+    return isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
+
+
 def _give_back(
-    queue: Queue,
-    held: HeldAllocation,
-    orphans: OrphanTracker,
-    left: Callable[[RemainingProcesses], None],
-    *,
-    why: str,
-    killed: bool = True,
+    queue: Queue, held: HeldAllocation, orphans: OrphanTracker, reporter: RunReporter, *, why: str, killed: bool = True
 ) -> None:
     # What the command started often ends a moment after it, and is not worth a word.
     deadline = time.monotonic() + _AFTERMATH_SECONDS
@@ -196,7 +231,7 @@ def _give_back(
         _await_end(remains.processes, deadline)
         living = orphans.living()
     if remains.life is not KeeperStatus.GONE:
-        left(remains)
+        reporter.left(remains)
 
 
 def _await_end(processes: Sequence[Process], deadline: float) -> None:

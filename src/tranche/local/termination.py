@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
-from tranche.core.evidence import KeeperStatus
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
@@ -23,7 +22,7 @@ from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import ancestors_of, heeds_sigterm
 from tranche.node.state.session import StateFolder, sees_processes_of
 from tranche.node.store import chronicle, register
-from tranche.node.store.leftovers import runs
+from tranche.node.store.register import runs
 
 _POLL_SECONDS = 0.02
 _OWNER_SECONDS = 5.0

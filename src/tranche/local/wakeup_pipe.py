@@ -1,6 +1,7 @@
 """How a waiter is told that its turn may have come: a named pipe that it sleeps on and that anybody may ring.
 
-A pipe, not a socket, because a state folder may be deeper than the 107 bytes that a socket's path allows.
+A pipe, not a socket, because a state folder may be deeper than the 107 bytes that a socket's path allows. A waiter that is
+stopped, or does not hear its bell, must not hold up those behind it; nothing is written about it, and it keeps its place.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import os
 import select
 import struct
 import termios
+from collections.abc import Sequence
 from pathlib import Path
 
+from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.state.state_file import cannot_write, drop_state_file
+from tranche.node.store.records import Waiter
 
 
 class WakeupPipe:
@@ -86,3 +90,22 @@ def _unread(descriptor: int) -> int:
     """How many bytes wait in a pipe."""
     (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0)))
     return int(count)
+
+
+TURN_SECONDS = 5.0
+"""How long a waiter may take to hear its bell."""
+
+
+def answers(places: StateFolder, waiter: Waiter, now: float) -> bool:
+    """Whether the waiter's process can take its turn; `now` is seconds since the epoch."""
+    return not process_stopped(waiter.pid) and unheard_for(places.wakeup_pipe(waiter.id), now) < TURN_SECONDS
+
+
+def silent(places: StateFolder, queue: Sequence[Waiter], now: float) -> frozenset[str]:
+    """The ids of the waiters that do not answer."""
+    return frozenset(each.id for each in queue if not answers(places, each, now))
+
+
+def attending(places: StateFolder, queue: Sequence[Waiter], now: float, *, but: str = "") -> tuple[Waiter, ...]:
+    """The waiters that answer, in order, and the one of the id `but` whether it does or not."""
+    return tuple(each for each in queue if each.id == but or answers(places, each, now))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import NodeView
 from tranche.core.readings import GpuReading
-from tranche.node.store.change_totals import ChangeKind, ChangeStatus, ChangeSummary
+from tranche.node.store.journal import ChangeKind, ChangeStatus, ChangeSummary
 
 
 @dataclass(frozen=True, slots=True)

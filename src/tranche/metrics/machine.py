@@ -13,7 +13,7 @@ from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.metrics.facts import NodeFacts
 from tranche.node.host import Host
 from tranche.node.store import records
-from tranche.node.store.change_totals import change_totals
+from tranche.node.store.journal import change_totals
 
 
 def facts_of_ledger(host: Host, now: float) -> NodeFacts:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tranche.core.allocation import Allocation, FractionalShare, NodeView
-from tranche.core.devices import device_uuid
+from tranche.core.allocation import Allocation, FractionalShare, NodeView, device_uuid
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.readings import NOT_MEASURED
 from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState
+from tranche.core.state import GpuState, unavailable
 from tranche.metrics import catalogue
 from tranche.metrics.devices import MeasuredGpu, MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import AgentFacts, NodeFacts
 from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
-from tranche.node.store.change_totals import BOUNDS
+from tranche.node.store.journal import BOUNDS
 
 
 def node_samples(facts: NodeFacts) -> tuple[MetricSample, ...]:

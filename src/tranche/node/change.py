@@ -8,11 +8,11 @@ from collections.abc import Callable
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
 from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_APPLY_MODE
-from tranche.hardware.visible_devices import DeviceVisibility
+from tranche.hardware.driver import DeviceVisibility
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.layouts.reconfigure import LayoutDecision
 from tranche.planning.layouts.saved_plan import users_hit_by
 from tranche.planning.occupancy.layout_occupancy import busy_error

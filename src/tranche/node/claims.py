@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase
-from tranche.core.devices import shared_memory
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, shared_memory
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, ClaimKeeper, Keeper, PlacedPodKeeper

@@ -1,4 +1,4 @@
-"""What one process holds on to: a place in the queue, or a share for its command."""
+"""What one process holds on to: a place in the queue, a share that it was promised, or one for its command."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tranche.core.allocation import Allocation
 from tranche.node.limits.memory_groups import MemoryGroup
 from tranche.node.locks.locks import FileLock
+from tranche.node.store.records import Waiter
+from tranche.planning.steps.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +30,19 @@ class HeldAllocation:
     lock: FileLock
     key: str = ""
     group: MemoryGroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedShare:
+    """A share that a waiter was promised. It is the waiter's when its plan, which has the id "" when it is empty, is carried out.
+
+    `note` is the decision's own. The waiter gets its place back where the plan fails.
+    """
+
+    held: HeldAllocation
+    plan_id: str
+    plan: Plan
+    note: str
+    place: QueuePlace
+    waiter: Waiter
+    driver_version: str

@@ -17,9 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.core.actor import Actor
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase
-from tranche.core.devices import shared_memory
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase, shared_memory
 from tranche.core.errors import (
     AllocationUnknown,
     LedgerUnavailable,
@@ -27,26 +25,22 @@ from tranche.core.errors import (
     TrancheError,
     WaitTimeout,
 )
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import Actor, ProcessKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuState, NodeState
-from tranche.hardware.driver import Driver
+from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.hardware.simulated_containers import meets_this_machine
-from tranche.hardware.visible_devices import DeviceVisibility
-from tranche.node.execution.executor import Executor, Progress, no_progress
+from tranche.node.execution.executor import Executor, Progress, carry_out_apart, no_progress
 from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
-from tranche.node.execution.side_by_side import carry_out_apart
 from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.held import HeldAllocation, QueuePlace
+from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.inspection import MachineReader
-from tranche.node.limits.limit_trials import LimitTrialRunner
-from tranche.node.limits.limited_shares import LimitsRefused, MemoryLimitManager
+from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryLimitManager
 from tranche.node.limits.memory_groups import MemoryGroupManager
 from tranche.node.locks.deciding import slow_decision, taking_turn
 from tranche.node.locks.interrupts import WaitInterrupted
 from tranche.node.locks.locks import FileLock
-from tranche.node.mps.admission import refuse_unavailable_parts
-from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.mps.mps_daemons import MpsDaemonManager, refuse_unavailable_parts
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process, digest_of
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
@@ -56,13 +50,12 @@ from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.holders import HolderRegister, add_or_refuse
 from tranche.node.store.ledger import Ledger, open_to_read
-from tranche.planning.decide.daemons import refuse_recut, refuse_unavailable, with_daemons
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, refuse_recut, refuse_unavailable, with_daemons
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
     from tranche.node.claims import ClaimRegister
-    from tranche.planning.decide.allocate import Decision, Granted, Waiting
+    from tranche.planning.decide.allocate import Granted
 
 
 _LOOK_SECONDS = 2.0
@@ -297,65 +290,25 @@ class Host:
         self._boundary()
         return True
 
-    def start(
-        self,
-        ticket: QueuePlace,
-        decide: Callable[[NodeView, tuple[records.Waiter, ...]], Decision],
-        *,
-        progress: Progress = no_progress,
-        decided: Callable[[], None] = lambda: None,
-        seconds: float | None = None,
-    ) -> HeldAllocation | Waiting:
-        """Try to serve a waiter: on a grant it leaves the queue, its plan is carried out, and the allocation is active.
+    @contextmanager
+    def deciding(self, seconds: float | None = None) -> Iterator[tuple[NodeView, tuple[records.Waiter, ...]]]:
+        """The machine in order and the queue, which stay so for the block: nobody else decides meanwhile.
 
-        When the plan fails it is undone, the waiter keeps its place, and the error is raised. When the driver keeps no limit of
-        memory, it is decided again without that mechanism. `decided` is called after the decision and before the plan, with the
-        decision lock free. WaitTimeout when others still decide, or work on one of the GPUs, after `seconds`.
+        WaitTimeout when others still decide after `seconds`.
         """
-        # Commands that only look at the machine never come here, and start faster without the planner.
-        from tranche.planning.decide.allocate import Waiting
-
         with self._deciding(seconds):
-            view = self._inspection.in_order(seconds)
-            queue = self.waiters()
-            decision = decide(view, queue)
-            if isinstance(decision, Waiting):
-                return decision
-            waiter = next((waiter for waiter in queue if waiter.id == ticket.id), None)
-            if waiter is None:
-                raise AllocationUnknown(f"request {ticket.id} is no longer in the queue")
-            decision = replace(decision, plan=with_daemons(decision.plan, decision.grants, view))
-            held, plan_id = self._promise(decision, waiter, view)
-        decided()
-        if plan_id:
-            try:
-                self._carry_out(plan_id, held.allocation.id, progress, seconds)
-            except BaseException:
-                self._requeue(waiter)
-                held.lock.release(remove=True)
-                raise
-        try:
-            refuse_unavailable_parts(self.daemons, self.ledger, held.allocation, decision.plan, seconds)
-            held = replace(held, group=self._limited.limit(held.allocation, view.node.driver_version))
-        except BaseException as error:
-            with self.ledger.write() as db:
-                register.remove_allocation(db, held.allocation.id)
-            self._requeue(waiter)
-            held.lock.release(remove=True)
-            if not isinstance(error, LimitsRefused):
-                raise
-            return self.start(ticket, decide, progress=progress, decided=decided, seconds=seconds)
-        with self.ledger.write() as db:
-            register.activate_allocation(db, held.allocation.id)
-            chronicle.granted(
-                db, self._clock(), held.allocation, plan_id=plan_id, waiter_id=waiter.id, note=decision.note
-            )
-        self._boundary()
-        ticket.lock.release(remove=True)
-        return held
+            yield self._inspection.in_order(seconds), self.waiters()
 
-    def _promise(self, decision: Granted, waiter: records.Waiter, view: NodeView) -> tuple[HeldAllocation, str]:
-        """Write allocation and plan in one transaction; from then on nobody else is given that room."""
+    def reserve(self, place: QueuePlace, decision: Granted, view: NodeView) -> ReservedShare:
+        """Write down what was decided on that view for a waiter, who leaves the queue; within `deciding`.
+
+        Allocation and plan are written in one transaction; from then on nobody else is given that room. AllocationUnknown when
+        the request was cancelled.
+        """
+        waiter = next((waiter for waiter in self.waiters() if waiter.id == place.id), None)
+        if waiter is None:
+            raise AllocationUnknown(f"request {place.id} is no longer in the queue")
+        plan = with_daemons(decision.plan, decision.grants, view)
         key = secrets.token_hex(16)
         allocation = Allocation(
             id=self._new_id(),
@@ -368,28 +321,68 @@ class Host:
         )
         # The lock comes first: an allocation whose lock nobody holds is taken for one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))
-        plan_id = "" if decision.plan.empty else self._new_id()
+        plan_id = "" if plan.empty else self._new_id()
         try:
             with self.ledger.write() as db:
                 add_or_refuse(db, allocation, shared_memory(allocation.grants, view.node))
                 if not records.remove_waiter(db, waiter.id):
                     raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
                 if plan_id:
-                    self._open_plan(db, plan_id, decision.plan, view, allocation.id)
+                    self._open_plan(db, plan_id, plan, view, allocation.id)
         except BaseException:
             lock.release(remove=True)
             raise
         self._boundary()
-        return HeldAllocation(allocation, lock, key), plan_id
+        return ReservedShare(
+            HeldAllocation(allocation, lock, key), plan_id, plan, decision.note, place, waiter, view.node.driver_version
+        )
+
+    def fulfil(
+        self, reservation: ReservedShare, *, progress: Progress = no_progress, seconds: float | None = None
+    ) -> HeldAllocation:
+        """Carry the plan out, and make the allocation active.
+
+        When that fails the plan is undone, the waiter has its place again, and the error is raised; LimitsRefused when the driver
+        keeps no limit of memory, which the next decision knows. WaitTimeout when others work on one of the GPUs after `seconds`.
+        """
+        held = reservation.held
+        if reservation.plan_id:
+            try:
+                self._carry_out(reservation.plan_id, held.allocation.id, progress, seconds)
+            except BaseException:
+                self._take_back(reservation)
+                raise
+        try:
+            refuse_unavailable_parts(self.daemons, self.ledger, held.allocation, reservation.plan, seconds)
+            held = replace(held, group=self._limited.limit(held.allocation, reservation.driver_version))
+        except BaseException:
+            with self.ledger.write() as db:
+                register.remove_allocation(db, held.allocation.id)
+            self._take_back(reservation)
+            raise
+        with self.ledger.write() as db:
+            register.activate_allocation(db, held.allocation.id)
+            chronicle.granted(
+                db,
+                self._clock(),
+                held.allocation,
+                plan_id=reservation.plan_id,
+                waiter_id=reservation.waiter.id,
+                note=reservation.note,
+            )
+        self._boundary()
+        reservation.place.lock.release(remove=True)
+        return held
+
+    def _take_back(self, reservation: ReservedShare) -> None:
+        with self.ledger.write() as db:
+            records.restore_waiter(db, reservation.waiter)
+        reservation.held.lock.release(remove=True)
 
     def _open_plan(self, db: sqlite3.Connection, plan_id: str, plan: Plan, view: NodeView, allocation_id: str) -> None:
         refuse_held_by_any(db, view, plan, allocation_id)
         session, created = self._session[0], self._clock()
         journal.open_plan(db, plan_id, plan, session=session, created=created, allocation_id=allocation_id)
-
-    def _requeue(self, waiter: records.Waiter) -> None:
-        with self.ledger.write() as db:
-            records.restore_waiter(db, waiter)
 
     def hand_over(self, allocation: Allocation, superseded: Collection[str] = ()) -> None:
         """Record that a holder for whom nobody decided has this from now on; those superseded end with it.

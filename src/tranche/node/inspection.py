@@ -7,31 +7,35 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, NodeView, Phase, nearest_request
-from tranche.core.cordon import cordoned
-from tranche.core.devices import devices, shared_memory
+from tranche.core.allocation import (
+    Allocation,
+    NodeView,
+    Phase,
+    cordoned,
+    devices,
+    nearest_request,
+    shared_memory,
+    with_lost_limits,
+)
 from tranche.core.keeper import NOT_KNOWN_YET
-from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import GpuState, NodeState
-from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import DeviceVisibility
+from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.limits.limit_trials import LimitTrialRunner
+from tranche.node.limits.limited_shares import LimitTrialRunner
 from tranche.node.limits.memory_groups import MemoryGroupManager
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.mps.mps_strays import find_again, note_missing, record_missing, take_over
-from tranche.node.processes.adoption import shares_of_processes
 from tranche.node.processes.pod_processes import devices_of_pods
+from tranche.node.recovery.adoption import find_again, note_missing, record_missing, shares_of_processes, take_over
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.recovery.recovery import Recovery
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import journal, records, register
-from tranche.node.store.contradictions import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.store.holders import HolderRegister
 from tranche.node.store.ledger import Ledger
+from tranche.node.store.register import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.store.schema import ADOPT_SHARES
 
 

@@ -7,23 +7,18 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 
-from tranche.core.allocation import NodeView
-from tranche.core.cordon import cordoned
+from tranche.core.allocation import NodeView, cordoned, with_lost_limits
 from tranche.core.errors import LedgerUnavailable, TrancheError
-from tranche.core.lost_limits import with_lost_limits
 from tranche.core.state import InstanceKey
-from tranche.hardware.driver import Driver
-from tranche.hardware.visible_devices import DeviceVisibility
+from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.mps.daemon_due import care_needed
-from tranche.node.mps.mps_records import DaemonRecordStore
-from tranche.node.mps.mps_view import node_with_daemons
+from tranche.node.mps.mps_records import DaemonRecordStore, node_with_daemons
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import records, register
-from tranche.node.store.contradictions import contradictory_tables
 from tranche.node.store.ledger import open_to_read
-from tranche.node.store.leftovers import anything_left
+from tranche.node.store.register import anything_left, contradictory_tables
 
 
 def look(

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 
 from tests.kubernetes.mig_manager.mig_node import ManagedNode
 from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently, until
-from tranche.core.devices import devices
+from tranche.core.allocation import devices
 from tranche.core.errors import HardwareError
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
 from tranche.kubernetes.agent.process import metrics_server

@@ -21,15 +21,14 @@ from tests.simulator.control_groups import group, hierarchy
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
 from tranche.core.allocation import FractionalShare
 from tranche.core.events import EventKind
-from tranche.core.evidence import ADMISSION_SECONDS
-from tranche.core.isolation_properties import MemoryIsolation
+from tranche.core.keeper import ADMISSION_SECONDS
 from tranche.core.request import Isolation, parse_request
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import MemoryIsolation, Sharing
 from tranche.core.state import ComputeMode, DaemonState, GpuState
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.local.queue import Queue
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 
 __all__ = ["short"]  # a fixture
 GIB, MIB = 2**30, 2**20

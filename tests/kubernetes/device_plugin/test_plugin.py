@@ -17,9 +17,9 @@ from tests.kubernetes.device_plugin.kubelet import KubeletStandIn, until
 from tests.kubernetes.kubelet_stand_in import Kubelet as PodResourcesStandIn
 from tests.node.machines import Node, change, create, enable, node_of
 from tests.node.processes import in_child
-from tranche.core.devices import device_uuid
+from tranche.core.allocation import device_uuid
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, TrancheError
-from tranche.core.evidence import SETTLED_SECONDS
+from tranche.core.keeper import SETTLED_SECONDS
 from tranche.core.request import parse_request
 from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream
@@ -46,9 +46,9 @@ from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
-from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
+from tranche.node.policy_change import cordon, uncordon
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 VERSIONS = ("container_runtime", "kubelet_version")

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from tests.strategies import gpu_on, instance_of, sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import MachineSharing, Sharing
+from tranche.core.sharing import GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey

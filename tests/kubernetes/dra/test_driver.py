@@ -19,8 +19,8 @@ from tests.kubernetes.waiting import PATIENCE_SECONDS, patiently, until
 from tests.node.machines import change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import KubeletUnavailable
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.keeper import ClaimKeeper
+from tranche.core.sharing import GpuPolicy
 from tranche.core.state import DaemonState
 from tranche.kubernetes.agent.parts import claim_driver
 from tranche.kubernetes.api.objects import KubePod, PodRef
@@ -34,10 +34,9 @@ from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.node.cordoning import cordon, uncordon
+from tranche.node.policy_change import change_policy, cordon, uncordon
 from tranche.node.state.session import boot_id
 from tranche.node.store import register
-from tranche.node.store.policy_change import change_policy
 from tranche_simulator.machine import SimulatedMachine
 
 LONG = 3600.0

@@ -14,11 +14,9 @@ import pytest
 
 from tests.kubernetes.dra.claim_node import ClaimNodeStandIn, on_claim_node
 from tests.kubernetes.waiting import until
-from tranche.core.allocation import Allocation, Grant, Phase
-from tranche.core.devices import shared_memory
+from tranche.core.allocation import Allocation, Grant, Phase, shared_memory
 from tranche.core.errors import AllocationUnknown, GpuBusy, KubeletUnavailable
-from tranche.core.evidence import FALLEN_SECONDS
-from tranche.core.keeper import PlacedPodKeeper
+from tranche.core.keeper import FALLEN_SECONDS, PlacedPodKeeper
 from tranche.core.request import parse_request
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import KubePod, PodRef

@@ -15,10 +15,9 @@ from tests.kubernetes.gated.reports import gpus_to_lease
 from tests.strategies import node_views
 from tranche.core.allocation import NodeView, WholeGpu, WithheldDevice
 from tranche.core.errors import TrancheError, UsageError
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.keeper import PlacedPodKeeper, ProcessKeeper
 from tranche.core.request import parse_request
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import GpuProcess, GpuState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.gated.leases import (

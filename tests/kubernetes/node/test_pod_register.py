@@ -14,9 +14,8 @@ from tests.kubernetes.kubelet_stand_in import Kubelet
 from tests.node.machines import Node, change, create, destroy, enable, node_of
 from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, NoRoom
-from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
-from tranche.core.keeper import PodKeeper
+from tranche.core.keeper import ADMISSION_SECONDS, SETTLED_SECONDS, PodKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.core.sharing import Sharing
@@ -30,7 +29,7 @@ from tranche.local.queue import Queue
 from tranche.node.health.checkup import check_pods, forgotten_pods
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.steps.plan import Plan
 
 ONE, TWO, GPU = "nvidia.com/mig-1g.5gb", "nvidia.com/mig-2g.10gb", "nvidia.com/gpu"

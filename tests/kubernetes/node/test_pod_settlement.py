@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, overlap
-from tranche.core.evidence import ADMISSION_SECONDS, SETTLED_SECONDS
 from tranche.core.grid import Placement
-from tranche.core.keeper import PodKeeper, ProcessKeeper
+from tranche.core.keeper import ADMISSION_SECONDS, SETTLED_SECONDS, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
 from tranche.core.request import Request, WholeGpus

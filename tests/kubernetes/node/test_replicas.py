@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, t4, whole
 from tests.strategies import node_views
 from tranche.core.allocation import FractionalShare, NodeView, WholeGpu
-from tranche.core.gpu_use import GpuPolicy
-from tranche.core.sharing import NO_SHARING, Sharing
+from tranche.core.sharing import NO_SHARING, GpuPolicy, Sharing
 from tranche.kubernetes.node.listings import HeldGrants
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, held_with, replicated
 from tranche.kubernetes.node.resources import MigStrategy, advertise

@@ -6,7 +6,7 @@ import click
 
 from tranche.cli.jobs.kubectl import hand_to_kubectl
 from tranche.cli.jobs.target import target_options
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 
 
 @click.command("attach", cls=TrancheCommand, short_help="A terminal for a running job.")

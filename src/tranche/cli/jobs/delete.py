@@ -8,7 +8,7 @@ import click
 
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import fail, say
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesRejected
 
 if TYPE_CHECKING:

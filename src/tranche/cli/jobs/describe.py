@@ -9,7 +9,7 @@ import click
 from tranche.cli.jobs.explaining import print_explanation
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show, warn
-from tranche.cli.settings import TrancheCommand, output_option
+from tranche.cli.runtime import TrancheCommand, output_option
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection

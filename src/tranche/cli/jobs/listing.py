@@ -9,7 +9,7 @@ import click
 
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, say
-from tranche.cli.settings import TrancheCommand, output_option
+from tranche.cli.runtime import TrancheCommand, output_option
 from tranche.documents import describe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import say
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import KubernetesNotFound
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import hint, say, warn
 from tranche.cli.request_options import request_from, request_options
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import UsageError
 from tranche.core.quantity import MIB, format_memory
 from tranche.core.request import Request

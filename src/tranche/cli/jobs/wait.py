@@ -12,7 +12,7 @@ import click
 from tranche.cli.duration import DurationType
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import say
-from tranche.cli.settings import TrancheCommand
+from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import JobFailed, WaitTimeout
 
 if TYPE_CHECKING:

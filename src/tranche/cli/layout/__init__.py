@@ -6,7 +6,7 @@ import click
 
 from tranche.cli.layout.change import apply, plan, restore
 from tranche.cli.layout.look import assert_layout, checkpoint, export, generate
-from tranche.cli.settings import TrancheGroup
+from tranche.cli.runtime import TrancheGroup
 
 
 @click.group("layout", cls=TrancheGroup)

@@ -23,8 +23,7 @@ from tranche.cli.layout.options import (
 from tranche.cli.layout.report import ProgressReporter, print_plan
 from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, say, warn
-from tranche.cli.runtime import open_host
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout
@@ -32,12 +31,11 @@ from tranche.documents.layout_change import decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
-from tranche.planning.decide.daemons import with_daemons
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.layouts.generate import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.layouts.restore import plan_restore
-from tranche.planning.steps.plan import Plan, plan_to_dict
+from tranche.planning.steps.plan import Plan, plan_to_dict, with_daemons
 
 Decide = Callable[[NodeView], LayoutDecision]
 

@@ -8,8 +8,7 @@ import click
 
 from tranche.cli.layout.options import config_options, mode_only_option, read_layouts, required_checkpoint_file
 from tranche.cli.output import print_json, say, warn
-from tranche.cli.runtime import open_driver
-from tranche.cli.settings import Settings, TrancheCommand, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
 from tranche.core.checkpoint import checkpoint_to_data, take_checkpoint
 from tranche.core.errors import LayoutMismatch
 from tranche.core.layout import LayoutFile

@@ -15,7 +15,7 @@ from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.files.files import STANDARD_STREAM, read_document, told_of
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.steps.plan import Plan, plan_from_dict
 
 

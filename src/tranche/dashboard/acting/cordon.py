@@ -10,8 +10,8 @@ from tranche.dashboard.acting.action import ActionPlan, ActionRef, Tell, digest_
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.slices import why_withheld
 from tranche.local.queue import Queue
-from tranche.node.cordoning import cordon, uncordon
 from tranche.node.host import Host
+from tranche.node.policy_change import cordon, uncordon
 from tranche.node.state.session import StateFolder
 
 _REASON = "from the dashboard"

@@ -12,13 +12,12 @@ from tranche.documents.layout_change import counted, decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
-from tranche.node.locks.wait_limit import WaitLimit
+from tranche.node.locks.deciding import WaitLimit
 from tranche.node.state.session import StateFolder
-from tranche.planning.decide.daemons import with_daemons
 from tranche.planning.layouts.generate import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import Step
-from tranche.planning.steps.plan import plan_to_dict
+from tranche.planning.steps.plan import plan_to_dict, with_daemons
 
 
 @dataclass(frozen=True, slots=True)

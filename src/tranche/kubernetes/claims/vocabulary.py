@@ -80,7 +80,7 @@ class AttributeName(StrEnum):
 
     UUID is the GPU's, also of a slice; PARENT_UUID is the same, of slices alone. MEMORY_SLICES counts those that the device
     takes, CARD_MEMORY is what programs can have of the whole GPU, in MiB. The walls are the words of
-    `tranche.core.isolation_properties`. KEPT, a truth, is on places that are kept for whom asks for their size by name, and on no
+    `tranche.core.sharing`. KEPT, a truth, is on places that are kept for whom asks for their size by name, and on no
     other device.
     """
 

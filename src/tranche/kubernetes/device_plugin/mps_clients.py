@@ -12,15 +12,14 @@ from pathlib import Path
 
 from tranche.core.allocation import FractionalShare
 from tranche.core.errors import UsageError
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.sharing import Sharing
+from tranche.core.state import PROHIBITED, unavailable
 from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.node.replicas import ReplicaPolicy, held_with
 from tranche.kubernetes.node.resources import PluginDevice
-from tranche.node.processes.adoption import MEMORY_LIMIT
-from tranche.planning.decide.options import PROHIBITED
+from tranche.node.recovery.adoption import MEMORY_LIMIT
 
 _SHARED_MEMORY = "/dev/shm"
 

@@ -43,7 +43,7 @@ from tranche.kubernetes.node.inventory import Inventory, Snapshot
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.replicas import held_with, replicated
 from tranche.kubernetes.node.resources import Advertisement, PluginDevice, Resource, advertise
-from tranche.planning.decide.daemons import unlimited_on
+from tranche.planning.steps.plan import unlimited_on
 
 CDI_FOLDER = Path("/var/run/cdi")
 _TICK_SECONDS = 0.5

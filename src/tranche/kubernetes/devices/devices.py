@@ -15,13 +15,12 @@ from tranche.core.board import GpuInstanceProfile, board_of
 from tranche.core.grid import Placement, placements
 from tranche.core.profile import ProfileName
 from tranche.core.quantity import MIB
-from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState, NodeState
+from tranche.core.sharing import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, Sharing, capacity
+from tranche.core.sharing_policy import GpuSharing
+from tranche.core.state import GpuState, NodeState, clients_inside
 from tranche.kubernetes.claims.vocabulary import CapacityName, profile_label
 from tranche.kubernetes.devices.attributes import AttributeValue, attributes_of
 from tranche.kubernetes.devices.counters import consumed_by, counters_of
-from tranche.planning.decide.gpu_rules import GpuSharing
-from tranche.planning.decide.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity, clients_inside
 
 
 class OfferKind(StrEnum):

@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 
 from tranche.core.allocation import FractionalShare, NodeView, Slice
 from tranche.core.errors import UsageError
-from tranche.core.profile import ProfileName, parse_profile
+from tranche.core.profile import ProfileName, parse_profile, size_rank
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, AttributeName, TaintKey
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind
 from tranche.kubernetes.devices.order import in_order
 from tranche.kubernetes.devices.taints import excludes
-from tranche.planning.decide.withholding import size_rank
 
 _WHOLE = "whole"
 _MOST = 64

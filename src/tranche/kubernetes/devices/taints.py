@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, overlap
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ClaimKeeper
+from tranche.core.sharing import GpuPolicy
 from tranche.core.state import GpuInstance
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey

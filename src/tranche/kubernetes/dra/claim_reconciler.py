@@ -11,11 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, Phase
-from tranche.core.devices import shared_memory
+from tranche.core.allocation import Allocation, Phase, shared_memory
 from tranche.core.errors import AllocationUnknown, TrancheError
-from tranche.core.evidence import ClaimEvidence, KeeperStatus, judge_claim
-from tranche.core.keeper import ClaimKeeper
+from tranche.core.keeper import ClaimEvidence, ClaimKeeper, KeeperStatus, judge_claim
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
 from tranche.kubernetes.dra.claim_users import ClaimUserReader
 from tranche.kubernetes.dra.given import given_devices, order_of

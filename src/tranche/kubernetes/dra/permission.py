@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView, overlap
 from tranche.core.errors import NotOffered
-from tranche.core.gpu_use import GpuPolicy
+from tranche.core.sharing import GpuPolicy
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.devices.devices import NodeDevice

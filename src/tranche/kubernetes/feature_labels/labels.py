@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tranche.core.family import family_of_capability
+from tranche.core.board import family_of_capability
 from tranche.core.quantity import MIB
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState

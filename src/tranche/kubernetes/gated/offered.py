@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tranche.core.allocation import NodeView
-from tranche.core.gpu_use import GpuPolicy
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.kubernetes.claims.node_mode import NodeMode
 
 

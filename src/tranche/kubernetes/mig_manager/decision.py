@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import assert_never
 
-from tranche.core.allocation import Allocation, NodeView
-from tranche.core.devices import devices
+from tranche.core.allocation import Allocation, NodeView, devices
 from tranche.core.errors import GpuBusy, KubeletUnavailable, KubernetesUnavailable, TrancheError
 from tranche.core.layout import Layout
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef

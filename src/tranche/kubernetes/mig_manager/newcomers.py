@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tranche.core.allocation import Allocation, NodeView, overlap
-from tranche.core.devices import devices
+from tranche.core.allocation import Allocation, NodeView, devices, overlap
 
 
 class NewPodTracker:

@@ -21,10 +21,11 @@ from tranche.core.allocation import (
     Phase,
     Slice,
     WholeGpu,
+    devices,
+    memory_of,
     nearest_request,
     overlap,
 )
-from tranche.core.devices import devices, memory_of
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef

@@ -1,7 +1,7 @@
 """What the register should say of pods, given what kubelet and API server say now. Pure.
 
 The kubelet's list is the only word about which devices a pod has. It is believed for what it lists. For what it lacks it is
-believed only as far as `tranche.core.evidence.judge_pod` says, since a kubelet that has just started lists pods that run as if
+believed only as far as `tranche.core.keeper.judge_pod` says, since a kubelet that has just started lists pods that run as if
 they had nothing.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
-from tranche.core.evidence import SETTLED_SECONDS, KeeperStatus, PodEvidence, judge_pod
-from tranche.core.keeper import PodKeeper
+from tranche.core.keeper import SETTLED_SECONDS, KeeperStatus, PodEvidence, PodKeeper, judge_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse

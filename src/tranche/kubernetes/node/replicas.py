@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import FractionalShare, Grant, Slice, WholeGpu
-from tranche.core.gpu_use import GpuPolicy
-from tranche.core.sharing import MachineSharing, Sharing
+from tranche.core.sharing import GpuPolicy, MachineSharing, Sharing
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 from tranche.kubernetes.node.listings import HeldGrants
 from tranche.kubernetes.node.resources import DOMAIN, Advertisement, PluginDevice, Resource

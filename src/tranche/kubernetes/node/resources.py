@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
-from tranche.core.devices import memory_of
+from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu, memory_of
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, NodeState
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tranche.core.allocation import FractionalShare
-from tranche.core.devices import device_uuid
+from tranche.core.allocation import FractionalShare, device_uuid
 from tranche.core.errors import SharingUnavailable, VerificationFailed
 from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor
@@ -16,8 +15,8 @@ from tranche.hardware.cdi import CdiDevice, CdiSpec
 from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
-from tranche.node.processes.adoption import MEMORY_LIMIT
 from tranche.node.processes.pod_processes import claim_mark
+from tranche.node.recovery.adoption import MEMORY_LIMIT
 from tranche.planning.decide.realise import ChosenDevice
 
 _PIPES_INSIDE = "/mps/share/pipe"

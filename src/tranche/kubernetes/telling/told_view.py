@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.allocation import Allocation, NodeView, WithheldDevice
+from tranche.core.allocation import Allocation, NodeView, WithheldDevice, devices
 from tranche.core.credible import credible
-from tranche.core.devices import devices
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.printable import shortened

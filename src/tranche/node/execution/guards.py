@@ -1,6 +1,6 @@
 """The last look before a GPU is changed: what a step would take must be neither held by an allocation nor in use.
 
-A step says itself what it takes (`tranche.planning.steps.taking`). A step of a kind that is not known here is refused.
+A step says itself what it takes (`tranche.planning.steps.step`). A step of a kind that is not known here is refused.
 
 This is the one home of four invariants: never destroy an instance that has an allocation or a process; never create an
 instance over room that is promised to somebody else; never reset or switch a GPU that is in use; never end a daemon of MPS by
@@ -16,9 +16,8 @@ from typing import assert_never
 from tranche.core.allocation import FractionalShare, NodeView, Phase, Slice, WholeGpu, overlap
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import PlacedInstance
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.sharing import Sharing
-from tranche.core.state import GpuProcess, GpuState, InstanceKey
+from tranche.core.state import GpuProcess, GpuState, InstanceKey, unavailable
 from tranche.node.store import register
 from tranche.node.store.ledger import Ledger
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing

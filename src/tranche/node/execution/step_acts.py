@@ -1,19 +1,16 @@
-"""The act of each kind of step, and the look afterwards whether the GPU shows its effect."""
+"""What the driver is told for each kind of step, and the look afterwards whether the GPU shows its effect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+from tranche.core.errors import GpuBusy, VerificationFailed
 from tranche.core.state import GpuState
-from tranche.node.execution.act_tools import StepContext
-from tranche.node.execution.acts.create_instance import create_instance
-from tranche.node.execution.acts.destroy_instance import destroy_instance
-from tranche.node.execution.acts.reset_gpu import reset_gpu
-from tranche.node.execution.acts.set_mig_mode import set_mig_mode
-from tranche.node.execution.acts.set_timeslice import set_timeslice
-from tranche.node.execution.acts.start_mps import start_mps
-from tranche.node.execution.acts.stop_mps import stop_mps
+from tranche.hardware.driver import Driver
+from tranche.node.execution.timeslices import TimesliceStore
+from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.planning.steps import (
     CreateInstance,
     DestroyInstance,
@@ -24,6 +21,85 @@ from tranche.planning.steps import (
     Step,
     StopMps,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What an act works with. `sleep` takes seconds."""
+
+    driver: Driver
+    daemons: MpsDaemonManager
+    timeslices: TimesliceStore
+    sleep: Callable[[float], None]
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        return self.timeslices.on_gpu(self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid)))
+
+
+def create_instance(step: CreateInstance, gpu: GpuState, tools: StepContext) -> None:
+    """Create the instance where it is not there yet, then the compute instances that it lacks."""
+    instance = step.instance(gpu)
+    instance_id = (
+        instance.id
+        if instance is not None
+        else tools.driver.create_gpu_instance(gpu.uuid, step.profile, step.placement)
+    )
+    for name in step.missing(instance):
+        tools.driver.create_compute_instance(gpu.uuid, instance_id, name)
+
+
+# A GPU instance can stay in use for a moment after its last compute instance is gone (seen on A100 and H100).
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.1
+
+
+def destroy_instance(step: DestroyInstance, gpu: GpuState, tools: StepContext) -> None:
+    """Destroy the compute instances, then the GPU instance, which is tried again for two seconds while it stays in use."""
+    instance = step.instance(gpu)
+    assert instance is not None, "a step in effect is not carried out"
+    for compute in instance.compute_instances:
+        tools.driver.destroy_compute_instance(gpu.uuid, instance.id, compute.id)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            tools.driver.destroy_gpu_instance(gpu.uuid, instance.id)
+            return
+        except GpuBusy:
+            if attempt == _ATTEMPTS:
+                raise
+            tools.sleep(_PAUSE_SECONDS)
+
+
+def reset_gpu(step: ResetGpu, gpu: GpuState, tools: StepContext) -> None:
+    """Have the driver reset the GPU."""
+    tools.driver.reset_gpu(gpu.uuid)
+
+
+def set_mig_mode(step: SetMigMode, gpu: GpuState, tools: StepContext) -> None:
+    """Ask the driver for the mode."""
+    tools.driver.set_mig_mode(gpu.uuid, step.enabled)
+
+
+def set_timeslice(step: SetTimeslice, gpu: GpuState, tools: StepContext) -> None:
+    """Set the length, or put back what was there, and read it back."""
+    if step.length is None:
+        tools.timeslices.put_back(gpu, tools.driver)
+    else:
+        tools.timeslices.set(gpu, step.length, tools.driver)
+
+
+def start_mps(step: StartMps, gpu: GpuState, tools: StepContext) -> None:
+    """Start the daemon, or raise the limit of the one that serves, and read the limit back."""
+    device = step.device_uuid(gpu)
+    if not device:
+        raise VerificationFailed(f"{gpu.label}: {step.place} is not there, so it cannot be shared")
+    tools.daemons.start(gpu, step.slot, device, step.limit, tools.driver, tools.sleep)
+
+
+def stop_mps(step: StopMps, gpu: GpuState, tools: StepContext) -> None:
+    """End the daemon and put the compute mode back."""
+    tools.daemons.stop(gpu, step.slot, tools.driver, tools.sleep)
+
 
 # Told a step for a GPU as it was last seen; called only while the step is not in effect.
 Act = Callable[[Any, GpuState, StepContext], None]

@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import HardwareError, TrancheError, VerificationFailed
+from tranche.core.sharing import Timeslice
 from tranche.core.state import GpuState, NodeState
-from tranche.core.timeslice import Timeslice
 from tranche.hardware.driver import Driver
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import cannot_write, read_state_file

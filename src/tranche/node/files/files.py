@@ -13,8 +13,8 @@ import yaml
 
 from tranche.core.errors import PermissionDenied, TrancheError, UsageError
 from tranche.node.files.bounded import LIMIT, read_all, read_bounded
-from tranche.node.files.output_file import write_output
 from tranche.node.files.yaml_reader import YamlError, load_yaml
+from tranche.node.state.state_file import write_output
 
 STANDARD_STREAM = "-"
 

@@ -18,19 +18,17 @@ from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import PodKeeper, ProcessKeeper
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
-from tranche.core.state import ComputeMode, GpuState, NodeState
+from tranche.core.state import PROHIBITED, ComputeMode, GpuState, NodeState, unavailable
 from tranche.node.locks.deciding import slow_decision
 from tranche.node.mps.daemon_due import shared_by_mps
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder
 from tranche.node.state.state_folder import try_file, try_state_folder
 from tranche.node.store import chronicle, records
-from tranche.node.store.contradictions import contradictory_tables
 from tranche.node.store.ledger import Ledger
-from tranche.planning.decide.options import PROHIBITED
+from tranche.node.store.register import contradictory_tables
 
 FORGOTTEN = "the kubelet has lost its checkpoint, and its next start ends pods that run"
 FORGOTTEN_HINT = "let them end, or delete them, before the kubelet starts again"

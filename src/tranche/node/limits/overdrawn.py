@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import CONTEXT_MEMORY, Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
 from tranche.hardware.process_stat import PROC
 
@@ -36,8 +36,6 @@ def excess(
     A pod's containers have `active` allocations of their own, which are added up. What one context takes is passed over, because
     the driver's list and its limits need not count alike.
     """
-    from tranche.planning.decide.share_costs import CONTEXT_MEMORY
-
     if gpu.lost:
         return 0
     pod = _uid(allocation.keeper)

@@ -8,10 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.errors import WaitTimeout
-from tranche.node.locks.lock_table import LockHolder
-from tranche.node.locks.locks import FileLock, LockTimeout, lock_holder
-from tranche.node.locks.stalled import stops_held_back
+from tranche.node.locks.locks import FileLock, LockHolder, LockTimeout, lock_holder, stops_held_back
 from tranche.node.state.session import StateFolder
+
+_OTHERS_SECONDS = 60.0
+_LEAST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitLimit:
+    """Not at all (`wait` false), without end, or for so many seconds at most."""
+
+    wait: bool = True
+    seconds: float | None = None
+
+    def with_others(self, spent: float) -> float | None:
+        """For how many seconds others may still decide, `spent` seconds after the beginning; None for ever.
+
+        Decisions are made one at a time and each takes a moment. Somebody without patience gives the others a minute.
+        """
+        if not self.wait:
+            return _OTHERS_SECONDS
+        return None if self.seconds is None else max(_LEAST_SECONDS, self.seconds - spent)
+
 
 _SLOW_SECONDS = 10.0
 """A decision takes a moment. To undo what a dead process left may take longer, and to reset a GPU takes seconds."""

@@ -1,23 +1,32 @@
 """Locks that die with their holder: advisory file locks, which the kernel releases however a process ends.
 
 A lock belongs to the open file, so a child that inherits the descriptor keeps it held after its parent has died. That is how
-a share outlives a killed `tranche run` for exactly as long as the workload does.
+a share outlives a killed `tranche run` for exactly as long as the workload does. The kernel's table of file locks (/proc/locks)
+names the process that took a lock, to everybody, but not processes that only a PID namespace outside of this one knows.
+
+Locks are held for one decision, for one plan, or for one transaction, and a process that is stopped meanwhile holds up everybody
+who waits. A stop that comes from a terminal, Ctrl-Z say, takes effect when the lock is free. A process that was stopped all the
+same, by SIGSTOP say, is continued by the process that waits. It is not stopped again: its owner may have continued it as well,
+and the kernel does not tell who did.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from tranche.core.errors import LedgerUnavailable
+from tranche.core.printable import one_line
 from tranche.node.locks.interrupts import interruptible
-from tranche.node.locks.lock_table import LockHolder, lock_pids
-from tranche.node.locks.stalled import continuing_who_holds
+from tranche.node.state.session import process_command, process_stopped
 from tranche.node.state.state_file import (
     cannot_write,
     drop_state_file,
@@ -25,6 +34,106 @@ from tranche.node.state.state_file import (
     open_state_file,
     register_of_another,
 )
+
+_TABLE = Path("/proc/locks")
+_SHOWN = 100
+"""Characters of a command line that are shown."""
+
+
+class LockHolder(NamedTuple):
+    """Who has a file lock: `pid` is 0 for a process that is not seen from here; `seconds` is for how long."""
+
+    pid: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if not self.pid:
+            return "a process that is not seen from here"
+        command = one_line(process_command(self.pid))
+        command = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
+        return f"pid {self.pid} ({command})" if command else f"pid {self.pid}"
+
+
+def lock_pids(file: int | Path, *, kind: str = "FLOCK", byte: int = 0, table: Path = _TABLE) -> tuple[int, ...]:
+    """The processes that hold a lock of that kind on the file, which is open or at a path, and on that byte of it.
+
+    Kinds are FLOCK, for the whole file, and POSIX. None when the table or the file cannot be read.
+    """
+    try:
+        found = os.stat(file)
+        lines = table.read_text().splitlines()
+    except OSError:
+        return ()
+    place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    # "7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF"; who waits has an arrow after the number.
+    fields = (line.split() for line in lines)
+    return tuple(int(each[4]) for each in fields if each[1] == kind and each[5] == place and _covers(each, byte))
+
+
+def _covers(fields: list[str], byte: int) -> bool:
+    first, last = fields[6], fields[7]
+    return int(first) <= byte and (last == "EOF" or byte <= int(last))
+
+
+_LOOK_SECONDS = 1.0
+_STOPS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+
+Holders = Callable[[], tuple[int, ...]]
+
+
+class _Held(threading.local):
+    """What this thread holds: how many locks, and the stops that it holds back for them."""
+
+    locks = 0
+    stops: frozenset[int] = frozenset()
+
+
+_held = _Held()
+
+
+@contextmanager
+def stops_held_back() -> Iterator[None]:
+    """For the length of the block, in which the caller takes and has a lock, hold the terminal's stops back from this thread.
+
+    The programs and threads that it starts in the block inherit that. A stop that came takes effect after the block.
+    """
+    if _held.locks == 0:
+        _held.stops = _STOPS - signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    _held.locks += 1
+    try:
+        yield
+    finally:
+        _held.locks -= 1
+        if _held.locks == 0:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _held.stops)
+
+
+@contextmanager
+def continuing_who_holds(holders: Holders) -> Iterator[None]:
+    """For the length of the block, in which the caller waits for a lock; `holders` says who has it.
+
+    Whoever holds it and is stopped, and may be signalled by this user, is continued. The caller itself can be stopped while it
+    waits, unless it has another lock.
+    """
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(holders, over), name="stalled", daemon=True)
+    stops = _held.stops if _held.locks == 1 else frozenset()
+    watch.start()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stops)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+        over.set()
+        watch.join()
+
+
+def _watch(holders: Holders, over: threading.Event) -> None:
+    while not over.wait(_LOOK_SECONDS):
+        for pid in holders():
+            if pid > 0 and process_stopped(pid):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGCONT)
 
 
 class LockTimeout(TimeoutError):

@@ -1,6 +1,7 @@
 """The MPS daemons of this machine that are Tranche's: started and ended for acts, and seen beside what the driver says.
 
-Whoever calls what changes something holds the GPU's lock.
+Whoever calls what changes something holds the GPU's lock. A server that is wedged or stopped shows it to nobody but its clients,
+who wait in cuInit without end. So one is sent ahead before a program is let in, after the decision and with no lock held.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, VerificationFailed
-from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
+from tranche.core.allocation import Allocation, FractionalShare
+from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError, VerificationFailed
+from tranche.core.sharing import Sharing
+from tranche.core.state import PROHIBITED, ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
 from tranche.hardware.driver import Driver
 from tranche.node.mps.mps_health import MpsHealth
-from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore, record_of
-from tranche.node.mps.mps_view import node_with_daemons, with_daemons_of
+from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore, node_with_daemons, record_of, with_daemons_of
 from tranche.node.state.session import StateFolder, boot_id, process_lives
-from tranche.planning.decide.options import PROHIBITED
+from tranche.node.store import register
+from tranche.node.store.ledger import Ledger
+from tranche.planning.steps.plan import Plan
 
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
@@ -31,8 +36,12 @@ class MpsDaemonManager:
 
     def __init__(self, places: StateFolder, environment: Mapping[str, str] = os.environ) -> None:
         self.records = DaemonRecordStore(places.mps)
-        self.health = MpsHealth(self.records, self.process)
         self._environment = environment
+
+    @cached_property
+    def health(self) -> MpsHealth:
+        """What the daemons say of themselves."""
+        return MpsHealth(self.records, self.process)
 
     def process(self, device_uuid: str) -> MpsProcess:
         """The daemon's process, living or not."""
@@ -213,3 +222,35 @@ def _await_server(process: MpsProcess, device_uuid: str, sleep: Callable[[float]
         if time.monotonic() >= deadline:
             raise MpsFailed(f"the MPS daemon of {device_uuid} starts no server", hint=f"see its log in {process.logs}")
         sleep(_PAUSE_SECONDS)
+
+
+def refuse_unavailable_parts(
+    daemons: MpsDaemonManager,
+    ledger: Ledger,
+    allocation: Allocation,
+    plan: Plan | None = None,
+    seconds: float | None = None,
+) -> None:
+    """GpuBusy when the server of a part lets nobody in: the allocation is gone then, and the next decision knows why.
+
+    Daemons that the allocation's own `plan` started have let in a client. WaitTimeout when `seconds` were too few to tell.
+    """
+    started = {step.lets_in for step in (plan.steps if plan else ())}
+    try:
+        for part in allocation.grants:
+            if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS and part.device not in started:
+                _refuse_unavailable(daemons, part, seconds)
+    except TrancheError:
+        with ledger.write() as db:
+            register.remove_allocation(db, allocation.id)
+        raise
+
+
+def _refuse_unavailable(daemons: MpsDaemonManager, part: FractionalShare, seconds: float | None) -> None:
+    record = daemons.records.find(part.gpu_uuid, part.slot)
+    if record is None:
+        return  # it has died and was cleared away: whoever gives out the part's limits sees that
+    if why := daemons.health.refusal(record, seconds):
+        error = GpuBusy(f"device {record.device_uuid} is not shared further: its MPS daemon lets nobody in: {why}")
+        error.gpu_uuid = part.gpu_uuid
+        raise error

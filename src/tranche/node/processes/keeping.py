@@ -11,8 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.evidence import KeeperStatus, ProcessEvidence, judge_process
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import KeeperStatus, ProcessEvidence, ProcessKeeper, judge_process
 from tranche.node.locks.locks import is_held
 from tranche.node.processes.processes import NO_TRACES, FoundProcesses, Process, find_traces, holders_of, process_at
 from tranche.node.state.session import StateFolder, pid_namespace

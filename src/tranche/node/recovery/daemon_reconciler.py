@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, with_lost_limits
 from tranche.core.errors import MpsFailed, TrancheError
 from tranche.core.grid import PlacedInstance
-from tranche.core.lost_limits import with_lost_limits
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, NodeState
 from tranche.node.execution.executor import Executor
 from tranche.node.execution.timeslices import TimesliceStore
 from tranche.node.limits.memory_groups import MemoryGroupManager
 from tranche.node.limits.overdrawn import with_overdrawn
-from tranche.node.mps.daemon_due import DeviceKey, care_needed, is_due, shared_by_mps
-from tranche.node.mps.daemon_tries import DaemonFailureLog
+from tranche.node.mps.daemon_due import DaemonFailureLog, DeviceKey, care_needed, is_due, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_health import FATAL, LOOK_SECONDS, what_changed
 from tranche.node.mps.mps_records import DaemonRecord

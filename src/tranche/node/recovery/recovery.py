@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import Grant, NodeView
-from tranche.core.evidence import KeeperStatus
-from tranche.core.keeper import ProcessKeeper
+from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.node.execution.executor import Executor
 from tranche.node.locks.locks import is_held, remove_if_free
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
@@ -20,7 +19,7 @@ from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
-from tranche.node.store.leftovers import anything_left, dead_allocations, dead_waiters, interrupted_plans
+from tranche.node.store.register import anything_left, dead_allocations, dead_waiters, interrupted_plans
 from tranche.planning.steps.undo import StepStatus
 
 

@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from tranche.core.errors import TrancheError
 from tranche.core.state import GpuState, NodeState
-from tranche.node.files.output_file import write_output
 from tranche.node.state.session import StateFolder, boot_id
-from tranche.node.state.state_file import read_state_file
+from tranche.node.state.state_file import read_state_file, write_output
 
 _LIMIT = 2**20
 

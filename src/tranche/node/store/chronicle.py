@@ -11,13 +11,10 @@ import sqlite3
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from tranche.core.actor import Actor
-from tranche.core.allocation import Allocation
-from tranche.core.cordon import Cordon
+from tranche.core.allocation import Allocation, Cordon
 from tranche.core.errors import TrancheError
-from tranche.core.gpu_use import GpuPolicy
-from tranche.core.keeper import ProcessKeeper
-from tranche.core.sharing import Sharing
+from tranche.core.keeper import Actor, ProcessKeeper
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import GpuState
 from tranche.planning.steps import Step
 
@@ -51,7 +48,7 @@ def granted(
 ) -> None:
     """A request got its share; `note` says how."""
     from tranche.core.events import ShareGranted
-    from tranche.node.store.ownership import owner_of
+    from tranche.node.store.register import owner_of
 
     data = ShareGranted(plan_id, waiter_id, allocation.request, allocation.grants, owner_of(allocation.keeper))
     _write(db, time, data, f"{allocation.request}: {note}", allocation_id=allocation.id)

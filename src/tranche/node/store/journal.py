@@ -1,18 +1,76 @@
-"""The journal of plans: the intent of each step before it, its outcome after it, for whoever comes after a crash."""
+"""The journal of plans: the intent of each step before it, its outcome after it, for whoever comes after a crash.
+
+How many changes there were and how long they took is counted apart, over all processes and restarts: the journal forgets it.
+"""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tranche.core.state import InstanceKey
-from tranche.node.store.change_totals import ChangeKind, ChangeStatus, count_change
 from tranche.node.store.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.steps import PriorState, before_from_dict, before_to_dict, step_from_dict
 from tranche.planning.steps.plan import Plan
 from tranche.planning.steps.undo import StepRecord, StepStatus
+
+BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, float("inf"))
+"""Upper bounds in seconds under which changes are counted; the last takes all others."""
+
+
+class ChangeKind(StrEnum):
+    """LAYOUT: declared by an administrator. REQUEST: what a request needed."""
+
+    LAYOUT = "layout"
+    REQUEST = "request"
+
+
+class ChangeStatus(StrEnum):
+    """DONE; UNDONE after a failure; INTERRUPTED: its process died, and another cleared up after it, however much later."""
+
+    DONE = "done"
+    UNDONE = "undone"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSummary:
+    """The changes of one kind with one outcome: how many by upper bound of their duration, each once, and their seconds."""
+
+    counts: Mapping[float, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return sum(self.counts.values())
+
+
+def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeStatus, seconds: float) -> None:
+    """Count a change that has ended, within the transaction that ends it. No clock that was set back makes it shorter than 0."""
+    lasted = max(seconds, 0.0)
+    bound = next(each for each in BOUNDS if lasted <= each)
+    db.execute(
+        "INSERT INTO change_totals VALUES (?, ?, ?, 1, ?) ON CONFLICT (kind, outcome, bound) "
+        "DO UPDATE SET changes = changes + 1, seconds = seconds + excluded.seconds",
+        (kind, outcome, bound, lasted),
+    )
+
+
+def change_totals(db: sqlite3.Connection) -> Mapping[tuple[ChangeKind, ChangeStatus], ChangeSummary]:
+    """All that was ever counted; every kind and outcome is there, with nothing where nothing happened."""
+    found: dict[tuple[ChangeKind, ChangeStatus], tuple[dict[float, int], float]] = {
+        (kind, outcome): ({}, 0.0) for kind in ChangeKind for outcome in ChangeStatus
+    }
+    for kind, outcome, bound, changes, seconds in db.execute("SELECT * FROM change_totals"):
+        place = (ChangeKind(kind), ChangeStatus(outcome))
+        counts, before = found[place]
+        found[place] = ({**counts, bound: changes}, before + seconds)
+    return {place: ChangeSummary(counts, seconds) for place, (counts, seconds) in found.items()}
+
 
 _KEPT_PLANS = 1_000
 

@@ -22,9 +22,7 @@ from tranche.core.errors import (
     TrancheError,
     WaitTimeout,
 )
-from tranche.node.locks.lock_table import LockHolder, lock_pids
-from tranche.node.locks.locks import FileLock
-from tranche.node.locks.stalled import continuing_who_holds, stops_held_back
+from tranche.node.locks.locks import FileLock, LockHolder, continuing_who_holds, lock_pids, stops_held_back
 from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import no_files_left, no_permission, refuse_no_file, register_of_another
 from tranche.node.store import schema

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from tranche.core.cordon import Cordon
-from tranche.core.gpu_use import GpuPolicy
+from tranche.core.allocation import Cordon
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
+from tranche.core.sharing import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.core.wire import request_from_dict, request_to_dict

@@ -1,18 +1,23 @@
 """The register of this machine: who holds what of its GPUs. Nothing else is asked who holds a slice.
 
 Every function takes the connection of an open ledger transaction, so that a caller can combine several in one.
+
+Allocations and their grants say who holds what; all other rows follow from them. Rows may contradict each other: somebody edited
+the ledger, or a part of it is lost. Then they are written anew.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pwd
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import assert_never
 
 from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Phase, Slice, WholeGpu
-from tranche.core.keeper import Keeper
+from tranche.core.keeper import ClaimKeeper, Keeper, OwnerKind, PlacedPodKeeper, PodKeeper, ProcessKeeper, ShareOwner
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import InstanceKey
@@ -24,6 +29,9 @@ from tranche.core.wire import (
     request_from_dict,
     request_to_dict,
 )
+from tranche.node.locks.locks import is_held
+from tranche.node.state.session import StateFolder, pid_namespace, process_lives, sees_processes_of
+from tranche.node.store import records
 from tranche.node.store.schema import WHOLE_GPU_UNITS
 
 _ALL_COMPUTE = 100
@@ -195,3 +203,180 @@ def holder_on_gpu(db: sqlite3.Connection, gpu_uuid: str, *, but: str) -> str:
 def _owner(db: sqlite3.Connection, gpu_uuid: str, start: int, end: int, but: str) -> str:
     row = db.execute(_OWNERS, (gpu_uuid, start, end, but)).fetchone()
     return "" if row is None else str(row[0])
+
+
+_ROWS = """
+SELECT 'units', gpu_uuid || ' ' || unit, coalesce(allocation_id, device_id) FROM units
+UNION ALL SELECT 'devices', id, '' FROM devices
+UNION ALL SELECT 'parts', device_id, allocation_id FROM parts
+UNION ALL SELECT 'compute_units', device_id || ' ' || unit, allocation_id FROM compute_units
+UNION ALL SELECT DISTINCT 'grants', allocation_id, '' FROM grants
+"""
+
+_UNBALANCED = """
+SELECT id FROM devices WHERE
+    memory_taken <> (SELECT coalesce(sum(memory), 0) FROM parts WHERE device_id = devices.id) OR
+    holders <> (SELECT count(*) FROM parts WHERE device_id = devices.id)
+        + (SELECT count(*) FROM compute_units WHERE device_id = devices.id)
+"""
+
+_LOST_PLANS = "SELECT gpu_uuid FROM changing_gpus WHERE plan_id NOT IN (SELECT id FROM plans)"
+
+
+def contradictory_tables(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
+    """The tables with rows too many or too few, by what the allocations were granted; none where the register is sound."""
+    wanted = {row for allocation in allocations(db) for row in _rows_of(allocation)}
+    found = {tuple(row) for row in db.execute(_ROWS)}
+    tables = {row[0] for row in wanted ^ found}
+    if db.execute(_UNBALANCED).fetchone() is not None:
+        tables.add("devices")
+    # A plan that still works on the GPU holds its lock.
+    if any(not is_held(places.gpu_locks / f"{gpu_uuid}.lock") for (gpu_uuid,) in db.execute(_LOST_PLANS)):
+        tables.add("changing_gpus")
+    return tuple(sorted(tables))
+
+
+def _rows_of(allocation: Allocation) -> Iterable[tuple[str, str, str]]:
+    # An allocation that was granted nothing has lost its grants.
+    yield "grants", allocation.id, ""
+    for grant in allocation.grants:
+        device, owner = _shared_device(grant), allocation.id
+        if isinstance(grant, FractionalShare | ComputeSlice):
+            owner = device_name(device)
+            yield "devices", owner, ""
+        for unit in units_of(device):
+            yield "units", f"{grant.gpu_uuid} {unit}", owner
+        if isinstance(grant, FractionalShare):
+            yield "parts", owner, allocation.id
+        elif isinstance(grant, ComputeSlice):
+            for unit in range(grant.start, grant.start + grant.size):
+                yield "compute_units", f"{owner} {unit}", allocation.id
+
+
+def _shared_device(grant: Grant) -> WholeGpu | Slice:
+    if isinstance(grant, FractionalShare):
+        return grant.device
+    return grant.inside if isinstance(grant, ComputeSlice) else grant
+
+
+def grants_without_allocation(db: sqlite3.Connection) -> Mapping[str, tuple[Grant, ...]]:
+    """What was granted to allocations that are no longer there, by their id."""
+    found: dict[str, tuple[Grant, ...]] = {}
+    lost = "SELECT allocation_id, grant FROM grants WHERE allocation_id NOT IN (SELECT id FROM allocations)"
+    for allocation_id, text in db.execute(f"{lost} ORDER BY allocation_id, ordinal"):
+        found[allocation_id] = (*found.get(allocation_id, ()), grant_from_dict(json.loads(text)))
+    return found
+
+
+def clear(db: sqlite3.Connection, places: StateFolder) -> None:
+    """Forget who holds what, within a transaction that then writes it anew, and the changes of lost plans."""
+    # Devices go first: then no trigger changes an account that does not balance.
+    db.execute("PRAGMA defer_foreign_keys = ON")
+    for table in ("devices", "parts", "compute_units", "units", "grants", "allocations"):
+        db.execute(f"DELETE FROM {table}")
+    over = [row for row in db.execute(_LOST_PLANS).fetchall() if not is_held(places.gpu_locks / f"{row[0]}.lock")]
+    db.executemany("DELETE FROM changing_gpus WHERE gpu_uuid = ?", over)
+
+
+def memory_of_devices(
+    db: sqlite3.Connection, allocations: Iterable[Allocation], seen: Mapping[WholeGpu | Slice, int]
+) -> dict[WholeGpu | Slice, int]:
+    """The bytes of each device that the allocations have parts of: what is seen or written down, at least what they have of it.
+
+    A lost GPU shows no memory, and keeps those who have a part of it all the same.
+    """
+    written = dict(db.execute("SELECT id, memory FROM devices"))
+    taken: dict[WholeGpu | Slice, int] = {}
+    for grant in (grant for each in allocations for grant in each.grants if isinstance(grant, FractionalShare)):
+        taken[grant.device] = taken.get(grant.device, 0) + grant.memory
+    return {
+        device: max(written.get(device_name(device), seen.get(device, 0)), memory) for device, memory in taken.items()
+    }
+
+
+# What dead processes left, found by probing a few file locks; `tranche.node.recovery.recovery` clears it
+
+
+def anything_left(db: sqlite3.Connection, places: StateFolder) -> bool:
+    """Whether anything in the ledger belongs to a dead process."""
+    return bool(interrupted_plans(db, places) or dead_allocations(db, places) or dead_waiters(db, places))
+
+
+def interrupted_plans(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
+    """The open plans whose process is dead, oldest first."""
+    return tuple(each.id for each in records.open_plans(db) if not is_held(places.session(each.session)))
+
+
+def dead_allocations(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
+    """Allocations whose command has ended; something that it started may keep them all the same.
+
+    Those of open plans are cleared with their plan.
+    """
+    planned = {each.allocation_id for each in records.open_plans(db)}
+    return tuple(each.id for each in allocations(db) if each.id not in planned and _command_ended(each, places))
+
+
+def dead_waiters(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
+    """The waiters whose process is dead."""
+    return tuple(each.id for each in records.waiters(db) if not is_held(places.waiter(each.id)))
+
+
+def _command_ended(allocation: Allocation, places: StateFolder) -> bool:
+    """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them.
+
+    Whoever cannot see the processes of the command's PID namespace, from within a container say, cannot tell.
+    """
+    match allocation.keeper:
+        case ProcessKeeper() as keeper:
+            if is_held(places.allocation(allocation.id)) or not sees_processes_of(keeper.namespace):
+                return False
+            return not runs(keeper) or (keeper.suspected and os.geteuid() == 0)  # root can tell
+        case PodKeeper() | ClaimKeeper() | PlacedPodKeeper():
+            return False
+
+
+def runs(keeper: ProcessKeeper) -> bool:
+    """Whether the process that keeps a share still runs, and its pid means the same to this process."""
+    return keeper.namespace in (0, pid_namespace()) and process_lives(keeper.pid, keeper.started)
+
+
+def owner_of(keeper: Keeper) -> ShareOwner | None:
+    """The owner; None where nobody knows yet, as of a pod that is being admitted.
+
+    A process's share is granted by its own command, so that this process's user is the share's.
+    """
+    if isinstance(keeper, ProcessKeeper):
+        return ShareOwner(OwnerKind.USER, user_name(os.getuid()))
+    return ShareOwner(OwnerKind.NAMESPACE, keeper.namespace) if keeper.namespace else None
+
+
+def process_owners(allocations: Iterable[Allocation], queue: Iterable[records.Waiter] = ()) -> dict[str, ShareOwner]:
+    """The users of the processes that keep allocations, and of those that wait, by the ids of these; only what is certain.
+
+    A process is known by its pid and its start. Who waits has no start written down, but a lock that only a living process holds.
+    """
+    here = pid_namespace()
+    if not sees_processes_of(here):
+        return {}
+    found = {}
+    for each in allocations:
+        keeper = each.keeper
+        if isinstance(keeper, ProcessKeeper) and keeper.pid and keeper.namespace in (0, here):
+            found[each.id] = _user_of(keeper.pid, keeper.started)
+    found |= {each.id: _user_of(each.pid) for each in queue}
+    return {id: ShareOwner(OwnerKind.USER, user) for id, user in found.items() if user}
+
+
+def _user_of(pid: int, started: int | None = None) -> str:
+    from tranche.node.processes.processes import process_at  # seldom needed by listings
+
+    process = process_at(pid)
+    return user_name(process.uid) if process is not None and started in (None, process.started) else ""
+
+
+def user_name(uid: int) -> str:
+    """The name of a user; his number where the machine has no name for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

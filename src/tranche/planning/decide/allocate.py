@@ -19,11 +19,10 @@ from tranche.core.request import Request
 from tranche.core.state import NodeState
 from tranche.planning.decide.answers import Preference, Reserved, answers, asked_gpus
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
-from tranche.planning.decide.daemons import with_daemons
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission
 from tranche.planning.decide.packing_cost import why_thrifty
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, with_daemons
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.decide.candidates import Candidate, candidate
-from tranche.planning.decide.choices import all_ways, options, ways
-from tranche.planning.decide.gpu_rules import rules_of
+from tranche.planning.decide.choices import all_ways, closed, options, ways
 from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission
 from tranche.planning.decide.packing_cost import toll
+from tranche.planning.decide.share_options import rules_of
 from tranche.planning.decide.tables import geometry_of, potential
-from tranche.planning.decide.withholding import closed
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
 
 # Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.

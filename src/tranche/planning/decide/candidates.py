@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable, TooManyGpus, TrancheError
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, GpuShare, MigSlice, Request, WholeGpus
+from tranche.core.sharing import GpuPolicy
+from tranche.core.sharing_policy import NO_RULES, GpuSharing
 from tranche.core.state import GpuState
-from tranche.planning.decide.gpu_rules import NO_RULES, GpuSharing, rules_of
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
-from tranche.planning.decide.share_options import ShareOptions, no_part_text, part_wish, smallest_share
+from tranche.planning.decide.share_options import ShareOptions, no_part_text, part_wish, rules_of, smallest_share
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,12 @@ from tranche.core.allocation import Grant, Slice, WholeGpu, overlap
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import PlacedInstance, Placement, fits, placements, profiles_exclude
 from tranche.core.profile import ProfileName
-from tranche.core.state import GpuInstance, GpuState, MigMode
+from tranche.core.state import PROHIBITED, GpuInstance, GpuState, MigMode
 from tranche.planning.decide.candidates import Candidate, lost_obstacle
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.tables import PossiblePlacement, arrangeable
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, occupant
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
-
-PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
-"""Tranche leaves that mode alone: it is an administrator's word."""
 
 
 class OptionKind(IntEnum):

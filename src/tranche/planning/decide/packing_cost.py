@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from tranche.core.allocation import ComputeSlice, FractionalShare
-from tranche.core.devices import memory_of
+from tranche.core.allocation import ComputeSlice, FractionalShare, memory_of
 from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import MachineSharing
 from tranche.planning.decide.candidates import gpus_needed

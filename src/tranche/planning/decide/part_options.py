@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tranche.core.allocation import FractionalShare, Slice, WholeGpu
-from tranche.core.devices import memory_of
-from tranche.core.mps_unavailable import unavailable
+from tranche.core.allocation import FractionalShare, Slice, WholeGpu, memory_of
 from tranche.core.quantity import format_memory
-from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState
+from tranche.core.sharing import ALL_COMPUTE, Sharing, capacity
+from tranche.core.state import PROHIBITED, GpuState, clients_inside, unavailable
 from tranche.planning.decide.candidates import plain_profiles
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.options import (
-    PROHIBITED,
     Option,
     OptionKind,
     PlanPermission,
@@ -24,7 +21,6 @@ from tranche.planning.decide.options import (
     slice_options,
     uncut_steps,
 )
-from tranche.planning.decide.share_costs import ALL_COMPUTE, capacity, clients_inside
 from tranche.planning.decide.share_options import ShareOption, ShareOptions
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy
 

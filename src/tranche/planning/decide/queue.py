@@ -16,7 +16,7 @@ from tranche.core.request import Request
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.candidates import Candidate, candidate, check_possible
-from tranche.planning.decide.gpu_rules import rules_of
+from tranche.planning.decide.share_options import rules_of
 
 
 @dataclass(frozen=True, slots=True)

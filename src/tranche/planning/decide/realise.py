@@ -22,16 +22,13 @@ from tranche.core.allocation import (
 )
 from tranche.core.errors import DoesNotFit, GpuBusy, HardwareError, NoRoom, SharingUnavailable, TrancheError
 from tranche.core.grid import PlacedInstance, placements
-from tranche.core.mps_unavailable import unavailable
 from tranche.core.request import Request, WholeGpus
-from tranche.core.sharing import Sharing
-from tranche.core.state import GpuInstance, GpuState, MigMode
+from tranche.core.sharing import FEWEST_CLIENTS, Sharing
+from tranche.core.sharing_policy import GpuSharing
+from tranche.core.state import PROHIBITED, GpuInstance, GpuState, MigMode, unavailable
 from tranche.planning.decide.candidates import lost_obstacle
-from tranche.planning.decide.daemons import with_daemons
-from tranche.planning.decide.gpu_rules import GpuSharing
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.options import (
-    PROHIBITED,
     PlanPermission,
     gpu_blocked,
     in_the_way,
@@ -40,12 +37,11 @@ from tranche.planning.decide.options import (
     uncut_steps,
 )
 from tranche.planning.decide.part_options import room_left
-from tranche.planning.decide.share_costs import FEWEST_CLIENTS
 from tranche.planning.decide.share_options import ShareOption, ShareOptions
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, tenancy
 from tranche.planning.occupancy.layout_occupancy import holder_text
 from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, Step, effect
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, with_daemons
 
 ChosenDevice = WholeGpu | Slice | FractionalShare
 """What a device stands for that a scheduler chooses."""

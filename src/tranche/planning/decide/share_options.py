@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
+from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.gpu_use import GpuPolicy
 from tranche.core.quantity import MIB, format_memory
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, GpuPolicy, Sharing, capacity
+from tranche.core.sharing_policy import GpuSharing
 from tranche.core.state import GpuState
-from tranche.planning.decide.gpu_rules import GpuSharing
-from tranche.planning.decide.share_costs import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, capacity
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+def rules_of(view: NodeView, gpu: GpuState) -> GpuSharing:
+    """The rules of one of the view's GPUs."""
+    return GpuSharing(view.use_of(gpu.uuid), view.node.sharing)
+
 
 _FEWEST_SM = 2
 """MPS rounds ceilings to pairs of multiprocessors, and a program cannot have none."""
@@ -150,6 +158,8 @@ def smallest_share(request: Request, gpu: GpuState, rules: GpuSharing) -> Fracti
 
 def _smallest(room: int, context: int) -> Fraction | None:
     """In hundredths, rounded up; None where no share has room for more than the context."""
+    from fractions import Fraction  # a slow import, and most commands meet no fraction
+
     share = Fraction(100 * (context + MIB) // max(room, 1) + 1, 100)
     return share if share <= 1 else None
 

@@ -16,10 +16,9 @@ from tranche.core.sharing import Sharing
 from tranche.planning.decide.allocate import Granted, decide
 from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
 from tranche.planning.decide.candidates import gpus_needed
-from tranche.planning.decide.gpu_rules import rules_of
 from tranche.planning.decide.options import PlanPermission
 from tranche.planning.decide.queue import WaitingRequest, reserved_for
-from tranche.planning.decide.share_options import accepted
+from tranche.planning.decide.share_options import accepted, rules_of
 from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyList, remedies, stronger
 
 

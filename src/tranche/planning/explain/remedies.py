@@ -23,10 +23,10 @@ from tranche.planning.decide.allocate import Granted, decide
 from tranche.planning.decide.answers import NAMED_AT_MOST, Reserved, asked_gpus
 from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.decide.foresee import with_granted, without
-from tranche.planning.decide.gpu_rules import rules_of
 from tranche.planning.decide.obstacle import Obstacle, Reason
 from tranche.planning.decide.options import PlanPermission
 from tranche.planning.decide.packing_cost import why_thrifty
+from tranche.planning.decide.share_options import rules_of
 from tranche.planning.occupancy.gpu_occupancy import tenancies, tenancy
 
 _NAMED_AT_MOST = 4

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.compute_grid import creation_order, taken_mask
+from tranche.core.grid import creation_order
 from tranche.core.profile import ProfileName
-from tranche.core.state import ComputeInstance
+from tranche.core.state import ComputeInstance, taken_mask
 
 Contents = tuple[ProfileName, ...]
 

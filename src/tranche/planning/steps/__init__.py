@@ -1,17 +1,27 @@
-"""The kinds of step that Tranche brings along: one module each, and what tells them apart from anything else."""
+"""Every kind of step, by the name that plans and journals give it. What is not among them is refused, never passed over."""
 
 from __future__ import annotations
 
-from tranche.planning.steps.create_instance import CreateInstance
-from tranche.planning.steps.destroy_instance import DestroyInstance
-from tranche.planning.steps.kinds import KINDS, step_from_dict
-from tranche.planning.steps.reset_gpu import ResetGpu
-from tranche.planning.steps.set_mig_mode import SetMigMode
-from tranche.planning.steps.set_timeslice import SetTimeslice
-from tranche.planning.steps.start_mps import StartMps
-from tranche.planning.steps.step import PriorSlotState, PriorState, Step, StepSummary, before_from_dict, before_to_dict
-from tranche.planning.steps.stop_mps import StopMps
-from tranche.planning.steps.taking import TakesGpu, TakesInstance, TakesRoom, TakesSharing, Taking
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tranche.core.errors import PlanInvalid, TrancheError
+from tranche.planning.steps.instances import CreateInstance, DestroyInstance
+from tranche.planning.steps.mig_mode import ResetGpu, SetMigMode
+from tranche.planning.steps.shared_device import SetTimeslice, StartMps, StopMps
+from tranche.planning.steps.step import (
+    PriorSlotState,
+    PriorState,
+    Step,
+    StepSummary,
+    TakesGpu,
+    TakesInstance,
+    TakesRoom,
+    TakesSharing,
+    Taking,
+    before_from_dict,
+    before_to_dict,
+)
 
 __all__ = [
     "KINDS",
@@ -35,3 +45,24 @@ __all__ = [
     "before_to_dict",
     "step_from_dict",
 ]
+
+# In the order in which a summary counts them.
+KINDS: Final[Mapping[str, type[Step]]] = {
+    kind.__name__: kind
+    for kind in (SetMigMode, ResetGpu, DestroyInstance, CreateInstance, StartMps, StopMps, SetTimeslice)
+}
+
+
+def step_from_dict(data: Mapping[str, Any]) -> Step:
+    """The step that Step.to_dict wrote; PlanInvalid when it is not one, or of no kind that is known here."""
+    try:
+        kind = KINDS.get(data["action"])
+        step = None if kind is None else kind.from_fields(str(data["gpu"]), data)
+    except (KeyError, TypeError, ValueError, OverflowError, TrancheError) as error:
+        raise PlanInvalid(f"a step of the plan cannot be read: {data!s:.200}") from error
+    if step is None:
+        raise PlanInvalid(
+            f"the plan has a step of unknown action {data['action']!r}",
+            hint="this version of Tranche cannot carry it out; use the version that made the plan",
+        )
+    return step

@@ -6,12 +6,16 @@ GPU that it touches no longer has the fingerprint it was computed from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.errors import PlanInvalid
-from tranche.planning.steps import Step, step_from_dict
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap
+from tranche.core.errors import GpuBusy, PlanInvalid
+from tranche.core.grid import PlacedInstance
+from tranche.core.sharing import Sharing
+from tranche.core.state import PROHIBITED, GpuState, MpsDaemon, unavailable
+from tranche.planning.steps import SetTimeslice, StartMps, Step, StopMps, TakesGpu, TakesInstance, step_from_dict
 
 FORMAT_VERSION = "tranche.dev/v1"
 
@@ -75,3 +79,111 @@ def plan_from_dict(data: object) -> Plan:
         return Plan(str(data["purpose"]), steps, fingerprints)
     except (KeyError, TypeError, AttributeError) as error:
         raise PlanInvalid("the plan lacks its purpose, fingerprints or steps") from error
+
+
+def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
+    """The plan with what its steps and its grants need of daemons; a step that it has already is not repeated."""
+    gpus = {uuid: view.node.gpu(uuid) for uuid in {*plan.gpu_uuids, *(grant.gpu_uuid for grant in grants)}}
+    first = tuple(step for gpu in gpus.values() for step in _ending(gpu, plan, grants) if step not in plan.steps)
+    last = tuple(step for step in (*_starting(gpus, grants), *_turns(gpus, grants)) if step not in plan.steps)
+    if not first and not last:
+        return plan
+    steps = (*first, *plan.steps, *last)
+    touched = {step.gpu_uuid for step in (*first, *last)}
+    marks = {uuid: gpu.fingerprint for uuid, gpu in gpus.items() if uuid in touched}
+    return replace(plan, steps=steps, fingerprints={**marks, **plan.fingerprints})
+
+
+def refuse_unavailable(view: NodeView, grants: Sequence[Grant]) -> None:
+    """GpuBusy when somebody is to be let in where a daemon serves nobody more, or an administrator lets in nobody at all."""
+    for grant in grants:
+        gpu = view.node.gpu(grant.gpu_uuid)
+        if grant.slot is None and gpu.prohibited:
+            raise GpuBusy(f"{gpu.label}: {PROHIBITED}")
+        if (
+            isinstance(grant, FractionalShare)
+            and grant.sharing is Sharing.MPS
+            and (why := unavailable(gpu, grant.slot))
+        ):
+            raise GpuBusy(f"{gpu.label} is not shared further: {why}")
+        if isinstance(grant, FractionalShare) and (ids := unlimited_on(grant.device, view.allocations)):
+            raise GpuBusy(f"{gpu.label} is not shared further: nothing limits the memory of {', '.join(ids)} any more")
+
+
+def unlimited_on(device: WholeGpu | Slice, allocations: Iterable[Allocation]) -> tuple[str, ...]:
+    """The ids of those who share the device and whose limits are lost: what was promised to others may not be there."""
+    return tuple(
+        each.id
+        for each in allocations
+        if any(isinstance(part, FractionalShare) and part.unlimited and part.device == device for part in each.grants)
+    )
+
+
+def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
+    """GpuBusy when a device that was chosen on an older look is not there any more.
+
+    A GPU in MIG mode is still a device for one who has it whole or by turns, and none for MPS, which serves its slices alone.
+    """
+    for grant in grants:
+        gpu, slot = view.node.gpu(grant.gpu_uuid), grant.slot
+        if slot is not None and gpu.instance_in(PlacedInstance(slot.profile, slot.placement)) is None:
+            raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} is not there any more")
+        by_mps = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
+        if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
+            raise GpuBusy(f"{gpu.label} is not shared by MPS: its MIG mode is {_mode(gpu)} now")
+
+
+def _mode(gpu: GpuState) -> str:
+    return f"to be {gpu.pending_mode}" if gpu.mode_pending else str(gpu.mode)
+
+
+def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step]:
+    steps = plan.steps_on(gpu.uuid)
+    for daemon in gpu.daemons:
+        device = _device(gpu.uuid, daemon)
+        if _taken_by_steps(daemon, steps) or any(_displaces(grant, device) for grant in grants):
+            yield StopMps(gpu.uuid, _occupant(daemon))
+
+
+def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
+    for grant in grants:
+        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
+            slot = grant.slot
+            occupant = None if slot is None else PlacedInstance(slot.profile, slot.placement)
+            step = StartMps(grant.gpu_uuid, occupant, grant.limit or grant.memory)
+            if not step.in_effect(gpus[grant.gpu_uuid]):
+                yield step
+
+
+def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
+    """The lengths of turns that the administrator wants, where programs take turns."""
+    for grant in grants:
+        gpu = gpus[grant.gpu_uuid]
+        wanted = gpu.timeslice_wanted
+        if isinstance(grant, FractionalShare) and grant.in_turns and wanted is not None and gpu.timeslice is not wanted:
+            yield SetTimeslice(gpu.uuid, wanted)
+
+
+def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:
+    takings = [taking for step in steps for taking in step.takes]
+    occupant = _occupant(daemon)
+    return any(isinstance(each, TakesGpu) for each in takings) or any(
+        isinstance(each, TakesInstance) and each.occupant == occupant for each in takings
+    )
+
+
+def _displaces(grant: Grant, device: WholeGpu | Slice) -> bool:
+    """Whether the daemon of a device cannot stay when that is granted: it is the device, or a part of it in another way."""
+    if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS and grant.device == device:
+        return False
+    return overlap(grant, device)
+
+
+def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
+    if daemon.slot is None:
+        return WholeGpu(gpu_uuid)
+    return Slice(gpu_uuid, daemon.slot.profile, daemon.slot.placement)
+
+
+def _occupant(daemon: MpsDaemon) -> PlacedInstance | None:
+    return None if daemon.slot is None else PlacedInstance(daemon.slot.profile, daemon.slot.placement)

@@ -1,4 +1,8 @@
-"""What every kind of step answers for itself. Nobody outside of this package and of the acts asks what kind a step is."""
+"""What every kind of step answers for itself, and what it takes from whoever may have it.
+
+Guards, blockers and saved plans ask a step what it takes, whatever its kind. Nobody outside of this package and of the acts
+asks what kind a step is.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,38 @@ from typing import Any, Self
 
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import TrancheError, VerificationFailed
+from tranche.core.grid import PlacedInstance
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState, InstanceKey, MigMode
-from tranche.planning.steps.taking import TakesInstance, TakesRoom, Taking
+
+
+@dataclass(frozen=True, slots=True)
+class TakesInstance:
+    """The instance in that slot goes: nobody may hold it or run in it."""
+
+    occupant: PlacedInstance
+
+
+@dataclass(frozen=True, slots=True)
+class TakesRoom:
+    """An instance comes to be in that slot: none of its memory slices may be promised to anybody else."""
+
+    occupant: PlacedInstance
+
+
+@dataclass(frozen=True, slots=True)
+class TakesGpu:
+    """The GPU as a whole is disturbed: nobody may hold any of it or run on it, and it may have no instances."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakesSharing:
+    """A device can no longer be shared: nobody may hold a part of it. It is the instance in that slot, or without one the GPU."""
+
+    occupant: PlacedInstance | None
+
+
+Taking = TakesInstance | TakesRoom | TakesGpu | TakesSharing
 
 
 @dataclass(frozen=True, slots=True)

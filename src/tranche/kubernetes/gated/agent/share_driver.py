@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, Phase
-from tranche.core.devices import shared_memory
+from tranche.core.allocation import Allocation, Phase, shared_memory
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.hardware.nodes import DeviceFiles

@@ -8,8 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
-from tranche.core.evidence import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, judge_claim
-from tranche.core.keeper import PlacedPodKeeper
+from tranche.core.keeper import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, PlacedPodKeeper, judge_claim
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, ShareNode, order_for
 from tranche.kubernetes.gated.agent.placed_files import PlacedFiles

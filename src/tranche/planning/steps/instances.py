@@ -1,18 +1,53 @@
-"""The step that creates a GPU instance, or adds compute instances to an idle one."""
+"""The steps on the slot of one GPU instance: it is created, or cut inside, or destroyed."""
 
 from __future__ import annotations
 
+from abc import ABC
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from tranche.core.compute_grid import creation_order, lowest_start, taken_mask
+from tranche.core.grid import PlacedInstance, Placement, creation_order, lowest_start
 from tranche.core.profile import ProfileName, parse_profile
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
-from tranche.planning.steps.slot_step import SlotStep, slot_fields
-from tranche.planning.steps.step import PriorSlotState, PriorState, StepSummary
-from tranche.planning.steps.taking import TakesRoom, Taking
+from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey, taken_mask
+from tranche.planning.steps.step import PriorSlotState, PriorState, Step, StepSummary, TakesInstance, TakesRoom, Taking
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStep(Step, ABC):
+    """A step on the instance of that profile and placement."""
+
+    profile: ProfileName
+    placement: Placement
+
+    @property
+    def key(self) -> InstanceKey:
+        """The slot."""
+        return InstanceKey(self.gpu_uuid, self.profile, self.placement)
+
+    @property
+    def occupant(self) -> PlacedInstance:
+        """The slot on its GPU's grid."""
+        return PlacedInstance(self.profile, self.placement)
+
+    def instance(self, gpu: GpuState) -> GpuInstance | None:
+        """The instance in the slot, when it has the step's profile."""
+        return gpu.instance_in(self.occupant)
+
+    def fields(self) -> dict[str, Any]:
+        """`profile`, and `start` and `size` of the placement in memory slices."""
+        return {"profile": str(self.profile), "start": self.placement.start, "size": self.placement.size}
+
+    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
+        """What is in the slot, and whose it is."""
+        instance = self.instance(gpu)
+        return PriorState(gpu.mode) if instance is None else PriorState(gpu.mode, instance.slices, self.key in owned)
+
+
+def slot_fields(data: Mapping[str, Any]) -> tuple[ProfileName, Placement]:
+    """The profile and the placement that SlotStep.fields wrote."""
+    return parse_profile(data["profile"]), Placement(int(data["start"]), int(data["size"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +123,43 @@ class CreateInstance(SlotStep):
     def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
         """An instance that the step made is Tranche's; one that it found, and only cut inside, stays whose it was."""
         return {self.key: True} if before.slices is None else {}
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyInstance(SlotStep):
+    """Destroy the GPU instance of that profile and placement, its compute instances first."""
+
+    def __str__(self) -> str:
+        return f"destroy {self.profile} at {self.placement}"
+
+    @property
+    def summary_words(self) -> StepSummary:
+        """Counted by instances."""
+        return StepSummary("destroyed", "instance")
+
+    @classmethod
+    def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
+        """The step on that slot."""
+        return cls(gpu_uuid, *slot_fields(data))
+
+    def in_effect(self, gpu: GpuState) -> bool:
+        """Whether no instance of the profile is there."""
+        return self.instance(gpu) is None
+
+    def apply(self, gpu: GpuState) -> GpuState:
+        """The GPU without that instance."""
+        gone = self.instance(gpu)
+        return gpu if gone is None else replace(gpu, instances=tuple(i for i in gpu.instances if i is not gone))
+
+    @property
+    def takes(self) -> tuple[Taking, ...]:
+        """The instance."""
+        return (TakesInstance(self.occupant),)
+
+    def inverse(self, before: PriorState, now: GpuState) -> tuple[PriorSlotState, ...]:
+        """The same instance again; it has its UUIDs back, because the driver derives them from the slot."""
+        return () if before.slices is None else (PriorSlotState(self.key, before.slices, before.owned),)
+
+    def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
+        """What is gone is nobody's."""
+        return {self.key: False}

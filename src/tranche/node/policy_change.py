@@ -1,11 +1,13 @@
-"""The administrator's words, read from the ledger and changed in it."""
+"""What an administrator allows, read from the ledger and changed in it: how GPUs may be shared, and which are cordoned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from tranche.core.allocation import Cordon
 from tranche.core.sharing_policy import SharingPolicy
-from tranche.core.state import NodeState
+from tranche.core.state import GpuState, NodeState
+from tranche.node.host import Host
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
 
@@ -28,3 +30,24 @@ def change_policy(
             if before.gpus.get(uuid) is not after.gpus.get(uuid):
                 chronicle.policy_changed(db, clock(), uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
     return after
+
+
+def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:
+    """Give nothing more of the GPU away from the next decision on. Said again, the newer word counts.
+
+    The reason is kept as one line, with `?` for bytes of a terminal that are no UTF-8.
+    """
+    said = " ".join(reason.encode(errors="replace").decode().split())
+    word = Cordon(gpu.uuid, user, said, clock())
+    with host.ledger.write() as db:
+        records.set_cordon(db, word)
+        chronicle.cordoned(db, gpu, word, host.actor)
+
+
+def uncordon(host: Host, gpu: GpuState, *, user: str, clock: Callable[[], float]) -> bool:
+    """Take the word back; False when there was none."""
+    with host.ledger.write() as db:
+        if not records.remove_cordon(db, gpu.uuid):
+            return False
+        chronicle.uncordoned(db, clock(), gpu, user, host.actor)
+    return True

@@ -1,1 +1,0 @@
-"""What the driver is told, one module for each kind of step."""
