@@ -130,9 +130,16 @@ def view_of(
     allocations: Sequence[Allocation] = (),
     owned: Sequence[InstanceKey] = (),
     changing: Collection[str] = (),
+    requested: Sequence[InstanceKey] = (),
 ) -> NodeView:
     """A view of those GPUs."""
-    return NodeView(NodeState(tuple(gpus)), tuple(allocations), frozenset(owned), frozenset(changing))
+    return NodeView(
+        NodeState(tuple(gpus)),
+        tuple(allocations),
+        frozenset(owned),
+        frozenset(changing),
+        requested=frozenset(requested),
+    )
 
 
 def placed(board: Board) -> tuple[GpuInstanceProfile, ...]:
@@ -171,6 +178,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncutt
     states: list[GpuState] = []
     allocations: list[Allocation] = []
     owned: list[InstanceKey] = []
+    requested: list[InstanceKey] = []
     changing: set[str] = set()
     one_board = draw(boards())
     next_pid = 1000
@@ -219,6 +227,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncutt
                     share(Slice(gpu.uuid, profile.name, spot), profile.memory or 1 << 30)
                 if state in {"active", "shared", "divided", "owned", "empty"} or draw(st.booleans()):
                     owned.append(key)
+                    requested += [key] if draw(st.booleans()) else []
                 running = (process,) if state == "used" or (state == "active" and draw(st.booleans())) else ()
                 if state == "promised":
                     continue
@@ -244,7 +253,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncutt
             profile, spot = draw(st.sampled_from([(p, s) for p in placed(board) for s in placements(p)]))
             allocate(Slice(gpu.uuid, profile.name, spot), MigSlice(profile.name), Phase.PREPARING)
         states.append(gpu)
-    return view_of(*states, allocations=allocations, owned=owned, changing=changing)
+    return view_of(*states, allocations=allocations, owned=owned, changing=changing, requested=requested)
 
 
 def means() -> st.SearchStrategy[MachineSharing]:

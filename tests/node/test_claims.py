@@ -16,13 +16,18 @@ from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.events import EventKind
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
+from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
+from tranche.node.change import Change
 from tranche.node.claims import ClaimRequest, ReservedClaim
+from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
+from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.decide.realise import ChosenDevice
+from tranche.planning.layouts.reconfigure import plan_layout
 from tranche_simulator.machine import SimulatedMachine
 
 __all__ = ["short", "t4"]  # fixtures
@@ -109,6 +114,26 @@ def test_what_a_claim_gives_back_stays_idle_and_is_used_again_or_makes_room(a100
         host.claims.give_back("uid-b", why="its pod has ended")
         prepared(host, order("c", slice_of(gpu, "3g.20gb", 0)))
         assert [str(each.profile) for each in host.view().node.gpus[0].instances] == ["3g.20gb"]
+
+
+@isolated
+@pytest.mark.parametrize("saved", [False, True], ids=["layout", "saved-plan"])
+def test_what_was_made_for_a_request_is_known_until_a_layout_wants_it(a100s: Node, saved: bool) -> None:
+    with a100s.host() as host:
+        gpu, other = host.view().node.gpus
+        prepared(host, order("a", slice_of(gpu, "3g.20gb", 4)))
+        host.claims.give_back("uid-a", why="its pod has ended")
+        change(host, *enable(other), create(other, "3g.20gb", 4))
+        (ours,) = host.view().requested
+        assert ours.gpu_uuid == gpu.uuid
+        layout = Layout("halves", (LayoutSpec(True, ((parse_profile("3g.20gb"), 2),)),))
+        apply = Change(host, HookRunner(), WaitLimit(wait=False))
+        if saved:
+            apply.as_saved(plan_layout(host.view(), layout).plan)
+        else:
+            apply.to_layout(lambda view: plan_layout(view, layout))
+        assert len(host.view().owned) == 4
+        assert not host.view().requested
 
 
 @isolated

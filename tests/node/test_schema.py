@@ -265,6 +265,7 @@ def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Pat
         "ALTER TABLE parts DROP COLUMN sharing",
         "DROP TABLE gpu_uses",
         "DROP TABLE cordons",
+        "ALTER TABLE owned_instances DROP COLUMN requested",
         _PART_TAKEN_OF_FORMAT_3,
         "PRAGMA user_version = 3",
     ):
@@ -285,12 +286,19 @@ def test_a_ledger_of_format_4_has_no_gpu_cordoned_and_takes_a_word(tmp_path: Pat
     old.execute("PRAGMA journal_mode = WAL")
     schema.create(old)
     register.add_allocation(old, allocation("a", GPU), MEMORY)
-    for statement in ("DROP TABLE cordons", "PRAGMA user_version = 4"):
+    for statement in (
+        "DROP TABLE cordons",
+        "ALTER TABLE owned_instances DROP COLUMN requested",
+        "INSERT INTO owned_instances VALUES ('GPU-0', '1g.5gb', 6, 1)",
+        "PRAGMA user_version = 4",
+    ):
         old.execute(statement)
     old.close()
     ledger = Ledger(path)
     with ledger.write() as db:
         assert [each.id for each in register.allocations(db)] == ["a"]
+        assert len(records.owned_instances(db)) == 1
+        assert not records.requested_instances(db), "a layout may want what an older version made"
         assert records.cordons(db) == ()
         records.set_cordon(db, CORDON)
         records.set_cordon(db, CORDON._replace(reason="its fan, tonight"))

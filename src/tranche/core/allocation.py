@@ -287,6 +287,7 @@ class WithheldDevice(NamedTuple):
 class NodeView:
     """Everything a decision may look at: the hardware, what is promised, and which instances Tranche made.
 
+    `requested` are those of the `owned` instances that were made for a request: an idle one may give way to a better place.
     `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. `uses` is the
     administrator's word on GPUs, by UUID. `withheld` are places of which nothing more is given away, whoever has something of
     them. Invariants of a view: no two grants overlap but parts of one device, which have one mechanism, and a whole GPU that is
@@ -299,6 +300,7 @@ class NodeView:
     changing: frozenset[str] = frozenset()
     uses: Mapping[str, GpuPolicy] = field(default_factory=dict)
     withheld: tuple[WithheldDevice, ...] = ()
+    requested: frozenset[InstanceKey] = frozenset()
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:
         """The administrator's word on that GPU; AUTO when there is none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
@@ -13,6 +13,7 @@ from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
+from tranche.node.store import records
 from tranche.planning.layouts.reconfigure import LayoutDecision
 from tranche.planning.layouts.saved_plan import users_hit_by
 from tranche.planning.occupancy.layout_occupancy import busy_error
@@ -67,6 +68,8 @@ class Change:
         def act() -> None:
             self._before(last.changes_mode, last.changes_cut and not mode_only)
             self._patiently(lambda seconds: self._host.change(decide_now, progress=self._progress, seconds=seconds))
+            if not mode_only:
+                keep_for_layout(self._host, [each.gpu.uuid for each in last.changes])
             if last.waiting_for_reset and not mode_only:
                 gpus = ", ".join(gpu.label for gpu in last.waiting_for_reset)
                 raise ModeChangePending(
@@ -91,6 +94,7 @@ class Change:
         def act() -> None:
             self._before(changes_mode, changes_cut)
             self._patiently(carry_out)
+            keep_for_layout(self._host, plan.gpu_uuids)
 
         self._between_hooks(act)
 
@@ -132,3 +136,12 @@ class Change:
                     ) from error
                 self._waiting(error)
             self._sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, left))
+
+
+def keep_for_layout(host: Host, gpu_uuids: Collection[str]) -> None:
+    """Remember that a layout wants what there is on these GPUs now, also where it was made for requests."""
+    with host.ledger.read() as db:
+        requested = {key.gpu_uuid for key in records.requested_instances(db)}.intersection(gpu_uuids)
+    if requested:
+        with host.ledger.write() as db:
+            records.want_instances(db, requested)

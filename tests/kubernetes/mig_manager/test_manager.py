@@ -50,6 +50,21 @@ def test_a_label_cuts_the_gpus_and_the_node_says_so(tmp_path: Path) -> None:
     on_node(tmp_path, test, A100, A100)
 
 
+def test_slices_that_requests_left_are_the_layouts_once_it_has_them(tmp_path: Path) -> None:
+    async def test(node: ManagedNode) -> None:
+        node.label(mig_config="all-balanced")
+        async with node.managed():
+            await node.shows("success")
+        with node.host.ledger.write() as db:
+            db.execute("UPDATE owned_instances SET requested = 1")
+        assert len(node.host.view().requested) == 4
+        async with node.managed():
+            await until(lambda: not node.host.view().requested)
+        assert len(node.host.view().owned) == 4
+
+    on_node(tmp_path, test, A100)
+
+
 def test_a_change_of_the_layout_lists_no_pods(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
         async with node.managed():

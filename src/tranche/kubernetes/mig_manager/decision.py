@@ -101,7 +101,8 @@ class NodeDecision:
 
     `draining` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
     layout. `labels` and `annotations` hold only what changes. `look_again` is in seconds, None when only news can change the
-    decision. `wish` is how the node stands in the rollout, None for as before.
+    decision. `wish` is how the node stands in the rollout, None for as before. `kept` are GPUs that have the layout, with slices
+    that were made for requests: the layout wants these now.
     """
 
     report: Report | None
@@ -113,6 +114,7 @@ class NodeDecision:
     work: LayoutTask = LayoutTask.NONE
     look_again: float | None = None
     wish: RolloutStatus | None = None
+    kept: frozenset[str] = frozenset()
 
     @property
     def writes_node(self) -> bool:
@@ -152,7 +154,9 @@ def _decide(situation: NodeObservation) -> NodeDecision:
         return _at_rest(situation, _failure(lost.reason, _sentence(lost)), forget=True)
     if change.plan.empty and not change.blockers:
         message = "; ".join((f"the GPUs have the layout '{name}'", *change.warnings))
-        return _at_rest(situation, Report(MigState.SUCCESS, ReportReason.APPLIED, message), forget=True)
+        applied = _at_rest(situation, Report(MigState.SUCCESS, ReportReason.APPLIED, message), forget=True)
+        requested = {slot.gpu_uuid for slot in situation.view.requested}
+        return replace(applied, kept=frozenset(requested.intersection(each.gpu.uuid for each in change.changes)))
     decision = _change(situation, layout, change)
     if decision.report is not None and decision.report.state is MigState.FAILED:
         return decision

@@ -53,6 +53,7 @@ from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, RetryState,
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, asking, wanted_layout
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.node.change import keep_for_layout
 from tranche.node.state.session import boot_id
 from tranche.planning.layouts.assertion import find_mismatches
 from tranche.planning.layouts.layout_offer import LayoutList
@@ -255,6 +256,8 @@ class MigManager:
         for pod in situation.pods:
             if pod.ref in decision.evict:
                 await self._evict(pod)
+        if decision.kept:
+            await asyncio.to_thread(keep_for_layout, self._services.host, decision.kept)
         if decision.work is not LayoutTask.NONE and not await self._work(situation, decision):
             return _FIRST_PAUSE_SECONDS
         if decision.work is LayoutTask.CUT or decision.writes_node or decision.unschedulable is not None:

@@ -192,7 +192,7 @@ class Executor:
         gpu = carry_out(step, gpu, self._tools)
         with self._ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)
-            _record_ownership(db, step.ownership(before))
+            _record_ownership(db, step.ownership(before), requested=bool(allocation_id))
             chronicle.step_done(db, self._clock(), plan_id, step, gpu, allocation_id=allocation_id)
         self._boundary()
         return gpu
@@ -207,7 +207,7 @@ class Executor:
                         self._guards.check(undo.step, gpu, allocation_id)
                         gpu = carry_out(undo.step, gpu, self._tools)
                     with self._ledger.write() as db:
-                        _record_ownership(db, undo.ownership)
+                        _record_ownership(db, undo.ownership, requested=False)
                 except TrancheError as error:
                     first = first or error
                     gpu = self._tools.observe_gpu(gpu_uuid)
@@ -217,10 +217,10 @@ class Executor:
         return first
 
 
-def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bool]) -> None:
+def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bool], *, requested: bool) -> None:
     for key, ours in ownership.items():
         if ours:
-            own_instance(db, key)
+            own_instance(db, key, requested=requested)
         else:
             disown_instances(db, [key])
 

@@ -90,7 +90,7 @@ class Recovery:
             return view
         with self._ledger.write() as db:
             records.disown_instances(db, gone)
-        return dataclasses.replace(view, owned=view.owned - gone)
+        return dataclasses.replace(view, owned=view.owned - gone, requested=view.requested - gone)
 
     def settle_share(
         self, allocation_id: str, *, why: str, orphans: Sequence[Process] = (), killed: bool = True

@@ -44,7 +44,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "units": dict.fromkeys(("gpu_uuid", "unit", "allocation_id", "device_id"), kept),
     "parts": dict.fromkeys(("device_id", "allocation_id", "memory", "compute", "sharing"), kept),
     "compute_units": dict.fromkeys(("device_id", "unit", "allocation_id"), kept),
-    "owned_instances": dict.fromkeys(("gpu_uuid", "profile", "start", "size"), kept),
+    "owned_instances": dict.fromkeys(("gpu_uuid", "profile", "start", "size", "requested"), kept),
     "plans": {
         **dict.fromkeys(("id", "created", "session", "allocation_id", "status"), kept),
         "purpose": _left_out,

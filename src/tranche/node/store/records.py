@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tranche.core.allocation import Cordon
 from tranche.core.grid import Placement
@@ -55,13 +55,26 @@ class Waiter(NamedTuple):
 
 def owned_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:
     """The slots of the instances that Tranche made."""
-    rows = db.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances")
+    return _instances(db.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances"))
+
+
+def _instances(rows: Iterable[Sequence[Any]]) -> frozenset[InstanceKey]:
     return frozenset(InstanceKey(row[0], parse_profile(row[1]), Placement(row[2], row[3])) for row in rows)
 
 
-def own_instance(db: sqlite3.Connection, key: InstanceKey) -> None:
-    """Record that Tranche made the instance."""
-    db.execute("INSERT OR IGNORE INTO owned_instances VALUES (?, ?, ?, ?)", _key_row(key))
+def requested_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:
+    """Those of them that were made for a request, and that no layout has wanted since."""
+    return _instances(db.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances WHERE requested"))
+
+
+def own_instance(db: sqlite3.Connection, key: InstanceKey, *, requested: bool) -> None:
+    """Record that Tranche made the instance, and whether for a request."""
+    db.execute("INSERT OR IGNORE INTO owned_instances VALUES (?, ?, ?, ?, ?)", (*_key_row(key), requested))
+
+
+def want_instances(db: sqlite3.Connection, gpu_uuids: Iterable[str]) -> None:
+    """Record that a layout wants what there is on these GPUs, also what was made for requests."""
+    db.executemany("UPDATE owned_instances SET requested = 0 WHERE gpu_uuid = ?", [(uuid,) for uuid in gpu_uuids])
 
 
 def disown_instances(db: sqlite3.Connection, keys: Iterable[InstanceKey]) -> None:

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Mapping
 from typing import Any
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 ADOPT_SHARES = "adopt-shares"
 """A chore of a new ledger, before anything is given away: commands may run that a lost ledger knew."""
@@ -140,6 +140,9 @@ CREATE TABLE cordons (
 """
 
 
+_MADE_FOR_REQUESTS = "ALTER TABLE owned_instances ADD COLUMN requested INTEGER NOT NULL DEFAULT 0;\n"
+
+
 def create(db: sqlite3.Connection) -> None:
     """Make the tables in an empty database; within a transaction of the caller's."""
     _run(db, _UNCHANGED_SINCE_VERSION_1)
@@ -148,6 +151,7 @@ def create(db: sqlite3.Connection) -> None:
     _run(db, _CHANGE_TOTALS)
     _run(db, _SHARING)
     _run(db, _CORDONS)
+    _run(db, _MADE_FOR_REQUESTS)
     db.execute("INSERT INTO chores VALUES (?)", (ADOPT_SHARES,))
     _set_version(db, SCHEMA_VERSION)
 
@@ -211,6 +215,11 @@ def _from_4_to_5(db: sqlite3.Connection) -> None:
     _run(db, _CORDONS)
 
 
+def _from_5_to_6(db: sqlite3.Connection) -> None:
+    """Which instances were made for requests; of older ones it is not known, and a layout may want them."""
+    _run(db, _MADE_FOR_REQUESTS)
+
+
 def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | None) -> dict[str, Any]:
     whole = profile is None
     return {
@@ -227,6 +236,7 @@ _MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
     2: _from_2_to_3,
     3: _from_3_to_4,
     4: _from_4_to_5,
+    5: _from_5_to_6,
 }
 
 

@@ -1,7 +1,8 @@
 """What a plan does to a machine, without the machine: the view as it is expected to be once every step has acted.
 
 Allocations are not touched: who holds what is not the plan's to say. Numbers that only a driver gives (ids of instances, UUIDs of
-new slices, free memory) are not foreseen; mode, slots, compute slices, processes and what Tranche made are.
+new slices, free memory) are not foreseen, nor for whom an instance was made; mode, slots, compute slices, processes and what
+Tranche made are.
 """
 
 from __future__ import annotations
@@ -23,4 +24,5 @@ def apply(plan: Plan, view: NodeView) -> NodeView:
         for key, ours in step.ownership(step.observe(gpu, frozenset(owned))).items():
             (owned.add if ours else owned.discard)(key)
         gpus[gpu.uuid] = step.apply(gpu)
-    return replace(view, node=replace(view.node, gpus=tuple(gpus.values())), owned=frozenset(owned))
+    node = replace(view.node, gpus=tuple(gpus.values()))
+    return replace(view, node=node, owned=frozenset(owned), requested=view.requested & owned)
