@@ -163,6 +163,7 @@ def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds:
     gaps: dict[str, list[tuple[float, float]]] = {name: [] for name in POLICY_NAMES}
     against_best_fit: list[tuple[str, float, float, float, float]] = []
     cells: list[tuple[str, int, Sequence[int], float]] = []
+    cuts: list[float] = []
     for mix_name, weights in mixes.items():
         mix = [Fraction(weight, sum(weights)) for weight in weights]
         most = float(fluid_optimum(geometry, mix).population) * GPUS
@@ -170,7 +171,8 @@ def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds:
     with ProcessPoolExecutor() as pool:
         jobs = [pool.submit(_cell, weights, rate, seeds) for _, _, weights, rate in cells]
         for (mix_name, load, _, _), job in zip(cells, jobs, strict=True):
-            cell = job.result()
+            cell, cell_cuts = job.result()
+            cuts.append(cell_cuts)
             means = {name: (mean(a.count for a in runs), mean(a.slices for a in runs)) for name, runs in cell.items()}
             rows.append([mix_name, str(load), *(f"{c:.2f} / {s:.2f}" for c, s in means.values())])
             for name in POLICY_NAMES:
@@ -184,6 +186,7 @@ def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds:
         ["gap to repack, percentage points", "count: mean", "worst", "slices: mean", "worst"],
         [[name, *_mean_and_worst(gaps[name])] for name in POLICY_NAMES if name != "repack"],
     )
+    report.table(["instances the product creates and destroys for each that it accepts"], [[f"{mean(cuts):.2f}"]])
     _judge(report, gaps, against_best_fit)
 
 
@@ -193,10 +196,12 @@ def _geometry() -> PlacementTable:
     return geometry_of(board.memory_slices, board.profiles)
 
 
-def _cell(weights: Sequence[int], rate: float, seeds: range) -> dict[str, list[Accepted]]:
-    """What each policy accepts of the arrivals of each seed."""
+def _cell(weights: Sequence[int], rate: float, seeds: range) -> tuple[dict[str, list[Accepted]], float]:
+    """What each policy accepts of the arrivals of each seed, and how often the product cuts for each that it accepts."""
     paths = [arrivals(weights, rate, ARRIVALS, seed) for seed in seeds]
-    return {name: [accepted(_placer(name), path) for path in paths] for name in POLICY_NAMES}
+    placers = {name: [_placer(name) for _ in paths] for name in POLICY_NAMES}
+    found = {name: list(map(accepted, placers[name], paths)) for name in POLICY_NAMES}
+    return found, mean(each.cuts for each in placers["product"] if isinstance(each, ProductPath))
 
 
 def _placer(name: str) -> Placer:

@@ -65,7 +65,7 @@ def test_the_product_chooses_what_a_decision_on_the_whole_machine_chooses(seed: 
 
 
 @pytest.mark.parametrize(
-    "mix", ["uniform6", *(pytest.param(mix, marks=pytest.mark.long) for mix in ("skew-big", "openb-map"))]
+    "mix", ["uniform6", *(pytest.param(mix, marks=pytest.mark.long) for mix in ("skew-small", "skew-big", "openb-map"))]
 )
 def test_the_default_accepts_more_than_first_fit_and_best_fit(mix: str) -> None:
     """The same arrivals for all, at 95 % load: a fixed sample path, so the result is the same on every machine."""

@@ -144,6 +144,68 @@ def test_an_idle_instance_is_reused_without_a_plan() -> None:
     assert decision.grants == (Slice(gpu.uuid, parse_profile("1g.5gb"), Placement(2, 1)),)
 
 
+def test_an_idle_slice_that_a_request_had_made_gives_way_where_another_place_costs_less() -> None:
+    gpu = gpu_on(A100, instances=[on_a100("1g.5gb", 0), on_a100("3g.20gb", 4)])
+    ours = [gpu.key(each) for each in gpu.instances]
+    decision = grant_now(view_of(gpu, owned=ours, requested=ours), parse_request(mig_profile="1g.5gb"))
+    assert [str(step) for step in decision.plan.steps] == ["destroy 3g.20gb at 4:4", "create 1g.5gb at 6:1"]
+
+
+@pytest.mark.parametrize("start", [4, 5])
+def test_an_idle_slice_is_given_again_where_no_place_costs_enough_less(start: int) -> None:
+    gpu = gpu_on(A100, instances=[on_a100("1g.5gb", start), on_a100("1g.5gb", 6, used=True)])
+    ours = [gpu.key(each) for each in gpu.instances]
+    assert grant_now(view_of(gpu, owned=ours, requested=ours), parse_request(mig_profile="1g.5gb")).plan.empty
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["a-layouts", "another-tools"])
+def test_an_idle_slice_that_no_request_had_made_is_given_as_it_is_wherever_it_lies(ours: bool) -> None:
+    gpu = gpu_on(A100, instances=[on_a100("1g.5gb", 0)])
+    view = view_of(gpu, owned=[gpu.key(gpu.instances[0])] if ours else [])
+    assert grant_now(view, parse_request(mig_profile="1g.5gb")).plan.empty
+
+
+def test_a_layouts_idle_slice_is_destroyed_only_where_there_is_no_other_room() -> None:
+    gpu = gpu_on(A100, instances=[on_a100("3g.20gb", 4)])
+    view, request = view_of(gpu, owned=[gpu.key(gpu.instances[0])]), parse_request(mig_profile="1g.5gb")
+    decision = grant_now(view, request)
+    assert [str(step) for step in decision.plan.steps] == ["create 1g.5gb at 0:1"]
+    full = replace(gpu, instances=(*gpu.instances, on_a100("4g.20gb", 0, used=True)))
+    assert "destroy 3g.20gb at 4:4" in map(str, grant_now(replace(view, node=view_of(full).node), request).plan.steps)
+
+
+@given(st.data())
+def test_only_what_a_request_had_made_is_destroyed_for_a_better_place(data: st.DataObject) -> None:
+    """What a layout had made is destroyed only where nothing else would do; another tool's, and what is in use, never."""
+    view = data.draw(node_views())
+    request = data.draw(requests_for(view))
+    try:
+        decision = decide(view, request)
+    except TrancheError:
+        return
+    if isinstance(decision, Waiting):
+        return
+    destroyed = {
+        InstanceKey(step.gpu_uuid, step.profile, step.placement)
+        for step in decision.plan.steps
+        if isinstance(step, DestroyInstance)
+    }
+    assert destroyed <= view.owned
+    for slot in destroyed:
+        instance = view.node.gpu(slot.gpu_uuid).instance_at(slot.placement)
+        assert instance is not None
+        assert not instance.processes
+        assert not view.holders_of(slot)
+    sizes = [view.node.gpu(slot.gpu_uuid).memory_slices - slot.placement.size for slot in slots_of(decision)]
+    if isinstance(request.demand, MigSlice) and all(sizes) and destroyed - view.requested:
+        as_another_tools = decide(replace(view, owned=view.requested & view.owned), request)
+        assert isinstance(as_another_tools, Waiting) or any(step.changes_mode for step in as_another_tools.plan.steps)
+
+
+def slots_of(decision: Granted) -> list[InstanceKey]:
+    return [grant.slot for grant in decision.grants if grant.slot is not None]
+
+
 def test_an_empty_instance_is_filled_before_another_is_made() -> None:
     gpu = gpu_on(A100, instances=[on_a100("1g.5gb", 2, filled=False)])
     decision = grant_now(view_of(gpu), parse_request(mig_profile="1g.5gb"))

@@ -63,6 +63,17 @@ def test_many_pods_at_once_are_placed_as_one_after_another(profile: str) -> None
         view = claimed(view, grant)
 
 
+def test_a_slice_that_a_claim_gave_back_comes_first_only_where_no_place_costs_less() -> None:
+    assert A100 is not None
+    profile = A100.profile(parse_profile("1g.5gb"))
+    assert profile is not None
+    gpu = gpu_on(A100, instances=[instance_of(profile, Placement(0, 1))])
+    left = [gpu.key(gpu.instances[0])]
+    a_layouts, of_a_claim = view_of(gpu, owned=left), view_of(gpu, owned=left, requested=left)
+    assert names(a_layouts, "1g.5gb")[0] == "gpu-0-1g-5gb-0"
+    assert names(of_a_claim, "1g.5gb")[0] == "gpu-0-1g-5gb-6"
+
+
 @given(node_views(max_gpus=3))
 def test_each_list_holds_each_device_once(view: NodeView) -> None:
     view = replace(view, node=replace(view.node, sharing=MEANS))

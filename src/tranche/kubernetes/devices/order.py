@@ -15,13 +15,14 @@ from tranche.core.allocation import NodeView, Slice
 from tranche.core.state import InstanceKey
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind
 from tranche.planning.decide.options import reusable
-from tranche.planning.decide.tables import PlacementTable, geometry_of, potential
+from tranche.planning.decide.tables import PlacementTable, geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancy
 
 
 class _Cost(NamedTuple):
     """What speaks against a place, lowest first: whether MIG mode must change, whether nothing is there that can be given at
-    once, idle instances destroyed, the policy's cost.
+    once, idle instances destroyed, the policy's cost. Of a slice that is not all of a GPU, instances that were made for claims
+    count in that cost alone.
     """
 
     mode: bool
@@ -100,10 +101,13 @@ def _cost(
     assert isinstance(device.offered, Slice)
     mask = _mask(device)
     there = device.offered.slot in idle
-    destroyed = 0 if there else sum(bool(each.placement.mask & mask) for each in tenancy.idle_owned)
-    before = taken & ~mask
-    cost = potential(geometry, before) - potential(geometry, before | mask)
-    return _Cost(not tenancy.gpu.mig_enabled, not there, destroyed, cost)
+    in_the_way = () if there else tuple(each for each in tenancy.idle_owned if each.placement.mask & mask)
+    mode, recut = not tenancy.gpu.mig_enabled, len(in_the_way) + (not there)
+    cost = place_cost(geometry, taken & ~mask, mask, recut)
+    if device.kind is not OfferKind.SLICE or device.offered.placement.size == tenancy.gpu.memory_slices:
+        return _Cost(mode, not there, len(in_the_way), cost)
+    as_found = there and device.offered.slot not in tenancy.requested
+    return _Cost(mode, not as_found, sum(not tenancy.replaceable(each) for each in in_the_way), cost)
 
 
 def _sharing_key(device: NodeDevice, tenancy: GpuOccupancy) -> tuple[object, ...]:

@@ -15,7 +15,7 @@ from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, mor
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission
 from tranche.planning.decide.packing_cost import toll
 from tranche.planning.decide.share_options import rules_of
-from tranche.planning.decide.tables import geometry_of, potential
+from tranche.planning.decide.tables import geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
 
 # Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
@@ -31,9 +31,10 @@ _MORE_THAN_ANY_GPU = 1 << 60
 # The UUIDs of GPUs that may not be used, with the waiter that each is kept for.
 Reserved = Mapping[str, str]
 
-# What makes one option better than another, lowest first: how weak its walls are, the change, instances destroyed, bytes given,
-# and what the place costs the GPU, or of parts the bytes that are left for others.
-Preference = tuple[int, int, int, int, float]
+# What makes one option better than another, lowest first: how weak its walls are, whether MIG mode changes, the change, instances
+# destroyed, bytes given, and what the place costs the GPU, or of parts the bytes that are left for others. Of a slice that is not
+# all of a GPU, the change and the instances that were made for requests count in the place's cost.
+Preference = tuple[int, bool, int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,10 @@ def best_option(
 ) -> tuple[Preference, Option] | None:
     """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
 
-    Strongest walls first, then the cheapest change, fewest instances destroyed, least memory given, the place that leaves the
-    rest of the GPU worth most or of parts the least room left over, the lowest start. Before all that, on a `thrifty` machine,
-    which is careful with its room, what takes the least from those to come.
+    Strongest walls first, then the cheapest change, fewest instances destroyed, least memory given, of parts the least room left
+    over, the lowest start. Of slices that are not all of a GPU: an idle one that a layout or another tool made, fewest of these
+    destroyed, the least memory, the place that costs least. Before all that, on a `thrifty` machine, which is careful with its
+    room, what takes the least from those to come.
     """
     found = (all_ways if thrifty else ways)(here, answer, freedom)
     if isinstance(found, Obstacle) or not found:
@@ -131,16 +133,22 @@ def best_option(
 
     def preference(option: Option) -> Preference:
         taken = toll(here, option, answer.part) * (_WEAKEST + 1) if thrifty else 0
+        mode = option.change is OptionKind.MODE
         if isinstance(option.grant, FractionalShare):
             strength = taken + _STRENGTHS[option.grant.sharing]
             # A GPU that can be cut is opened for parts after all others, so that it can be cut for somebody.
             last = option.change is not OptionKind.NONE and option.grant.slot is None and option.gpu.mig_capable
-            return (strength, option.change, option.destroys, option.memory, option.left + last * _MORE_THAN_ANY_GPU)
+            left = option.left + last * _MORE_THAN_ANY_GPU
+            return (strength, mode, option.change, option.destroys, option.memory, left)
         slot = option.grant.slot
-        cost = 0.0
-        if slot is not None:
-            cost = potential(geometry, option.mask) - potential(geometry, option.mask | slot.placement.mask)
-        return (taken, option.change, option.destroys, option.memory, cost)
+        destroys = option.destroys
+        if slot is None or slot.placement.size == here.gpu.memory_slices:
+            return (taken, mode, option.change, destroys, option.memory, 0.0)
+        as_found = option.change <= OptionKind.FILL and not option.replaceable
+        recut = destroys + (option.change is not OptionKind.NONE)
+        cost = place_cost(geometry, option.mask, slot.placement.mask, recut)
+        effort = OptionKind.NONE if as_found else OptionKind.CREATE
+        return (taken, mode, effort, 0 if option.replaceable else destroys, option.memory, cost)
 
     def start(option: Option) -> int:
         return 0 if option.grant.slot is None else option.grant.slot.placement.start

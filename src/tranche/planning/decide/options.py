@@ -33,7 +33,8 @@ class Option:
     """One way to serve a request on one GPU.
 
     `memory` is what is granted, in bytes; `mask` the memory slices taken for as long as can be foreseen, before the grant. `left`
-    is what is left in parts of a shared device after the grant, in bytes.
+    is what is left in parts of a shared device after the grant, in bytes. `replaceable` says of what it reuses or destroys that a
+    request had it made, so that Tranche may cut it as it likes.
     """
 
     gpu: GpuState
@@ -43,6 +44,7 @@ class Option:
     memory: int
     mask: int
     left: int = 0
+    replaceable: bool = True
 
     @property
     def destroys(self) -> int:
@@ -210,17 +212,21 @@ def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: P
             overlap(Slice(gpu.uuid, instance.profile, instance.placement), each.place) for each in tenancy.withheld
         )
     ]
-    if any(option.change is OptionKind.NONE for option in reused):
+    if any(option.change is OptionKind.NONE and not option.replaceable for option in reused):
         return tuple(reused)
     removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
     kept = tenancy.fixed
     if not freedom.destroy_foreign:
         kept += tuple(map(occupant, tenancy.idle_foreign))
+    there = {option.grant.slot.placement for option in reused if option.grant.slot is not None}
     made = []
     for spot in _rooms(profile, kept):
+        if spot in there:
+            continue
         gone = [each for each in removable if in_the_way(each, profile.name, spot)]
         steps: tuple[Step, ...] = (*(_destroy(gpu, each) for each in gone), _create(gpu, profile, spot))
-        made.append(_slice(tenancy, profile, spot, OptionKind.REPLACE if gone else OptionKind.CREATE, steps))
+        change = OptionKind.REPLACE if gone else OptionKind.CREATE
+        made.append(_slice(tenancy, profile, spot, change, steps, replaceable=all(map(tenancy.replaceable, gone))))
     return tuple(reused + made)
 
 
@@ -238,16 +244,23 @@ def reuse_option(
 ) -> Option:
     """The idle instance as a whole slice; `change` says what that takes, as `reusable` does."""
     steps = () if change is OptionKind.NONE else (_create(tenancy.gpu, profile, instance.placement),)
-    return _slice(tenancy, profile, instance.placement, change, steps)
+    return _slice(tenancy, profile, instance.placement, change, steps, replaceable=tenancy.replaceable(instance))
 
 
 def _slice(
-    tenancy: GpuOccupancy, profile: GpuInstanceProfile, spot: Placement, change: OptionKind, steps: tuple[Step, ...]
+    tenancy: GpuOccupancy,
+    profile: GpuInstanceProfile,
+    spot: Placement,
+    change: OptionKind,
+    steps: tuple[Step, ...],
+    *,
+    replaceable: bool = True,
 ) -> Option:
     gpu = tenancy.gpu
     # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.
     mask = tenancy.lasting_mask & ~spot.mask
-    return Option(gpu, Slice(gpu.uuid, profile.name, spot), change, steps, profile.memory or 0, mask)
+    slot = Slice(gpu.uuid, profile.name, spot)
+    return Option(gpu, slot, change, steps, profile.memory or 0, mask, replaceable=replaceable)
 
 
 def _create(gpu: GpuState, profile: GpuInstanceProfile, spot: Placement) -> CreateInstance:

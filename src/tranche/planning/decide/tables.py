@@ -27,9 +27,12 @@ class PossiblePlacement:
         return tuple(((1 << self.size) - 1) << start for start in self.starts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacementTable:
-    """The ways to cut a board: `units` memory slices and the distinct footprints, smallest first."""
+    """The ways to cut a board: `units` memory slices and the distinct footprints, smallest first.
+
+    There is one for each way, so that what is kept of it is found without comparing footprints.
+    """
 
     units: int
     shapes: tuple[PossiblePlacement, ...]
@@ -72,6 +75,14 @@ def potential(geometry: PlacementTable, mask: int) -> float:
 
 
 _TOGETHER = 0.075
+_RECUT = 0.02
+
+
+def place_cost(geometry: PlacementTable, mask: int, place: int, recut: int) -> float:
+    """What the GPU loses when the place is taken beside what is in the mask, and a little for each instance that is created or
+    destroyed for it (`recut`): what is hardly better is not worth a cut. Equal costs compare as equal.
+    """
+    return round(potential(geometry, mask) - potential(geometry, mask | place) + _RECUT * recut, 9)
 
 
 def _unusable(geometry: PlacementTable, mask: int) -> list[int]:

@@ -45,7 +45,8 @@ class GpuOccupancy(NamedTuple):
     not, to those allocations. `shared` has the account of each device that is given away in parts, by its slot, or by None for
     the uncut GPU. Instances without an allocation are `in_use` (they have a process, or are about to go because
     they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`. Nothing is given away
-    of `withheld` places, nor while a layout is `changing` the GPU.
+    of `withheld` places, nor while a layout is `changing` the GPU. `requested` are the machine's instances that were made
+    for requests.
     """
 
     gpu: GpuState
@@ -57,11 +58,16 @@ class GpuOccupancy(NamedTuple):
     shared: Mapping[InstanceKey | None, DeviceUsage]
     withheld: tuple[WithheldDevice, ...] = ()
     changing: bool = False
+    requested: Collection[InstanceKey] = ()
 
     @property
     def idle(self) -> tuple[GpuInstance, ...]:
         """Instances that are nobody's now, ours first."""
         return self.idle_owned + self.idle_foreign
+
+    def replaceable(self, instance: GpuInstance) -> bool:
+        """Whether an idle instance may go for a better place: it was made for a request, by no layout and no other tool."""
+        return self.gpu.key(instance) in self.requested
 
     @property
     def fixed(self) -> tuple[PlacedInstance, ...]:
@@ -110,17 +116,16 @@ def tenancies(view: NodeView) -> Iterator[GpuOccupancy]:
                 held[grant.gpu_uuid].append((allocation, grant))
     for gpu in view.node:
         withheld = tuple(each for each in view.withheld if each.place.gpu_uuid == gpu.uuid)
-        yield _sorted_out(gpu, held[gpu.uuid], view.owned, withheld, gpu.uuid in view.changing)
+        yield _sorted_out(gpu, held[gpu.uuid], view, withheld)
 
 
 def _sorted_out(
     gpu: GpuState,
     held: Iterable[tuple[Allocation, Grant]],
-    owned: Collection[InstanceKey],
+    view: NodeView,
     withheld: tuple[WithheldDevice, ...],
-    changing: bool,
 ) -> GpuOccupancy:
-    """The GPU's instances sorted, given every grant on it with its allocation, and the instances that Tranche made."""
+    """The GPU's instances sorted, given every grant on it with its allocation, and what is withheld of it."""
     whole: dict[str, Allocation] = {}
     promised: dict[InstanceKey, dict[str, Allocation]] = {}
     shared: dict[InstanceKey | None, DeviceUsage] = {}
@@ -147,13 +152,22 @@ def _sorted_out(
             or any(profiles_exclude(instance.profile, slot.profile) for slot in promised)
         ):
             in_use.append(instance)
-        elif key in owned:
+        elif key in view.owned:
             ours.append(instance)
         else:
             foreign.append(instance)
     slots = {slot: tuple(holders.values()) for slot, holders in promised.items()}
     return GpuOccupancy(
-        gpu, tuple(whole.values()), slots, tuple(in_use), tuple(ours), tuple(foreign), shared, withheld, changing
+        gpu,
+        tuple(whole.values()),
+        slots,
+        tuple(in_use),
+        tuple(ours),
+        tuple(foreign),
+        shared,
+        withheld,
+        gpu.uuid in view.changing,
+        view.requested,
     )
 
 
