@@ -308,6 +308,34 @@ def test_a_ledger_of_format_4_has_no_gpu_cordoned_and_takes_a_word(tmp_path: Pat
     ledger.close()
 
 
+def test_what_a_ledger_of_format_5_owns_was_made_for_a_layout_as_far_as_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    old = sqlite3.connect(path, isolation_level=None)
+    old.execute("PRAGMA journal_mode = WAL")
+    schema.create(old)
+    for statement in (
+        "ALTER TABLE owned_instances DROP COLUMN requested",
+        "INSERT INTO owned_instances VALUES ('GPU-0', '1g.5gb', 6, 1)",
+        "PRAGMA user_version = 5",
+    ):
+        old.execute(statement)
+    old.close()
+    ledger = Ledger(path)
+    with ledger.write() as db:
+        (owned,) = records.owned_instances(db)
+        assert not records.requested_instances(db)
+        made = InstanceKey(owned.gpu_uuid, owned.profile, Placement(5, 1))
+        records.own_instance(db, made, requested=True)
+        assert records.requested_instances(db) == {made}
+        records.want_instances(db, ["GPU-0"])
+        assert not records.requested_instances(db)
+        assert records.owned_instances(db) == {owned, made}
+    ledger.close()
+    kept = sqlite3.connect(tmp_path / "ledger.db.format5")
+    assert len(kept.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances").fetchall()) == 1
+    kept.close()
+
+
 _PART_TAKEN_OF_FORMAT_3 = """
 CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
     SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
