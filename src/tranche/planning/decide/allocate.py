@@ -2,11 +2,10 @@
 
 Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
 as the request accepts them. On a machine that is careful with its room, what takes the least from those to come goes before
-(`tranche.planning.decide.packing_cost`). Among equals: what needs no change; an instance that only lacks its compute instance;
-a new
-instance in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is. Parts
-go together, onto the device that has the least room left. A slice that is not all of a GPU goes where it costs the GPU least, and
-idle slices that were made for requests are reused or destroyed for that.
+(`tranche.planning.decide.packing_cost`). Among equals: what needs no change; an instance that only lacks its compute instance; a
+new instance in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is.
+Parts go together, onto the device that has the least room left. A slice that is not all of a GPU goes where it costs the GPU
+least, and idle slices that were made for requests are reused or destroyed for that.
 """
 
 from __future__ import annotations
