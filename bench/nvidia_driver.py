@@ -6,33 +6,28 @@ files that lead nowhere, and its hooks do nothing.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
-import re
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.claims import devices_published
 from cluster.cluster import Cluster
-from cluster.errors import ClusterError, UnsuitableMachine
+from cluster.kits import build
 from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
-from release.go_build import go_build
+from release.go_build import GoModule
 
 from tranche_simulator.build import cache_directory, ensure_built
 
 DRIVER = "gpu.nvidia.com"
 DEVICE_CLASS = "mig.nvidia.com"
-GO_MODULE = Path(__file__).parent / "go"
+GO_MODULE = GoModule(Path(__file__).parent / "go")
 _PATH = "sigs.k8s.io/dra-driver-nvidia-gpu"
-_PROGRAM = "gpu-kubelet-plugin"
 _TRANCHE = str(Path(sys.executable).with_name("tranche"))
 _SHARED_FILES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 _NULL = os.makedev(1, 3)
@@ -40,9 +35,7 @@ _NULL = os.makedev(1, 3)
 
 def pinned_version() -> str:
     """The release that is built, such as v0.4.1."""
-    found = re.search(rf"{re.escape(_PATH)} (v\S+)", (GO_MODULE / "go.mod").read_text())
-    assert found is not None, "go.mod pins a release"
-    return found[1]
+    return GO_MODULE.versions[_PATH]
 
 
 def ensure_driver(say: Callable[[str], None]) -> Path:
@@ -52,29 +45,10 @@ def ensure_driver(say: Callable[[str], None]) -> Path:
         UnsuitableMachine: there is no Go, or no C compiler.
         ClusterError: a module cannot be fetched or compiled.
     """
-    pins = hashlib.sha256((GO_MODULE / "go.mod").read_bytes() + (GO_MODULE / "go.sum").read_bytes()).hexdigest()[:16]
-    target = cache_directory() / "cluster" / f"nvidia-driver-{pins}-{platform.machine()}"
-    if target.is_file():
-        return target
-    go = shutil.which("go")
-    if go is None or shutil.which("gcc") is None:
-        raise UnsuitableMachine(
-            "NVIDIA's driver is built with Go and a C compiler", hint="install Go and gcc, or measure without it"
-        )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        built = go_build(
-            go,
-            [f"{_PATH}/cmd/{_PROGRAM}"],
-            f"{folder}/",
-            module=GO_MODULE,
-            doing=f"building NVIDIA's driver {pinned_version()}",
-            say=say,
-            cgo=True,
-        )
-        if built.returncode != 0:
-            raise ClusterError(f"go build failed:\n{built.stdout[-2000:]}")
-        os.replace(Path(folder) / _PROGRAM, target)
+    target = cache_directory() / "cluster" / f"nvidia-driver-{GO_MODULE.pins}"
+    if not target.is_file():
+        programs = {target.name: f"{_PATH}/cmd/gpu-kubelet-plugin"}
+        build(GO_MODULE, programs, target.parent, f"NVIDIA's driver {pinned_version()}", say, cgo=True)
     return target
 
 

@@ -21,7 +21,7 @@ from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, owned_by, prepare_machine, remove_cluster
 from cluster.errors import ClusterError
 from cluster.host import cluster_directories
-from cluster.older import ensure_older
+from cluster.kits import ensure_older
 from cluster.record import load_record
 from tranche.core.errors import TrancheError
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,15 +14,13 @@ from release.progress import telling
 
 from cluster.download import download_kit
 from cluster.errors import ClusterError
-from cluster.go_build import build_kits
-from cluster.kits import GO_MODULE, KITS, Kit
+from cluster.kits import GO_MODULE, KITS, Kit, Say, build_kits
 from tranche_simulator.build import cache_directory
 
 PROGRAMS = "a cluster's programs"
 """What processes wait for that need them while another one builds them."""
 FOLDER_VARIABLE = "TRANCHE_CLUSTER_BIN"
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)\.\d+")
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +45,7 @@ class Binaries:
 
 def cached_programs() -> Path:
     """The folder that downloads and builds go to. Its name changes with the pinned versions."""
-    pins = hashlib.sha256((GO_MODULE / "go.mod").read_bytes() + (GO_MODULE / "go.sum").read_bytes())
-    return cache_directory() / "cluster" / f"{pins.hexdigest()[:16]}-{platform.machine()}" / "bin"
+    return cache_directory() / "cluster" / GO_MODULE.pins / "bin"
 
 
 def find_binaries() -> Binaries | None:

@@ -5,12 +5,20 @@ The versions are read from `go/go.mod`, so that a download and a build give the 
 
 from __future__ import annotations
 
-import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-GO_MODULE = Path(__file__).parent / "go"
+from release.errors import ReleaseError
+from release.go_build import GoModule
+
+from cluster.errors import ClusterError, UnsuitableMachine
+from tranche_simulator.build import cache_directory
+
+GO_MODULE = GoModule(Path(__file__).parent / "go")
+_OLDER_MODULE = GoModule(Path(__file__).parent / "go-1.33")
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class Kit:
     @property
     def version(self) -> str:
         """The pinned release, such as v1.36.3."""
-        return pinned_versions()[self.module]
+        return GO_MODULE.versions[self.module]
 
 
 def _commands(module: str, names: tuple[str, ...]) -> dict[str, str]:
@@ -55,8 +63,68 @@ CONTAINERD = Kit(
 KITS = (KUBERNETES, ETCD, CONTAINERD)
 
 
-@cache
-def pinned_versions() -> dict[str, str]:
-    """Module path to version, as `go/go.mod` requires them."""
-    text = (GO_MODULE / "go.mod").read_text()
-    return dict(re.findall(r"^\s*(\S+) (v\d\S*)(?: //.*)?$", text, re.MULTILINE))
+def build_kits(kits: Sequence[Kit], target: Path, say: Say) -> None:
+    """Compile the programs of `kits` into `target`. Takes many minutes of every core.
+
+    Raises:
+        UnsuitableMachine: there is no Go.
+        ClusterError: a module cannot be fetched or compiled.
+    """
+    programs = {name: package for kit in kits for name, package in kit.programs.items()}
+    stamps = _stamps(KUBERNETES.version) | {"github.com/containerd/containerd/v2/version.Version": CONTAINERD.version}
+    what = ", ".join(f"{kit.name} {kit.version}" for kit in kits)
+    build(GO_MODULE, programs, target, what, say, stamps=stamps)
+
+
+def ensure_older(say: Say) -> Path:
+    """The folder with programs of an older Kubernetes, for tests of clusters without claims.
+
+    They are built if they are not there, as `go-1.33/go.mod` pins them: about five minutes on two cores, and 330 MB.
+
+    Raises:
+        UnsuitableMachine: there is no Go.
+        ClusterError: a module cannot be fetched or compiled.
+    """
+    names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+    target = cache_directory() / "cluster" / f"older-{_OLDER_MODULE.pins}"
+    if not all((target / name).is_file() for name in names):
+        version = _OLDER_MODULE.versions["k8s.io/kubernetes"]
+        programs = _commands("k8s.io/kubernetes", names)
+        build(_OLDER_MODULE, programs, target, f"kubernetes {version}", say, stamps=_stamps(version))
+    return target
+
+
+def build(
+    module: GoModule,
+    programs: Mapping[str, str],
+    target: Path,
+    what: str,
+    say: Say,
+    *,
+    stamps: Mapping[str, str] | None = None,
+    cgo: bool = False,
+) -> None:
+    """Compile programs, by name their packages, into the folder `target`; `what` they are is said while it lasts.
+
+    Raises:
+        UnsuitableMachine: there is no Go, or no C compiler where `cgo` needs one.
+        ClusterError: a module cannot be fetched or compiled.
+    """
+    missing = [name for name in ("go", *(["gcc"] if cgo else [])) if shutil.which(name) is None]
+    if missing:
+        raise UnsuitableMachine(
+            f"{what} must be built, and there is no {' and no '.join(missing)}",
+            hint="install it, or name a folder with the cluster's programs in TRANCHE_CLUSTER_BIN",
+        )
+    say(f"building {what}: once, and it takes a while")
+    try:
+        module.build(programs, target, f"building {what}", say, stamps=stamps, cgo=cgo)
+    except ReleaseError as error:
+        raise ClusterError(str(error)) from error
+
+
+def _stamps(version: str) -> dict[str, str]:
+    """Without them, nodes would report v0.0.0."""
+    major, minor, _ = version.removeprefix("v").split(".")
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    return {f"k8s.io/component-base/version.{name}": value for name, value in values.items()}

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-from release.errors import ReleaseError
-from release.go_build import STRIPPED, go_build
+from release.go_build import GoModule
 from release.one_at_a_time import one_at_a_time
 from tranche_simulator.build import cache_directory
 
-GO_MODULE = Path(__file__).parent / "go"
+_MODULE = GoModule(Path(__file__).parent / "go")
 _PACKAGE = "helm.sh/helm/v3"
 _OLDEST = (3, 14)
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.\d+")
@@ -36,7 +32,8 @@ def helm() -> Path:
     if not os.access(cached, os.X_OK):
         with one_at_a_time("Helm", _say):
             if not os.access(cached, os.X_OK):
-                _build(cached)
+                programs = {"helm": f"{_PACKAGE}/cmd/helm"}
+                _MODULE.build(programs, cached.parent, "building Helm, once", _say, stamps=_stamps())
     return cached
 
 
@@ -55,38 +52,16 @@ def _version(program: str) -> tuple[int, int]:
 
 
 def _cached() -> Path:
-    pins = hashlib.sha256((GO_MODULE / "go.mod").read_bytes() + (GO_MODULE / "go.sum").read_bytes())
-    return cache_directory() / "helm" / f"{pins.hexdigest()[:16]}-{platform.machine()}" / "helm"
-
-
-def _build(target: Path) -> None:
-    go = shutil.which("go")
-    if go is None:
-        raise ReleaseError("there is neither a Helm on PATH nor a Go to build one with", hint="install Helm or Go")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        made = Path(folder) / "helm"
-        built = go_build(
-            go,
-            [f"{_PACKAGE}/cmd/helm"],
-            str(made),
-            module=GO_MODULE,
-            doing="building Helm, once",
-            say=_say,
-            linker_flags=_linker_flags(),
-        )
-        if built.returncode != 0:
-            raise ReleaseError(f"go build of Helm failed:\n{built.stdout[-2000:]}")
-        os.replace(made, target)
+    return cache_directory() / "helm" / _MODULE.pins / "helm"
 
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _linker_flags() -> str:
-    """Versions are stamped: without it, Helm would take every cluster that it only renders for as Kubernetes 1.20."""
-    versions = dict(re.findall(r"^\s*(\S+) (v\d\S*)", (GO_MODULE / "go.mod").read_text(), re.MULTILINE))
+def _stamps() -> dict[str, str]:
+    """Without them, Helm would take every cluster that it only renders for as Kubernetes 1.20."""
+    versions = _MODULE.versions
     _, minor, _ = versions["k8s.io/client-go"].split(".")
     stamps = {f"{_PACKAGE}/internal/version.version": versions[_PACKAGE]}
     for package in ("chartutil", "lint/rules"):
@@ -94,4 +69,4 @@ def _linker_flags() -> str:
             f"{_PACKAGE}/pkg/{package}.k8sVersionMajor": "1",
             f"{_PACKAGE}/pkg/{package}.k8sVersionMinor": minor,
         }
-    return " ".join((STRIPPED, *(f"-X {name}={value}" for name, value in stamps.items())))
+    return stamps

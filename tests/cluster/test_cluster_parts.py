@@ -99,7 +99,7 @@ def test_a_file_that_was_changed_on_the_way_is_refused(kit: Kit, tmp_path: Path)
 
 
 def test_every_pinned_program_is_a_tool_of_the_module_that_builds_it() -> None:
-    text = (GO_MODULE / "go.mod").read_text()
+    text = (GO_MODULE.folder / "go.mod").read_text()
 
     for kit in KITS:
         assert kit.version.startswith("v")

@@ -17,8 +17,8 @@ import pytest
 from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, remove_cluster, this_process
 from cluster.helm_release import HelmRelease
+from cluster.kits import ensure_older
 from cluster.node import Node
-from cluster.older import ensure_older
 from cluster.tenants import given, rates, tenants
 from cluster.waiting import wait_for
 from cluster.workloads import FOREVER, log, phases, pod, pods_in

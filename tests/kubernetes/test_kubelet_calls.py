@@ -112,7 +112,7 @@ def test_a_percentile_is_one_of_the_values_and_grows_with_the_share(values: Sequ
 
 
 def test_what_is_built_is_a_tool_of_the_pinned_module() -> None:
-    text = (GO_MODULE / "go.mod").read_text()
+    text = (GO_MODULE.folder / "go.mod").read_text()
 
     assert pinned_version().startswith("v")
     assert "tool sigs.k8s.io/dra-driver-nvidia-gpu/cmd/gpu-kubelet-plugin\n" in text
