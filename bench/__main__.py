@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from cluster.errors import ClusterError
+
 from bench import (
     acceptance,
     claim_latency,
@@ -61,7 +63,10 @@ def main() -> None:
     )
     for name in options.names or [name for name in BENCHMARKS if name not in _ONLY_BY_NAME]:
         began = time.monotonic()
-        BENCHMARKS[name](report)
+        try:
+            BENCHMARKS[name](report)
+        except ClusterError as error:
+            sys.exit(f"error: {error}")
         print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)
 
 

@@ -6,7 +6,6 @@ NVIDIA's driver changes no A100's. A cluster of its own is made and removed: roo
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 from cluster.agents import agent_on
 from cluster.claims import DRIVER, claim_template, claims_in, devices_published, give_by_claims, with_claim
-from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 from cluster.node import Node
 from cluster.waiting import wait_for
@@ -27,9 +26,9 @@ from cluster.workloads import phases, pod, pods_in
 from bench import nvidia_driver
 from bench.claim_batches import ClaimBatch, compare
 from bench.kubelet_calls import LOG_LEVEL, preparations
+from bench.own_cluster import P4D, own_cluster, say
 from bench.report import Report
 
-MACHINE = "p4d.24xlarge"
 CLAIMS, SINGLE_CLAIMS = 56, 10
 ROUNDS, LONG_ROUNDS = 1, 3
 P50_GOAL, P99_GOAL = 5.0, 20.0
@@ -51,22 +50,19 @@ class Contender:
 
 
 def run(report: Report) -> None:
-    """Measure both; where no cluster can run, or NVIDIA's driver cannot be built, say so and exit with 1."""
+    """Measure both; ClusterError where no cluster can run, or NVIDIA's driver cannot be built."""
     rounds = LONG_ROUNDS if report.long else ROUNDS
-    try:
-        contenders = _contenders(nvidia_driver.ensure_driver(_say))
-        report.section(
-            f"{CLAIMS} claims of {_PROFILE} at once on a node with eight A100 40 GB",
-            f"NVIDIA's driver is {nvidia_driver.pinned_version()} with its gate DynamicMIG, as a process of the node; unlimited:",
-            f"with {' '.join(_UNLIMITED)}. Tranche is the agent in its pod.",
-            "GPU operations take no time. A claim takes from the kubelet's first call of NodePrepareResources to its answer, by",
-            "the kubelet's log. In a round each driver has its turn on a machine without instances; then the same pods come",
-            f"once more, for which Tranche has kept the slices, and then {SINGLE_CLAIMS} pods one after another. Cells:",
-            f"median over the rounds, of which there are {rounds}.",
-        )
-        measured = _measured(contenders, rounds)
-    except ClusterError as error:
-        sys.exit(f"error: {error}\n{error.hint}".rstrip())
+    contenders = _contenders(nvidia_driver.ensure_driver(say))
+    report.section(
+        f"{CLAIMS} claims of {_PROFILE} at once on a node with eight A100 40 GB",
+        f"NVIDIA's driver is {nvidia_driver.pinned_version()} with its gate DynamicMIG, as a process of the node; unlimited:",
+        f"with {' '.join(_UNLIMITED)}. Tranche is the agent in its pod.",
+        "GPU operations take no time. A claim takes from the kubelet's first call of NodePrepareResources to its answer, by",
+        "the kubelet's log. In a round each driver has its turn on a machine without instances; then the same pods come",
+        f"once more, for which Tranche has kept the slices, and then {SINGLE_CLAIMS} pods one after another. Cells:",
+        f"median over the rounds, of which there are {rounds}.",
+    )
+    measured = _measured(contenders, rounds)
     for number, what in enumerate(("from no slice", "once more", "one after another")):
         compare(report, what, {name: [each[number] for each in batches] for name, batches in measured.items()})
     ours = [each[0] for each in measured[contenders[0].name]]
@@ -94,7 +90,7 @@ def _contenders(program: Path) -> tuple[Contender, ...]:
 def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[tuple[ClaimBatch, ...]]]:
     """By contender and round: the batch on a machine without instances, the one after it, and the claims one after another."""
     found: dict[str, list[tuple[ClaimBatch, ...]]] = {each.name: [] for each in contenders}
-    with _cluster() as cluster:
+    with own_cluster(P4D, time_scale=0.0) as cluster:
         (node,) = cluster.nodes
         _prepare(cluster, node, contenders)
         for number in range(rounds):
@@ -105,25 +101,13 @@ def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[tu
                 # The kubelet takes half a minute to remove them, and the scheduler would believe them.
                 cluster.api.delete_all("/apis/resource.k8s.io/v1/resourceslices")
                 found[each.name].append(batches)
-                _say(f"round {number + 1}, {each.name}: p50 {batches[0].p50:.1f} ms, p99 {batches[0].p99:.1f} ms")
+                say(f"round {number + 1}, {each.name}: p50 {batches[0].p50:.1f} ms, p99 {batches[0].p99:.1f} ms")
     return found
-
-
-@contextmanager
-def _cluster() -> Iterator[Cluster]:
-    remove_leftovers()
-    name = f"bench-{this_process()[0]}"
-    try:
-        yield Cluster.create(name, {"p4d": MACHINE}, time_scale=0.0, owner=this_process(), say=_say)
-    finally:
-        remove_cluster(name)
 
 
 def _prepare(cluster: Cluster, node: Node, contenders: Sequence[Contender]) -> None:
     """A namespace with the templates, and a kubelet that tells of its calls."""
-    cluster.kubectl("create", "namespace", _NAMESPACE)
-    account = f"/api/v1/namespaces/{_NAMESPACE}/serviceaccounts/default"
-    wait_for("the namespace has its service account", lambda: cluster.api.get(account))
+    cluster.make_namespace(_NAMESPACE)
     cluster.apply(*{each.template["metadata"]["name"]: each.template for each in contenders}.values())
     verbosity = f"/api/v1/nodes/{node.name}/proxy/debug/flags/v"
     cluster.kubectl("replace", "--raw", verbosity, "--filename=-", stdin=str(LOG_LEVEL))
@@ -175,7 +159,3 @@ def _batch(cluster: Cluster, node: Node, contender: Contender, at_once: int) -> 
     wait_for("the pods are gone", lambda: not pods_in(cluster, _NAMESPACE), timeout=_TIMEOUT)
     wait_for("the claims are gone", lambda: not claims_in(cluster, _NAMESPACE), timeout=_TIMEOUT)
     return ClaimBatch.of(done, seconds)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -6,17 +6,14 @@ The jobs are the article's in number, length and GPUs; they sleep. A cluster of 
 from __future__ import annotations
 
 import math
-import sys
 
 from cluster.agents import agent_on
 from cluster.batch_jobs import Batch, example, run_batch
 from cluster.cluster import Cluster
-from cluster.errors import ClusterError
 from cluster.node import Node
 from cluster.node_layouts import label, wait_for_slices
-from cluster.waiting import wait_for
 
-from bench.cluster import bench_cluster
+from bench.own_cluster import P4D, own_cluster
 from bench.report import Report
 from tranche.demo.schedule import SLICE_SECONDS, WHOLE_GPU_SECONDS
 
@@ -27,7 +24,7 @@ _TIMEOUT = 900.0
 
 
 def run(report: Report) -> None:
-    """Measure all four batches; where no cluster can run, say so and exit with 1."""
+    """Measure all four batches."""
     rounds = math.ceil(MEMBERS / GPUS)
     theory = rounds * WHOLE_GPU_SECONDS / SLICE_SECONDS
     report.section(
@@ -35,12 +32,9 @@ def run(report: Report) -> None:
         f"deploy/examples/56-jobs; a job sleeps {WHOLE_GPU_SECONDS} s on a whole GPU, {SLICE_SECONDS:g} s in a slice of 1g.5gb.",
         "From a Job's creation until its last member has succeeded, the start of pods included, the cut not.",
     )
-    try:
-        with bench_cluster() as cluster:
-            (node,) = cluster.nodes
-            whole, sliced, eight, all_at_once = _batches(cluster, node)
-    except ClusterError as error:
-        sys.exit(f"error: {error}\n{error.hint}".rstrip())
+    with own_cluster(P4D) as cluster:
+        (node,) = cluster.nodes
+        whole, sliced, eight, all_at_once = _batches(cluster, node)
     rows = [
         _row("on whole GPUs, 8 at a time", whole, rounds * WHOLE_GPU_SECONDS, eight),
         _row("in slices, 56 at a time", sliced, SLICE_SECONDS, all_at_once),
@@ -59,9 +53,7 @@ def run(report: Report) -> None:
 
 
 def _batches(cluster: Cluster, node: Node) -> tuple[Batch, Batch, Batch, Batch]:
-    cluster.kubectl("create", "namespace", _NAMESPACE)
-    account = f"/api/v1/namespaces/{_NAMESPACE}/serviceaccounts/default"
-    wait_for("the namespace has its service account", lambda: cluster.api.get(account))
+    cluster.make_namespace(_NAMESPACE)
     control = example("no-gpu", parallelism=GPUS, seconds=WHOLE_GPU_SECONDS)
     with agent_on(cluster, node, "--mig-strategy=mixed"):
         wait_for_slices(cluster, node, gpu=GPUS)

@@ -122,7 +122,7 @@ def _labelled(cluster: Cluster, node: Node, layouts: Sequence[str]) -> Measured:
 def _labelled_around_pods(cluster: Cluster, node: Node) -> Measured:
     """Each change of the 1g part while 8 pods run in the 3g part: the same containers in the same slices from first to last."""
     time_label(cluster, node, AROUND_PODS[0], OFFERED[AROUND_PODS[0]])
-    cluster.kubectl("create", "namespace", _NAMESPACE)
+    cluster.make_namespace(_NAMESPACE)
     cluster.apply(deployment("large", _NAMESPACE, 8, limits={"nvidia.com/mig-3g.20gb": 1}))
     wait_for("8 pods run", lambda: phases(cluster, _NAMESPACE) == {"Running": 8})
     before = _running(cluster), _large_slices(node)

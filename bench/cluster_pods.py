@@ -24,9 +24,7 @@ def run(report: Report, cluster: Cluster, node: Node) -> None:
         "From a pod's creation until it runs",
         f"one pod at a time, with nvidia.com/mig-1g.5gb: 1 and without in turn, {PODS} each; in seconds.",
     )
-    cluster.kubectl("create", "namespace", _NAMESPACE)
-    account = f"/api/v1/namespaces/{_NAMESPACE}/serviceaccounts/default"
-    wait_for("the namespace has its service account", lambda: cluster.api.get(account))
+    cluster.make_namespace(_NAMESPACE)
     with agent_on(cluster, node, "--mig-strategy=mixed"):
         wait_for_slices(cluster, node, mig_1g_5gb=56)
         _start(cluster, "warm-up", {})

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from statistics import median
 
+from bench.commands import TRANCHE, environment_of, milliseconds, tranche
 from bench.machine import ProductPath, Spot, board_of
 from bench.report import Report, figure
 from tranche.core.allocation import NodeView
@@ -44,7 +43,6 @@ _COMMANDS = 9
 _REPETITIONS = 51
 _STARTS = parse_request(mig_profile="1g.5gb")
 _WAITS = parse_request(mig_profile="7g.40gb")
-_TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 # Of 1g, 1g with double memory, 2g: what the machines hold.
 _HELD_WEIGHTS = (70, 10, 20, 0, 0, 0)
 
@@ -71,18 +69,14 @@ def _commands(report: Report) -> None:
     empty = (sys.executable, "-c", "import click")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        variables = {"TRANCHE_SIM_ROOT": folder, "TRANCHE_SIM_TIME_SCALE": "0"}
-        environment = {**os.environ, **variables}
+        environment = environment_of(Path(folder), TRANCHE_SIM_TIME_SCALE="0")
         for gpus in MACHINES:
             name = f"with-{gpus}"
-            for prepare in (
-                ("sim", "create", name, *("--gpu", BOARD) * gpus, "--time-scale", "0"),
-                ("--simulate", name, "layout", "apply", "-c", "all-enabled"),
-            ):
-                subprocess.run((*_TRANCHE, *prepare), env=environment, check=True, capture_output=True)
+            tranche(environment, "sim", "create", name, *("--gpu", BOARD) * gpus, "--time-scale", "0")
+            tranche(environment, "--simulate", name, "layout", "apply", "-c", "all-enabled")
             row = [str(gpus)]
             for words in commands.values():
-                command = (*_TRANCHE, "--simulate", name, *(word.format(all=gpus) for word in words))
+                command = (*TRANCHE, "--simulate", name, *(word.format(all=gpus) for word in words))
                 row.append(_spent(command, environment))
             rows.append([*row, _spent(empty, environment)])
     report.table(["GPUs", *commands, "python -c 'import click'"], rows)
@@ -96,8 +90,8 @@ def _decisions(report: Report) -> None:
     rows = []
     for gpus in MACHINES:
         view = filled(gpus, SEED)
-        found = [_milliseconds(partial(decide, view, asked)) for asked in (_STARTS, _WAITS)]
-        found += [_milliseconds(partial(explain, view, asked)) for asked in (_STARTS, _WAITS)]
+        found = [_processor_time(partial(decide, view, asked)) for asked in (_STARTS, _WAITS)]
+        found += [_processor_time(partial(explain, view, asked)) for asked in (_STARTS, _WAITS)]
         rows.append([str(gpus), *map(figure, found)])
     report.table(["GPUs", "decide, starts", "decide, waits", "explain, starts", "explain, waits"], rows)
 
@@ -114,7 +108,7 @@ def _nodes(report: Report) -> None:
             GpuNode(NodeCapacity(f"node-{number:04}"), _moved(views[number % len(views)], number))
             for number in range(count)
         ]
-        found = [_milliseconds(partial(place, [_pod(asked)], nodes), 5) for asked in (_STARTS, _WAITS)]
+        found = [_processor_time(partial(place, [_pod(asked)], nodes), 5) for asked in (_STARTS, _WAITS)]
         rows.append([f"{count:,}", *map(figure, found)])
     report.table(["nodes", "has room", "has to wait"], rows)
 
@@ -181,21 +175,12 @@ def _recorded(view: NodeView) -> str:
 
 
 def _spent(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Wall time of a new process, and processor time, which other work on the machine disturbs less."""
-    wall, processor = [], []
-    for turn in range(_COMMANDS + 1):
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-        spent, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        if done.returncode:
-            raise AssertionError(f"{command}: {done.stderr}")
-        if turn:  # the first turn only warms the file cache
-            wall.append(1000 * spent)
-            processor.append(1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime))
-    return f"{median(wall):.0f} / {median(processor):.0f}"
+    """Wall time and processor time of a new process; the first run only warms the file cache."""
+    times = [milliseconds(command, environment) for _ in range(_COMMANDS + 1)][1:]
+    return " / ".join(f"{median(each):.0f}" for each in zip(*times, strict=True))
 
 
-def _milliseconds(work: Callable[[], object], repetitions: int = _REPETITIONS) -> float:
+def _processor_time(work: Callable[[], object], repetitions: int = _REPETITIONS) -> float:
     times = []
     for _ in range(repetitions):
         began = time.process_time()

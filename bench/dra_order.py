@@ -8,19 +8,16 @@ at will. Every order sees the same arrivals. A cluster of its own is made and re
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import contextmanager
 from fractions import Fraction
 from statistics import mean
 from time import monotonic
 from typing import Any
 
 from cluster.client import ApiClient
-from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
-from cluster.errors import ClusterError
+from cluster.cluster import Cluster
 from cluster.paper_nodes import NODES, SLICES, add_paper_node
 from release.chart import render
 
@@ -29,6 +26,7 @@ from bench.claim_arrivals import GPUS, ORDERS, KeptConnection, Outcome, ShownNod
 from bench.claim_lists import refused, refused_by_profile
 from bench.machine import board_of
 from bench.optimum import fluid_optimum
+from bench.own_cluster import own_cluster
 from bench.report import Report
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.kubernetes.api.resource_slices import encode_slice
@@ -59,7 +57,7 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def run(report: Report) -> None:
-    """Measure; where no cluster can run, say so after what needs none, and exit with 1."""
+    """Measure; ClusterError, after what needs no cluster, where none can run."""
     _simulated(report, range(1, 11 if report.long else 4))
     _kept(report, range(1, 6 if report.long else 2))
     nodes, number = SCHEDULED_LONG if report.long else SCHEDULED_SHORT
@@ -69,12 +67,11 @@ def run(report: Report) -> None:
         "Pods come one after another, each after the last was bound or refused.",
     )
     weights = MIXES["1g and 3g"]
-    try:
-        with paper_cluster() as cluster:
-            _scheduled(report, cluster, weights, 1.1 * _most(weights) * nodes * GPUS, nodes, number)
-            _writes(report, cluster)
-    except ClusterError as error:
-        sys.exit(f"error: {error}\n{error.hint}".rstrip())
+    with own_cluster({}) as cluster:
+        chart = render({"namespace": {"create": True}, "dra": {"enabled": True}})
+        cluster.apply(*(item for item in chart if item["kind"] == "DeviceClass"))
+        _scheduled(report, cluster, weights, 1.1 * _most(weights) * nodes * GPUS, nodes, number)
+        _writes(report, cluster)
 
 
 def _simulated(report: Report, seeds: range) -> None:
@@ -166,20 +163,6 @@ def _most(weights: Sequence[int]) -> float:
     assert board.memory_slices is not None
     mix = [Fraction(weight, sum(weights)) for weight in weights]
     return float(fluid_optimum(geometry_of(board.memory_slices, board.profiles), mix).population)
-
-
-@contextmanager
-def paper_cluster() -> Iterator[Cluster]:
-    """A cluster without a node; gone when the block ends."""
-    remove_leftovers()
-    name = f"bench-{this_process()[0]}"
-    try:
-        cluster = Cluster.create(name, {}, owner=this_process(), say=lambda line: print(line, file=sys.stderr))
-        chart = render({"namespace": {"create": True}, "dra": {"enabled": True}})
-        cluster.apply(*(item for item in chart if item["kind"] == "DeviceClass"))
-        yield cluster
-    finally:
-        remove_cluster(name)
 
 
 def _scheduled(

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
-from cluster.errors import ClusterError
+from cluster.cluster import Cluster
 
 from bench.fleet_agent import DAEMON_SET, LAYOUTS, NAMESPACE, Counts, FleetAgent
 from bench.machine import board_of, empty_machine
+from bench.own_cluster import own_cluster
 from bench.report import Report
 from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
 from tranche.kubernetes.rollout.budget import RolloutLimit, parse_budget
@@ -35,23 +33,10 @@ _POLL_SECONDS = 0.1
 
 
 def run(report: Report) -> None:
-    """Measure on a control plane of its own; where none can run, say so and exit with 1."""
-    try:
-        with _control_plane() as cluster, tempfile.TemporaryDirectory() as folder:
-            logging.getLogger("tranche").setLevel(logging.ERROR)
-            asyncio.run(_measure(report, cluster, Path(folder)))
-    except ClusterError as error:
-        sys.exit(f"error: {error}\n{error.hint}".rstrip())
-
-
-@contextmanager
-def _control_plane() -> Iterator[Cluster]:
-    remove_leftovers()
-    name = f"fleet-{this_process()[0]}"
-    try:
-        yield Cluster.create(name, {}, owner=this_process(), say=lambda line: print(line, file=sys.stderr))
-    finally:
-        remove_cluster(name)
+    """Measure on a control plane of its own."""
+    with own_cluster({}) as cluster, tempfile.TemporaryDirectory() as folder:
+        logging.getLogger("tranche").setLevel(logging.ERROR)
+        asyncio.run(_measure(report, cluster, Path(folder)))
 
 
 async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:

@@ -6,7 +6,6 @@ set up as they should be, not how fast a real GPU is.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,10 +17,10 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from bench import day_of_requests
+from bench.commands import TRANCHE, environment_of, tranche
 from bench.report import Report
 from tranche_simulator.machine import SimulatedMachine
 
-_TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
 _TENANT = (sys.executable, str(Path(__file__).with_name("tenant.py")))
 _TENANTS = (1, 5, 10)
 _WINDOW = 3.0
@@ -44,13 +43,11 @@ class Site:
     def make(cls, root: Path, kind: str, *, time_scale: float, driver: str = "") -> Site:
         """A new one, of a named machine type."""
         machine = SimulatedMachine.create(kind, machine_type=kind, root=root, time_scale=time_scale, driver=driver)
-        left_out = ("TRANCHE_STATE_DIR", "TRANCHE_SIMULATE")
-        kept = {name: value for name, value in os.environ.items() if name not in left_out}
-        return cls(machine, {**kept, "TRANCHE_SIM_ROOT": str(root), "TRANCHE_SIMULATE": kind})
+        return cls(machine, environment_of(root, TRANCHE_SIMULATE=kind))
 
     def close(self) -> None:
         """End what commands left running for the next share."""
-        subprocess.run((*_TRANCHE, "run", "-q", "--gpus", "1", "--", "true"), env=self.environment, check=True)
+        tranche(self.environment, "run", "-q", "--gpus", "1", "--", "true")
 
 
 def run(report: Report) -> None:
@@ -109,7 +106,7 @@ def _shares(site: Site, number: int, blocks: int, request: Sequence[str]) -> lis
 @contextmanager
 def _busy(site: Site, number: int, blocks: int, request: Sequence[str]) -> Iterator[tuple[int, ...]]:
     """So many tenants at work; their pids."""
-    command = (*_TRANCHE, "run", "-q", *request, "--", *_TENANT, str(blocks))
+    command = (*TRANCHE, "run", "-q", *request, "--", *_TENANT, str(blocks))
     with ExitStack() as stack:
         tenants = [
             stack.enter_context(
@@ -153,11 +150,11 @@ def _admission(report: Report, card: Site, cut: Site) -> None:
 def _times(name: str, site: Site | None, request: Sequence[str], before: Sequence[str] = ()) -> tuple[str, str, str]:
     """The row of a request. `before` each run, and outside of its time, another one is served, which ends idle daemons."""
     environment = None if site is None else site.environment
-    prefix = (*_TRANCHE, "run", "-q", *request, "--") if request else ()
+    prefix = (*TRANCHE, "run", "-q", *request, "--") if request else ()
     taken = []
     for turn in range(_RUNS + 1):
-        if before:
-            subprocess.run((*_TRANCHE, "run", "-q", *before, "--", "true"), env=environment, check=True)
+        if before and environment:
+            tranche(environment, "run", "-q", *before, "--", "true")
         began = time.time_ns()
         done = subprocess.run((*prefix, *_CHILD), env=environment, check=True, stdout=subprocess.PIPE)
         if turn:  # the first is the only one to find nothing there

@@ -132,9 +132,7 @@ class Cluster:
             add_address(self.record.service_address, lock)
         self.control_plane.start()
         api = self.api
-        # No pod can be made before the controller manager has made this.
-        account = "/api/v1/namespaces/default/serviceaccounts/default"
-        wait_for("the default service account is there", lambda: api.get(account))
+        self._wait_for_account("default")
         say("the control plane answers")
         with ThreadPoolExecutor() as pool:
             for node in pool.map(lambda node: node.start(api), self.nodes):
@@ -146,6 +144,11 @@ class Cluster:
         self.record.save(self.folder)
         self._make_files()
         return self.node(name).start(self.api)
+
+    def make_namespace(self, name: str) -> None:
+        """Make a namespace, and wait until pods can be made in it."""
+        self.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+        self._wait_for_account(name)
 
     def kill9(self, component: str) -> None:
         """SIGKILL a component of the control plane; it stays down until `start_component`."""
@@ -188,6 +191,11 @@ class Cluster:
     def apply(self, *objects: Mapping[str, Any]) -> None:
         """Create or change objects, as `kubectl apply` does."""
         self.kubectl("apply", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def _wait_for_account(self, namespace: str) -> None:
+        """No pod can be made before the controller manager has made this."""
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        wait_for(f"namespace {namespace} has its service account", lambda: self.api.get(account))
 
     def _make_files(self) -> None:
         """Make the certificates, images, nodes' files and machines that are not there yet."""

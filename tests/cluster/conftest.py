@@ -106,9 +106,7 @@ def g4dn(cluster: Cluster) -> Node:
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A Kubernetes namespace of the test's own; what is in it is gone before the next test."""
     name = f"test-{os.getpid()}-{next(_numbers)}"
-    cluster.api.request("POST", _NAMESPACES, {"metadata": {"name": name}})
-    account = f"{_NAMESPACES}/{name}/serviceaccounts/default"
-    wait_for(f"namespace {name} has its service account", lambda: cluster.api.get(account))
+    cluster.make_namespace(name)
     for node, resources in forget_stale_counts(cluster).items():
         _say(f"node {node} counted {', '.join(resources)}, of which its kubelet knows nothing")
     yield name
