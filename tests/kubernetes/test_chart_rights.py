@@ -32,17 +32,16 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.leases import Lease, LeaseApi, LeaseClient
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
-    KubeApi,
     KubeEventType,
     KubeNode,
     KubePod,
     NodeCondition,
     PodRef,
 )
-from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi, SliceClient
+from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.device_plugin.config import PluginConfig
@@ -429,7 +428,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "watch_config_map": lambda: _followed(server, client.watch_config_map("tranche-system", "c")),
             "daemon_set_size": lambda: client.daemon_set_size("tranche-system", "tranche-agent"),
         }
-        assert set(calls) - {"daemon_set"} == {name for name in vars(KubeApi) if not name.startswith("_")}
+        assert set(calls) - {"daemon_set"} == {name for name in vars(KubeClient) if not name.startswith("_")}
         leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC), random=lambda: 0.0)
         lease = Lease("l")
         of_leases: dict[str, Callable[[], Awaitable[object]]] = {
@@ -440,7 +439,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "watch_all": lambda: _followed(server, leases.watch_all("a", "b")),
             "delete": lambda: leases.delete(lease),
         }
-        assert set(of_leases) == {name for name in vars(LeaseApi) if not name.startswith("_")}
+        assert set(of_leases) == {name for name in vars(LeaseClient) if not name.startswith("_")}
         calls |= of_leases
         for call in [*calls.values(), calls["create_node_event"]]:
             await patiently(call())
@@ -502,7 +501,7 @@ async def _used_for_claims() -> set[tuple[str, str, str]]:
             "watch": lambda: _followed(server, slices.watch()),
             "delete": lambda: slices.delete(made),
         }
-        assert set(calls) == {name for name in vars(SliceApi) if not name.startswith("_")}
+        assert set(calls) == {name for name in vars(SliceClient) if not name.startswith("_")}
         for call in calls.values():
             await patiently(call())
         assert await patiently(ClaimReader(connection).read(ClaimRef("any", "c", "u"))) is None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.latest_value import LatestValue
 
@@ -66,7 +66,7 @@ class LeaseWriter(Generic[Said]):
 
     def __init__(
         self,
-        leases: LeaseApi,
+        leases: LeaseClient,
         news: _LeaseReport[Said],
         *,
         every: float,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
-from tranche.kubernetes.api.leases import LeaseApi
+from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
@@ -17,7 +17,7 @@ from tranche.kubernetes.telling.told_layouts import LayoutReport
 
 
 def reporter(
-    leases: LeaseApi, news: ReportSource, events: list[str], clock: Callable[[], float], **how: Any
+    leases: LeaseClient, news: ReportSource, events: list[str], clock: Callable[[], float], **how: Any
 ) -> NodeReporter:
     """One that tells people, unless `how` says otherwise."""
 

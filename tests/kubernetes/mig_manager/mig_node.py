@@ -19,7 +19,7 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.api.objects import KubeApi, PodRef
+from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
@@ -47,7 +47,7 @@ class ManagedNode:
     """
 
     server: FakeApiServer
-    api: KubeApi
+    api: KubeClient
     machine: Node
     inventory: Inventory
     host: Host

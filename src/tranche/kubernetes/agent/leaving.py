@@ -53,7 +53,7 @@ def leave(
 
     Waits `patience` seconds for the agents to end; those of nodes that do not answer never do, and their nodes are cleaned, too.
     Nodes on which agents of another DaemonSet run stay as they are.
-    Raises KubeconfigInvalid when no API server is known, and what `KubeApi` says.
+    Raises KubeconfigInvalid when no API server is known, and what `KubeClient` says.
     """
 
     async def run() -> None:

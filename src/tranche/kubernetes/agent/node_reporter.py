@@ -10,7 +10,7 @@ from typing import Any
 
 from tranche.core.allocation import WithheldDevice
 from tranche.core.errors import TrancheError, UsageError
-from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
@@ -83,7 +83,7 @@ class NodeReporter:
 
     def __init__(
         self,
-        leases: LeaseApi,
+        leases: LeaseClient,
         news: ReportSource,
         *,
         to_people: bool,

@@ -29,7 +29,7 @@ from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.api.objects import KubeApi, KubeEventType, KubeNode
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.backend_watch import BackendWatch
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Component, Readiness
@@ -223,7 +223,7 @@ async def _serve(
         )
 
 
-async def _say_of_node(api: KubeApi, node: LatestValue[KubeNode | None], message: str) -> None:
+async def _say_of_node(api: KubeClient, node: LatestValue[KubeNode | None], message: str) -> None:
     _log.warning("MPS daemons stay", extra={"why": message})
     if node.synced and node.value is not None:
         await api.create_node_event(node.value, KubeEventType.WARNING, "MpsDaemonsStay", message)

@@ -1,4 +1,4 @@
-"""`KubeApi` on a real API server."""
+"""What the agent asks of an API server on behalf of its node."""
 
 from __future__ import annotations
 
@@ -41,7 +41,12 @@ _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 
 class KubeClient:
-    """One API server's `KubeApi`. `random` gives numbers from 0 to 1; `now` gives the time in UTC."""
+    """One API server, asked on behalf of one node. `random` gives numbers from 0 to 1; `now` gives the time in UTC.
+
+    Each call raises KubernetesUnavailable when trying again may help; KubernetesForbidden, KubernetesNotFound or
+    KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and heal
+    themselves.
+    """
 
     def __init__(
         self,
@@ -67,7 +72,7 @@ class KubeClient:
         labels: Mapping[str, str | None] | None = None,
         annotations: Mapping[str, str | None] | None = None,
     ) -> KubeNode:
-        """Set labels and annotations, or remove those whose value is None. The node after it."""
+        """Set labels and annotations, or remove those whose value is None; others stay. The node after it."""
         metadata = {key: dict(value) for key, value in (("labels", labels), ("annotations", annotations)) if value}
         raw = await self._patch(f"patch node {name}", _node_path(name), {"metadata": metadata}, _MERGE_PATCH)
         return decode_node(raw)
@@ -78,7 +83,7 @@ class KubeClient:
         await self._patch(what, _node_path(name), {"spec": {"unschedulable": unschedulable or None}}, _MERGE_PATCH)
 
     async def set_node_condition(self, name: str, condition: NodeCondition) -> None:
-        """Set one condition, unless it is so already."""
+        """Set one condition; its transition time moves only when its status does, and nothing is written when it is the same."""
         raw = await self._get_node(name)
         before = raw_condition(raw, condition.type) or {}
         now = self._now()
@@ -91,18 +96,18 @@ class KubeClient:
         await self._patch(what, f"{_node_path(name)}/status", {"status": {"conditions": [wanted]}}, _STRATEGIC_PATCH)
 
     def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
-        """The node now, then after each change; None while there is none."""
+        """The node now, then after each change; None while there is none of that name."""
         return self._watch_one(
             ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
         )
 
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
-        """The ConfigMap now, then after each change; None while there is none."""
+        """The ConfigMap now, then after each change; None while there is none of that name."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
         return self._watch_one(ObjectSource(self._connection, label, path, named(name), decode_config_map))
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
-        """Record an event about the node; the same again counts up."""
+        """Record an event about the node; the same again counts up instead of adding one. `reason` is one CamelCase word."""
         same = "\n".join((node.uid, severity, reason, message))
         name = f"{node.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
         path = "/api/v1/namespaces/default/events"
@@ -119,7 +124,7 @@ class KubeClient:
     async def create_pod_event(
         self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str
     ) -> None:
-        """Record an event about a pod in its namespace, once for each message."""
+        """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
         same = "\n".join((pod.uid, severity, reason, message))
         name = f"{pod.ref.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
         body = encode_pod_event(name, pod, node_name, severity, reason, message, now=self._now())
@@ -129,7 +134,7 @@ class KubeClient:
             answer.accepted()
 
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
-        """Every pod that is bound to the node."""
+        """Every pod that is bound to the node, finished ones included."""
         return tuple((await self._pods_of(name).list()).items.values())
 
     async def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
@@ -146,7 +151,7 @@ class KubeClient:
         return int((answer.accepted().get("status") or {}).get("desiredNumberScheduled") or 0)
 
     async def evict_pod(self, pod: PodRef, uid: str) -> EvictionResult:
-        """Ask for that pod's eviction."""
+        """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
         meta = {"namespace": pod.namespace, "name": pod.name}
         options = {"preconditions": {"uid": uid}}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}

@@ -39,7 +39,7 @@ class DaemonSet:
 
 
 class ClusterClient:
-    """A few calls that concern more than one node. Each raises what `KubeApi` says."""
+    """A few calls that concern more than one node. Each raises what `KubeClient` says."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection

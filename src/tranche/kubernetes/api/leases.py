@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
@@ -35,36 +34,11 @@ class Lease:
     version: str = ""
 
 
-class LeaseApi(Protocol):
-    """The leases of one namespace. Errors are those of `KubeApi`."""
-
-    async def get(self, name: str) -> Lease | None:
-        """The lease now; None when there is none."""
-        ...
-
-    async def create(self, lease: Lease) -> Lease | None:
-        """Make it, renewed now; None when there is one of that name."""
-        ...
-
-    async def replace(self, lease: Lease, *, renew: bool = True) -> Lease | None:
-        """Write it in the place of its own `version`, renewed now or as before; None when that is not the latest any more."""
-        ...
-
-    async def delete(self, lease: Lease) -> bool:
-        """Remove it as it is in its `version`; False when it is another one now. There may be none."""
-        ...
-
-    def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
-        """The lease now, then after each change; None while there is none."""
-        ...
-
-    def watch_all(self, label: str, value: str) -> AsyncGenerator[tuple[Lease, ...], None]:
-        """Those with that label now, then after each change."""
-        ...
-
-
 class LeaseClient:
-    """`LeaseApi` on a real API server. `random` gives numbers from 0 to 1; `now` gives the time in UTC."""
+    """The leases of one namespace. `random` gives numbers from 0 to 1; `now` gives the time in UTC.
+
+    Errors are those of `KubeClient`.
+    """
 
     def __init__(
         self,
@@ -82,23 +56,26 @@ class LeaseClient:
         self._sleep = sleep
 
     async def get(self, name: str) -> Lease | None:
-        """The lease now."""
+        """The lease now; None when there is none."""
         answer = await self._connection.ask(f"read lease {name}", "GET", f"{self._path}/{name}")
         return None if answer.status == 404 else decode_lease(answer.accepted())
 
     async def create(self, lease: Lease) -> Lease | None:
-        """Make it; None when another one has its name."""
+        """Make it, renewed now; None when there is one of that name."""
         answer = await self._connection.ask(f"make lease {lease.name}", "POST", self._path, self._encode(lease))
         return None if answer.status == 409 else decode_lease(answer.accepted())
 
     async def replace(self, lease: Lease, *, renew: bool = True) -> Lease | None:
-        """Write it; None when another one has written it meanwhile, or it is gone."""
+        """Write it in the place of its own `version`, renewed now or as before.
+
+        None when that is not the latest any more, or it is gone.
+        """
         path = f"{self._path}/{lease.name}"
         answer = await self._connection.ask(f"write lease {lease.name}", "PUT", path, self._encode(lease, renew=renew))
         return None if answer.status in (404, 409) else decode_lease(answer.accepted())
 
     async def delete(self, lease: Lease) -> bool:
-        """Remove it in its `version`."""
+        """Remove it as it is in its `version`; False when it is another one now. There may be none."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": lease.version}}
         path = f"{self._path}/{lease.name}"
         answer = await self._connection.ask(f"remove lease {lease.name}", "DELETE", path, body)
@@ -107,13 +84,13 @@ class LeaseClient:
         return answer.status != 409
 
     async def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
-        """Follow one."""
+        """The lease now, then after each change; None while there is none."""
         async with aclosing(self._followed(f"lease {name}", named(name))) as snapshots:
             async for leases in snapshots:
                 yield next(iter(leases), None)
 
     def watch_all(self, label: str, value: str) -> AsyncGenerator[tuple[Lease, ...], None]:
-        """Follow those with a label."""
+        """Those with that label now, then after each change."""
         return self._followed(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
 
     async def _followed(self, what: str, selector: Mapping[str, str]) -> AsyncGenerator[tuple[Lease, ...], None]:

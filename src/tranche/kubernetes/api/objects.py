@@ -6,10 +6,9 @@ module (`tranche.kubernetes.api.client`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 
@@ -132,68 +131,3 @@ class EvictionResult:
 
     outcome: EvictionStatus
     message: str = ""
-
-
-class KubeApi(Protocol):
-    """One API server, asked on behalf of one node.
-
-    Each call raises KubernetesUnavailable when trying again may help; KubernetesForbidden, KubernetesNotFound or
-    KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and heal
-    themselves.
-    """
-
-    async def get_node(self, name: str) -> KubeNode:
-        """The node now."""
-        ...
-
-    async def patch_node_metadata(
-        self,
-        name: str,
-        *,
-        labels: Mapping[str, str | None] | None = None,
-        annotations: Mapping[str, str | None] | None = None,
-    ) -> KubeNode:
-        """Set labels and annotations, or remove those whose value is None; others stay. The node after it."""
-        ...
-
-    async def set_unschedulable(self, name: str, unschedulable: bool) -> None:
-        """Cordon or uncordon."""
-        ...
-
-    async def set_node_condition(self, name: str, condition: NodeCondition) -> None:
-        """Set one condition; its transition time moves only when its status does, and nothing is written when it is the same."""
-        ...
-
-    def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
-        """The node now, then after each change; None while there is none of that name."""
-        ...
-
-    def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
-        """The ConfigMap now, then after each change; None while there is none of that name."""
-        ...
-
-    async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
-        """Record an event about the node; the same again counts up instead of adding one. `reason` is one CamelCase word."""
-        ...
-
-    async def create_pod_event(
-        self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str
-    ) -> None:
-        """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
-        ...
-
-    async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
-        """Every pod that is bound to the node, finished ones included."""
-        ...
-
-    def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
-        """The same now, then after each change."""
-        ...
-
-    async def daemon_set_size(self, namespace: str, name: str) -> int:
-        """On how many nodes a DaemonSet is to run."""
-        ...
-
-    async def evict_pod(self, pod: PodRef, uid: str) -> EvictionResult:
-        """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
-        ...

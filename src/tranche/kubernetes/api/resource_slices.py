@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
@@ -36,28 +35,8 @@ class NodeSlice:
     version: str = ""
 
 
-class SliceApi(Protocol):
-    """The slices of one node and driver. Errors are those of `KubeApi`."""
-
-    async def create(self, made: NodeSlice) -> NodeSlice | None:
-        """Make it; None when there is one of that name."""
-        ...
-
-    async def replace(self, made: NodeSlice) -> NodeSlice | None:
-        """Write it in the place of its own `version`; None when that is not the latest any more, or it is gone."""
-        ...
-
-    async def delete(self, made: NodeSlice) -> None:
-        """Remove it, whatever it is now. There may be none."""
-        ...
-
-    def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
-        """The slices now, then after each change."""
-        ...
-
-
 class SliceClient:
-    """`SliceApi` on a real API server. `random` gives numbers from 0 to 1."""
+    """The slices of one node and driver. `random` gives numbers from 0 to 1. Errors are those of `KubeClient`."""
 
     def __init__(
         self,
@@ -75,24 +54,24 @@ class SliceClient:
         self._sleep = sleep
 
     async def create(self, made: NodeSlice) -> NodeSlice | None:
-        """Make it; None when another one has its name."""
+        """Make it; None when there is one of that name."""
         answer = await self._connection.ask(f"make ResourceSlice {made.name}", "POST", _PATH, encode_slice(made))
         return None if answer.status == 409 else decode_slice(answer.accepted())
 
     async def replace(self, made: NodeSlice) -> NodeSlice | None:
-        """Write it; None when another one has written it meanwhile, or it is gone."""
+        """Write it in the place of its own `version`; None when that is not the latest any more, or it is gone."""
         path = f"{_PATH}/{made.name}"
         answer = await self._connection.ask(f"write ResourceSlice {made.name}", "PUT", path, encode_slice(made))
         return None if answer.status in (404, 409) else decode_slice(answer.accepted())
 
     async def delete(self, made: NodeSlice) -> None:
-        """Remove it."""
+        """Remove it, whatever it is now. There may be none."""
         answer = await self._connection.ask(f"remove ResourceSlice {made.name}", "DELETE", f"{_PATH}/{made.name}")
         if answer.status != 404:
             answer.accepted()
 
     async def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
-        """Follow them."""
+        """The slices now, then after each change."""
         selector = {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
         source = ObjectSource(
             self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice

@@ -10,7 +10,8 @@ from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.errors import KubernetesForbidden, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.state import DaemonState
-from tranche.kubernetes.api.objects import KubeApi, KubeEventType, KubeNode, KubePod, PodRef
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.health.checkup import FORGOTTEN, FORGOTTEN_HINT, forgotten_pods
 
@@ -36,7 +37,7 @@ class PluginCondition:
 class ConditionReporter:
     """Says what is new. What the API server does not take is said later."""
 
-    def __init__(self, api: KubeApi, node: LatestValue[KubeNode | None], *, clock: Callable[[], float]) -> None:
+    def __init__(self, api: KubeClient, node: LatestValue[KubeNode | None], *, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, in seconds."""
         self._api = api
         self._node = node

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
-from tranche.kubernetes.api.objects import ConfigMap, KubeApi, KubeNode
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.objects import ConfigMap, KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
@@ -81,7 +82,7 @@ class ConfigSource:
     def __init__(
         self,
         start: StartSettings,
-        api: KubeApi,
+        api: KubeClient,
         namespace: str,
         node: LatestValue[KubeNode | None],
         *,

@@ -7,9 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from tranche.core.allocation import Allocation
 from tranche.core.errors import GpuBusy, KubernetesNotFound, NoRoom, TrancheError, WaitTimeout
 from tranche.core.keeper import ChosenFor
 from tranche.core.state import GpuState
@@ -19,9 +18,10 @@ from tranche.kubernetes.devices.devices import NodeDevice
 from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
 from tranche.kubernetes.dra.permission import Permission
 from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.kubernetes.node.claim_queue import ClaimBackend, ClaimQueue
+from tranche.kubernetes.node.claim_queue import ClaimQueue
 from tranche.kubernetes.node.claim_retry_queue import LAST_WORD_SECONDS, ClaimRetryQueue
 from tranche.kubernetes.node.share_edits import cdi_id, share_spec
+from tranche.node.claims import ClaimRegister
 from tranche.planning.decide.realise import ChosenDevice
 
 BUDGET_SECONDS = 40.0
@@ -33,18 +33,6 @@ _Outcome = TypeVar("_Outcome")
 _log = logging.getLogger(__name__)
 
 
-class _ClaimStore(ClaimBackend, Protocol):
-    """`tranche.node.claims.ClaimRegister`; every method blocks."""
-
-    def give_back(self, uid: str, *, why: str) -> bool:
-        """Take back what the claim of that uid has; whether it had something."""
-        ...
-
-    def held(self) -> Mapping[str, tuple[Allocation, ...]]:
-        """What claims have, by uid."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ClaimNode:
     """What preparing needs of the node. `observe_gpu` and `held` block; the rest does not.
@@ -54,7 +42,7 @@ class ClaimNode:
     """
 
     pool: str
-    claims: Callable[[], _ClaimStore]
+    claims: Callable[[], ClaimRegister]
     observe_gpu: Callable[[str], GpuState]
     devices: Callable[[], Awaitable[Mapping[str, NodeDevice]]]
     permission: Callable[[Sequence[GivenDevice]], Awaitable[Permission]]

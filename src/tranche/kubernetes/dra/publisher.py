@@ -12,7 +12,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
-from tranche.kubernetes.api.resource_slices import NodeSlice, SliceApi
+from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
@@ -60,7 +60,7 @@ class SlicePublisher:
     def __init__(
         self,
         services: NodeContext,
-        slices: SliceApi,
+        slices: SliceClient,
         *,
         pcie_roots: Callable[[NodeView], Mapping[str, str]],
         registered: LatestValue[bool] | None = None,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tranche.kubernetes.api.objects import KubeApi, KubeNode
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 
@@ -12,7 +13,7 @@ class NodeWatch:
 
     name = "node-watch"
 
-    def __init__(self, api: KubeApi, node_name: str) -> None:
+    def __init__(self, api: KubeClient, node_name: str) -> None:
         self.latest: LatestValue[KubeNode | None] = LatestValue()
         self._api = api
         self._node_name = node_name

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.leases import LeaseApi
-from tranche.kubernetes.api.objects import KubeApi, KubeNode, KubePod
+from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.objects import KubeNode, KubePod
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
@@ -28,9 +29,9 @@ class NodeContext:
 
     node_name: str
     namespace: str
-    api: KubeApi
+    api: KubeClient
     connection: ApiConnection
-    leases: LeaseApi
+    leases: LeaseClient
     backend: LatestValue[AllocationBackend]
     node: LatestValue[KubeNode | None]
     node_pods: LatestValue[tuple[KubePod, ...]]

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.grants import busy_text, grants, held_up_text
@@ -39,7 +39,7 @@ class Leader:
 
     def __init__(
         self,
-        leases: LeaseApi,
+        leases: LeaseClient,
         budget: RolloutLimit,
         fleet: Callable[[], Awaitable[int | None]],
         me: str,

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.leases import Lease, LeaseApi
+from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.rollout.ticket import (
     RolloutTicket,
@@ -44,7 +44,7 @@ class OwnTicket:
 
     def __init__(
         self,
-        leases: LeaseApi,
+        leases: LeaseClient,
         me: RolloutNode,
         spread: Callable[[], Awaitable[float]],
         *,

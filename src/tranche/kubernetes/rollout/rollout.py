@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.leases import LeaseApi
+from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.rollout.budget import EVERY_NODE, RolloutLimit
 from tranche.kubernetes.rollout.leader import Leader
@@ -27,7 +27,7 @@ class Rollout:
 
     def __init__(
         self,
-        leases: LeaseApi,
+        leases: LeaseClient,
         budget: RolloutLimit,
         fleet: Callable[[], Awaitable[int]],
         me: RolloutNode,

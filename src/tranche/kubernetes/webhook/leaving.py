@@ -17,7 +17,7 @@ def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Ca
     """Remove the templates that no pod needs, and say how many. Nothing happens on a cluster that knows no claims.
 
     A caller who may not is told so, and nothing is removed. Raises KubeconfigInvalid when no API server is known, and what
-    `KubeApi` says.
+    `KubeClient` says.
     """
 
     async def run() -> int:

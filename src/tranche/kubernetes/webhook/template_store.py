@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateStore:
-    """A cluster's templates. `now` gives the time in UTC, `clock` is monotonic, in seconds. Errors are those of `KubeApi`."""
+    """A cluster's templates. `now` gives the time in UTC, `clock` is monotonic, in seconds. Errors are those of `KubeClient`."""
 
     def __init__(self, connection: ApiConnection, *, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
         self._connection = connection

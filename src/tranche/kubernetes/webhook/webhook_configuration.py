@@ -46,7 +46,7 @@ class WebhookConfig:
 
 
 class ConfigurationClient:
-    """The one configuration of a name. `random` gives numbers from 0 to 1. Errors are those of `KubeApi`."""
+    """The one configuration of a name. `random` gives numbers from 0 to 1. Errors are those of `KubeClient`."""
 
     def __init__(
         self,

@@ -12,9 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from tranche.core.allocation import Allocation, ComputeSlice, Grant, nearest_request
+from tranche.core.allocation import ComputeSlice, Grant, nearest_request
 from tranche.core.errors import AllocationUnknown, KubeletUnavailable, TrancheError, WaitTimeout
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.core.state import GpuState
@@ -25,10 +24,10 @@ from tranche.kubernetes.gated.agent.placed_files import PlacedFiles, unit_spec
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.claim_queue import ClaimBackend, ClaimQueue
+from tranche.kubernetes.node.claim_queue import ClaimQueue
 from tranche.kubernetes.node.claim_retry_queue import LAST_WORD_SECONDS, ClaimRetryQueue
 from tranche.kubernetes.node.share_edits import share_spec
-from tranche.node.claims import ClaimRequest
+from tranche.node.claims import ClaimRegister, ClaimRequest
 from tranche.planning.decide.realise import ChosenDevice
 
 BUDGET_SECONDS = 25.0
@@ -37,18 +36,6 @@ BUDGET_SECONDS = 25.0
 PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 
 _log = logging.getLogger(__name__)
-
-
-class _PlacedShares(ClaimBackend, Protocol):
-    """`tranche.node.claims.ClaimRegister`; every method blocks."""
-
-    def give_back(self, uid: str, *, why: str) -> bool:
-        """Take back what the pod of that uid has; whether it had something."""
-        ...
-
-    def held_by_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
-        """What pods have for which a controller chose, by uid."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +47,7 @@ class ShareNode:
     that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
     """
 
-    shares: Callable[[], _PlacedShares]
+    shares: Callable[[], ClaimRegister]
     listed: Callable[[], Awaitable[Sequence[ContainerDevices]]]
     chosen: Callable[[], Awaitable[Mapping[str, ChosenShare]]]
     uid_of: Callable[[PodRef], Awaitable[str]]

@@ -6,14 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
-from tranche.kubernetes.gated.scheduler.placing import PlacingApi, PlacingResult, PlacingRunner
+from tranche.kubernetes.gated.scheduler.placing import PlacingResult, PlacingRunner
+from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
 from tranche.kubernetes.gated.scheduler.retry_history import RetryHistory
 from tranche.kubernetes.gated.scheduler.waiting_words import waiting_text
 from tranche.kubernetes.rollout.leadership import LeaderLease
@@ -29,18 +28,6 @@ _MOST_SAID = 20
 _log = logging.getLogger(__name__)
 
 
-class _PlacerApi(PlacingApi, Protocol):
-    """What the placer asks of the API server beside its rounds."""
-
-    async def make_anew(self, pod: ClusterPod) -> bool:
-        """Have a pod that never ran made anew by its Job; False when it may not go now."""
-        ...
-
-    async def say(self, pod: ClusterPod, reason: str, message: str) -> None:
-        """Record an event about a pod."""
-        ...
-
-
 class PlacingLeader:
     """A component. `clock` is monotonic, in seconds; `random` gives numbers from 0 to 1."""
 
@@ -48,7 +35,7 @@ class PlacingLeader:
 
     def __init__(
         self,
-        api: _PlacerApi,
+        api: PlacingClient,
         watch: ClusterWatch,
         leadership: LeaderLease,
         *,

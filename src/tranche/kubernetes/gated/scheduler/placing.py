@@ -33,7 +33,7 @@ class ChoiceState(StrEnum):
 
 
 class PlacingApi(Protocol):
-    """What a round asks of the API server. Errors are those of `KubeApi`; after one it is not known what was done."""
+    """What a round asks of the API server. Errors are those of `KubeClient`; after one it is not known what was done."""
 
     async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         """Write a node's choices in the place of the version that they were read in; None when there is another by now."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from tranche.core.printable import shortened
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import timestamp
-from tranche.kubernetes.api.leases import LeaseApi
+from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeEventType
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
@@ -21,7 +21,7 @@ _JSON_PATCH = "application/json-patch+json"
 class PlacingClient:
     """`PlacingApi`, and what the placer says to people. `now` gives the time in UTC."""
 
-    def __init__(self, connection: ApiConnection, leases: LeaseApi, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, connection: ApiConnection, leases: LeaseClient, *, now: Callable[[], datetime]) -> None:
         self._connection = connection
         self._leases = leases
         self._now = now
