@@ -22,7 +22,6 @@ from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
 from tranche.dashboard.cluster.live import ClusterPublisher
-from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.routes import ClusterContext, node_routes
 from tranche.dashboard.cluster.visibility import NameVisibility
 
@@ -69,7 +68,7 @@ def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
 
 async def _play(cluster: SimulatedCluster, live: ClusterPublisher, changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
-    snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(), MemoryHistory())
+    snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(),)
     live.take(snapshot)
     for book in books:
         book.take(snapshot)

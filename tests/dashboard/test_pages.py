@@ -28,12 +28,13 @@ from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
 from tranche.dashboard.pages import page_at
 from tranche.dashboard.parts import moment
-from tranche.dashboard.reading_log import KEPT_GAUGES, GaugeSample, UseRecord
+from tranche.dashboard.reading_log import UseRecord
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import blocks_of
 from tranche.documents.events import event_document
 from tranche.documents.explanation import explanation_document
+from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample
 from tranche.documents.machine import gpu_document
 from tranche.documents.markup import Child, printable
 from tranche.documents.overview import overview_data

@@ -124,8 +124,11 @@ def _parts(values: dict[str, Any]) -> list[Part]:
         "dra": (driver, slices, shares),
     }
     chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
-    report = partial(parts.node_report, to_people=values["tell_view"], layouts=told, refused=refused)
-    return [*chosen, report] if values["tell_view"] or by_claims else chosen
+    use: LatestValue[str] = LatestValue()
+    report = partial(parts.node_report, to_people=values["tell_view"], layouts=told, refused=refused, use=use)
+    if values["tell_view"]:
+        return [*chosen, partial(parts.gpu_use_watch, use=use), report]
+    return [*chosen, report] if by_claims else chosen
 
 
 def _backend(values: dict[str, Any]) -> AllocationBackend | None:

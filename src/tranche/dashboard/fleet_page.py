@@ -41,7 +41,7 @@ def fleet_page(
         fleet_figures(overview),
         element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs have “{looked_for}”."),
         key(found),
-        element("div", [gpu_row(gpu, _used(use.get(gpu.uuid))) for gpu in found], class_="gpus"),
+        element("div", [gpu_row(gpu, used_in_words(use.get(gpu.uuid))) for gpu in found], class_="gpus"),
         _as_table(overview["gpus"], found, StateHistory(overview, events, now), use, order),
     )
     return DashboardPage("Fleet", live, _filter(looked_for))
@@ -100,7 +100,7 @@ def _filter(looked_for: str) -> Element:
     )
 
 
-def _used(reading: Document | None) -> str:
+def used_in_words(reading: Document | None) -> str:
     """How busy a GPU is, or the memory used of one that is cut: the driver does not measure how busy that is as a whole."""
     if reading is None:
         return ""

@@ -9,9 +9,10 @@ from statistics import fmean
 
 from tranche.core.quantity import format_memory
 from tranche.dashboard.parts import moment, table
-from tranche.dashboard.reading_log import EVERY_SECONDS, GaugeSample
+from tranche.dashboard.reading_log import EVERY_SECONDS
 from tranche.documents import describe
 from tranche.documents.blocks import Document
+from tranche.documents.gauge_samples import GaugeSample
 from tranche.documents.markup import Element, element
 
 _WIDTH, _HEIGHT = 1000, 60

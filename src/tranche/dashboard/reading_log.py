@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tranche.documents.blocks import Document
+from tranche.documents.gauge_samples import GaugeSample, sample_of
 
 EVERY_SECONDS = 5.0
 """At least so long apart are two samples."""
@@ -15,15 +16,6 @@ LOOK_SECONDS = 60.0
 LINE_SECONDS = 300.0
 """So long is the time of which a line is written."""
 KEPT_DAYS = 7
-KEPT_GAUGES = ("memoryUsedBytes", "busy", "powerWatts", "temperatureCelsius")
-
-
-@dataclass(frozen=True, slots=True)
-class GaugeSample:
-    """What was measured of each GPU at `taken`, in seconds since the epoch: the readings of KEPT_GAUGES by its UUID."""
-
-    taken: float
-    gpus: Mapping[str, Document]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +30,6 @@ def with_sample(kept: tuple[GaugeSample, ...], taken: float, readings: Iterable[
     """The samples with one more, without those that are too old; a clock that was set back begins anew."""
     if kept and 0 <= taken - kept[-1].taken < EVERY_SECONDS:
         return kept
-    found = {each["gpuUUID"]: {name: each[name] for name in KEPT_GAUGES} for each in readings}
+    sample = sample_of(taken, readings)
     young = [each for each in kept if taken - KEPT_SECONDS <= each.taken < taken]
-    return (*young, GaugeSample(taken, found)) if found else tuple(young)
+    return (*young, sample) if sample.gpus else tuple(young)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
 from tranche.dashboard.machine_needs import waits_long
-from tranche.dashboard.reading_log import GaugeSample, UseRecord
+from tranche.dashboard.reading_log import UseRecord
 from tranche.documents.blocks import Document
+from tranche.documents.gauge_samples import GaugeSample
 from tranche.node.store.records import Waiter
 
 

@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from tranche.dashboard.reading_log import KEPT_DAYS, KEPT_GAUGES, LINE_SECONDS, GaugeSample
+from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS
 from tranche.documents.blocks import Document
+from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample, mean_of, sample_of
 
 _KEPT_SECONDS = KEPT_DAYS * 86_400.0
 _MOST = round(1.1 * _KEPT_SECONDS / LINE_SECONDS)
@@ -42,13 +42,13 @@ class UseFile:
 
     def take(self, taken: float, readings: Iterable[Document]) -> None:
         """What was read of the GPUs at that moment, in seconds since the epoch."""
-        found = {each["gpuUUID"]: {name: each[name] for name in KEPT_GAUGES} for each in readings}
-        if found:
-            self._pending.append(GaugeSample(taken, found))
+        sample = sample_of(taken, readings)
+        if sample.gpus:
+            self._pending.append(sample)
         last = self.samples[-1].taken if self.samples else 0.0
         if not self._pending or 0 <= taken - last < LINE_SECONDS:
             return
-        line = GaugeSample(taken, _means(self._pending))
+        line = mean_of(self._pending, taken)
         self._pending = []
         # A clock that was set back begins anew: the file is in the order of time.
         self.samples = (*(each for each in self.samples if taken - _KEPT_SECONDS <= each.taken < taken), line)
@@ -105,18 +105,3 @@ def _number(value: object) -> float | None:
     if not isinstance(value, int | float) or not 0 <= value < 2**63:
         raise ValueError
     return float(value)
-
-
-def _means(samples: Iterable[GaugeSample]) -> dict[str, dict[str, float | None]]:
-    """Of each gauge of each GPU, of what was measured."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for sample in samples:
-        for uuid, said in sample.gpus.items():
-            of_gpu = found.setdefault(uuid, {name: [] for name in KEPT_GAUGES})
-            for name, values in of_gpu.items():
-                if said[name] is not None:
-                    values.append(said[name])
-    return {
-        uuid: {name: round(fmean(values), 3) if values else None for name, values in of_gpu.items()}
-        for uuid, of_gpu in found.items()
-    }

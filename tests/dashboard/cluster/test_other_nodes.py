@@ -27,7 +27,6 @@ from tranche.core.request import parse_request
 from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
 from tranche.dashboard.cluster.cluster_routes import ClusterPageContext, cluster_routes
 from tranche.dashboard.cluster.heard_node import heard, seen_node
-from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
@@ -65,11 +64,11 @@ def cluster_with(*others: tuple[SeenNode, ViewReport | None]) -> ClusterObservat
 
 def answers(seen: ClusterObservation, rights: ViewerPermission, *paths: str) -> dict[str, tuple[int, str]]:
     """What somebody is answered at those addresses, without a server between."""
-    user_view, waste, past, memory = UserView(rights), WasteHistory(), ClusterHistory(), MemoryHistory()
-    for book in (waste, past, memory):
+    user_view, waste, past = UserView(rights), WasteHistory(), ClusterHistory()
+    for book in (waste, past):
         book.take(seen.snapshot)
     user_view.take(seen)
-    pages: Any = ClusterPageContext("here", user_view, None, waste, past, memory)  # type: ignore[arg-type]
+    pages: Any = ClusterPageContext("here", user_view, None, waste, past)  # type: ignore[arg-type]
     app = Starlette(routes=cluster_routes(pages))
 
     async def ask(path: str) -> tuple[int, str]:
@@ -206,15 +205,13 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
 
 
 def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:
-    past, memory, seen = ClusterHistory(), MemoryHistory(), ClusterSnapshot()
+    past, seen = ClusterHistory(), ClusterSnapshot()
     (gpu,) = overview_data(told(a100s(1)), (), ())["gpus"]
     for turn in range(3 * MOST_GONE):
         overview = {"gpus": [{**gpu, "uuid": f"GPU-{turn}"}], "allocations": [], "waiters": []}
         seen = seen.after([SeenNode("bad", overview=overview, seen=float(turn))], float(turn))
         past.take(seen)
-        memory.take(seen)
     assert len(past._reached) == MOST_GONE + 1
-    assert len(memory._told) <= MOST_GONE + 2
     assert ("bad", f"GPU-{turn}") in past._reached
 
 

@@ -47,6 +47,7 @@ class Telling:
 
     def __init__(self, server: FakeApiServer, connection: ApiConnection, *, to_people: bool) -> None:
         self.server = server
+        self.connection = connection
         self.snapshots: LatestValue[Snapshot] = LatestValue()
         self.node: LatestValue[KubeNode | None] = LatestValue()
         self.now = 0.0
@@ -56,10 +57,18 @@ class Telling:
         self.layouts: LatestValue[LayoutReport] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()
+        self.use: LatestValue[str] = LatestValue()
         self.faults = no_faults()
         self.events: list[str] = []
         news = ReportSource(
-            self.snapshots, self.node, self.backend, lambda: self.fresh, self.faults, self.refused, self.layouts
+            self.snapshots,
+            self.node,
+            self.backend,
+            lambda: self.fresh,
+            self.faults,
+            self.refused,
+            self.layouts,
+            self.use,
         )
         self.news = reporter(leases, news, self.events, lambda: self.now, sleep=self._sleep, to_people=to_people)
 
@@ -301,3 +310,36 @@ def test_where_nobody_is_to_be_told_there_is_no_lease() -> None:
         await until(lambda: bool(it.version) and it.news.ready().ready)
 
     telling(act, to_people=False)
+
+
+def test_the_use_of_gpus_is_told_when_the_lease_is_due_and_stands_until_more_is_known() -> None:
+    async def act(it: Telling) -> None:
+        it.use.publish("one")
+        await it.show(a100s(1))
+        assert it.heard.use == "one"
+        version = it.version
+        it.use.publish("two")
+        await it.show(with_free(a100s(1), 5))
+        assert it.version == version
+        it.now = 60.0
+        await it.show(with_free(a100s(1), 6))
+        assert it.heard.use == "two"
+        again = Telling(it.server, it.connection, to_people=True)
+        task = asyncio.create_task(again.news.run())
+        again.node.publish(NODE)
+        again.backend.publish(AllocationBackend.CLAIMS)
+        await again.show(a100s(2))
+        assert len(again.told.node.gpus) == 2
+        assert again.heard.use == "two"
+        task.cancel()
+
+    telling(act)
+
+
+def test_a_controller_alone_is_not_told_how_much_gpus_are_used() -> None:
+    async def act(it: Telling) -> None:
+        it.use.publish("one")
+        await it.show(a100s(1))
+        assert "tranche.dev/use" not in it.annotations
+
+    telling(act, to_people=False, backend=AllocationBackend.GATES)

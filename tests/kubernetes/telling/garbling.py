@@ -77,8 +77,13 @@ def ways(draw: st.DrawFn, data: Any) -> tuple[Any, ...]:
 
 @st.composite
 def garbled(draw: st.DrawFn, views: st.SearchStrategy[NodeView]) -> str:
-    """The text of a view in which one to three values are other ones, are gone, or are as deep as no reader goes."""
-    data = view_to_dict(told(draw(views)))
+    """The text of a view in which something is not as any agent writes it."""
+    return draw(garbled_text(view_to_dict(told(draw(views)))))
+
+
+@st.composite
+def garbled_text(draw: st.DrawFn, data: Any) -> str:
+    """The text of a document in which one to three values are other ones, are gone, or are as deep as no reader goes."""
     for _ in range(draw(st.integers(1, 3))):
         path = draw(ways(data))
         if not path:

@@ -26,7 +26,6 @@ from tranche.dashboard.cluster.entering_page import login_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubeUser
-from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.sessions import SessionStore
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
@@ -89,7 +88,6 @@ class ClusterRequestHandler:
         self._namespaces: frozenset[str] = frozenset()
         self._waste = WasteHistory()
         self._past = ClusterHistory()
-        self._memory = MemoryHistory()
         self._kept: dict[ViewerPermission, _Kept] = {}
 
     def take(self, seen: ClusterObservation) -> None:
@@ -97,7 +95,6 @@ class ClusterRequestHandler:
         self._seen, self._namespaces = seen, seen.namespaces
         self._waste.take(seen.snapshot)
         self._past.take(seen.snapshot, seen.trouble)
-        self._memory.take(seen.snapshot)
         now = self._clock()
         for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
             self._kept.pop(rights).user_view.live.end()
@@ -199,8 +196,8 @@ class ClusterRequestHandler:
             user_view = UserView(rights)
             if self._seen is not None:
                 user_view.take(self._seen)
-            histories = (self._waste, self._past, self._memory)
-            routes = cluster_routes(ClusterPageContext(self._name, user_view, self._fleets, *histories, self._acts))
+            context = ClusterPageContext(self._name, user_view, self._fleets, self._waste, self._past, self._acts)
+            routes = cluster_routes(context)
             app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_way, Exception: _failed})
             found = self._kept[rights] = _Kept(user_view, app, 0.0)
         found.used = self._clock()

@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tranche.dashboard.cluster.cluster_history import GpuHistory, UnreportedSpan
-from tranche.dashboard.cluster.memory_history import TOLD_SECONDS
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import hours_choice, spans_drawn
 from tranche.dashboard.parts import moment, share_link, table
-from tranche.dashboard.reading_log import GaugeSample
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.history import HistorySpan, place_of, seconds_of
 from tranche.documents.markup import Child, Element, element
+from tranche.kubernetes.telling.use_report import KEPT_DAYS, LINES_KEPT_HOURS, NO_USE, UseReport
 
 Row = tuple[HistorySpan, Child]
 """A span, and what is said of it: who made it, or for whom it was."""
 
 _GAUGES = (
-    "As the node's agent told it, once a minute at least. This server keeps an hour of that. "
-    "How busy a GPU is they do not tell; metrics do."
+    "The node's agent reads the gauges once a minute. "
+    f"It keeps means of five minutes for {LINES_KEPT_HOURS} hours and of half an hour for {KEPT_DAYS} days. "
+    "A gap is time in which no agent ran, or its driver did not answer."
 )
 _BEFORE = ". Of the time before that is known only since when shares are held that were there then."
 _NO_CAUSE = (
@@ -38,19 +38,18 @@ def past_view(
     sight: NameVisibility,
     now: float,
     hours: int,
-    used: Sequence[GaugeSample] = (),
+    use: UseReport = NO_USE,
 ) -> Element:
-    """The last so many hours, as far as they are known. `node` and `gpu` are as the viewer may see them; `used` is how much
-    memory was.
-    """
+    """The last so many hours, as far as they are known. `node` and `gpu` are as the viewer may see them."""
     since = now - hours * 3600
+    charts = gauges_view(gpu, *use.over(hours, now), _GAUGES, (since, now))
     slices = [each for each in _in_order(_slices(gpu, past)) if each[0].meets(since)]
     shares = [each for each in _in_order(_shares(node, gpu, past, sight)) if each[0].meets(since)]
     return element(
         "div",
-        gauges_view(gpu, used, TOLD_SECONDS, _GAUGES),
         element("h2", "Over time"),
         hours_choice(gpu["uuid"], hours, node.name),
+        charts or element("p", f"Nothing is known of its use in this time. {_GAUGES}", class_="muted"),
         element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
         [_silence(each) for each in past.silences if each.until is None or each.until >= since],
         spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours),

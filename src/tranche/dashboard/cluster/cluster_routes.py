@@ -27,7 +27,6 @@ from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeUser
-from tranche.dashboard.cluster.memory_history import MemoryHistory
 from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
@@ -70,8 +69,8 @@ _HTML = "text/html; charset=utf-8"
 class ClusterPageContext:
     """What the pages are made of: the cluster's name, what is seen of it, how to read claims, and how to act, if at all.
 
-    `waste` has added up what all namespaces hold, `past` has seen what became of each GPU, `memory` how much of it was used; a
-    page tells of them what its viewer may know.
+    `waste` has added up what all namespaces hold, `past` has seen what became of each GPU; a page tells of them what its viewer
+    may know.
     """
 
     name: str
@@ -79,7 +78,6 @@ class ClusterPageContext:
     fleets: FleetReader
     waste: WasteHistory
     past: ClusterHistory
-    memory: MemoryHistory
     acts: ClusterActionHandler | None = None
 
 
@@ -228,7 +226,8 @@ def _node_page(pages: ClusterPageContext, node: SeenNode | None, order: TableOrd
     seen = pages.user_view.snapshot
 
     def made(of: SeenNode) -> DashboardPage:
-        return node_page(of, seen.notes, seen.taken, None if pages.acts is None else node_acts(of), order)
+        acts, use = None if pages.acts is None else node_acts(of), pages.user_view.use(of.name)
+        return node_page(of, seen.notes, seen.taken, acts, order, use)
 
     return None if node is None else apart(node.name, lambda: made(node), lambda: made(unshown(node)))
 
@@ -255,9 +254,9 @@ def _gpu_page(pages: ClusterPageContext, uuid: str, hours: int, order: TableOrde
 
     def made(node: SeenNode, gpu: Document) -> DashboardPage | None:
         past = pages.past.past(node.name, uuid)
-        used = pages.memory.samples(node.name, uuid, node.seen or seen.taken, past.silences)
-        shown = past_view(node, gpu, past, pages.user_view.rights.sight, seen.taken, hours, used)
-        return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown, order)
+        use = pages.user_view.use(node.name)
+        shown = past_view(node, gpu, past, pages.user_view.rights.sight, seen.taken, hours, use)
+        return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown, use, order)
 
     if not found:
         return None

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.events_page import share_page
-from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key
+from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key, used_in_words
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
 from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, notes, share_link, span_since
@@ -17,14 +17,22 @@ from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, blocks_of, holder_without_id, whose
 from tranche.documents.markup import Child, Element, element
+from tranche.kubernetes.telling.use_report import NO_USE, UseReport
 
 _NO_ORDER = TableOrder()
+_LATE_SECONDS = 300.0
 
 
 def node_page(
-    node: SeenNode, said: Sequence[str], now: float, acts: Element | None = None, order: TableOrder = _NO_ORDER
+    node: SeenNode,
+    said: Sequence[str],
+    now: float,
+    acts: Element | None = None,
+    order: TableOrder = _NO_ORDER,
+    use: UseReport = NO_USE,
 ) -> DashboardPage:
     """The node; `acts` are forms by which somebody changes it."""
+    used = {each["gpuUUID"]: used_in_words(each) for each in _readings(node, use, now)}
     drawn = blocks_of(node.overview["gpus"], node.overview["allocations"])
     live = element(
         "div",
@@ -32,7 +40,7 @@ def node_page(
         figures(_facts(node)),
         fleet_figures(node.overview) if drawn else None,
         key(drawn),
-        element("div", [gpu_row(gpu) for gpu in drawn], class_="gpus") if drawn else None,
+        element("div", [gpu_row(gpu, used.get(gpu.uuid, "")) for gpu in drawn], class_="gpus") if drawn else None,
         _holders(node, now, order) if node.seen is not None else None,
         element("p", element("a", "What would a layout do?", href=layouts_address(node.name))) if drawn else None,
     )
@@ -46,10 +54,12 @@ def node_gpu_page(
     now: float,
     hours: int,
     past: Element,
+    use: UseReport = NO_USE,
     order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
-    """One GPU of the node; `past` is what the server has seen of it, for agents tell what is now."""
-    page = gpu_page(uuid, node.overview, (), (), [*said, *not_of_now(node)], now, hours, past=past, order=order)
+    """One GPU of the node; `past` is what the server has seen of it, and the agent of its use."""
+    readings, said = _readings(node, use, now), [*said, *not_of_now(node)]
+    page = gpu_page(uuid, node.overview, readings, (), said, now, hours, past=past, order=order)
     return None if page is None else _of_node(page, node)
 
 
@@ -100,6 +110,11 @@ def not_of_now(node: SeenNode) -> Iterator[str]:
         yield f"Not seen since {describe.said_in_utc(node.seen)}: {node.trouble}. What is shown is of then."
     elif node.unknown:
         yield node.unknown
+
+
+def _readings(node: SeenNode, use: UseReport, now: float) -> Sequence[Document]:
+    """How much the GPUs are used now; nothing where what is known is older than that."""
+    return use.readings if not node.trouble and abs(now - use.taken) < _LATE_SECONDS else ()
 
 
 def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:

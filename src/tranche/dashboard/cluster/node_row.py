@@ -18,7 +18,7 @@ from tranche.documents.picture_style import CLASSES, pattern_of
 
 _IN_LINE = 8
 _STEP, _BAR, _HEIGHT, _LINE = 96, 88, 16, 20
-COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "State")
+COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "Used", "State")
 """The columns of a table of nodes."""
 
 NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
@@ -140,10 +140,10 @@ def node_row(node: SeenNode) -> NodeRow:
 
 
 def _keys(node: SeenNode, drawn: Sequence[BlockRow], states: frozenset[str]) -> tuple[float | None, ...]:
-    """How many GPUs, what is held, idle and free of them, and how bad its state is."""
+    """How many GPUs, what is held, idle and free of them, how much memory is used, and how bad its state is."""
     looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
-    counts = (looks[BlockStatus.HELD] + looks[BlockStatus.SHARED], looks[BlockStatus.IDLE], _free(drawn))
-    known: Sequence[float | None] = counts if _heard(node) else (None, None, None)
+    counts = (looks[BlockStatus.HELD] + looks[BlockStatus.SHARED], looks[BlockStatus.IDLE], _free(drawn), _used(node))
+    known: Sequence[float | None] = counts if _heard(node) else (None,) * len(counts)
     worst = next((place for place, state in enumerate(NEEDING) if state in states), len(NEEDING))
     return (len(drawn), *known, worst)
 
@@ -169,6 +169,7 @@ def _shown(node: SeenNode, drawn: Sequence[BlockRow], told: str, state: str) -> 
         ("Held", str(looks[BlockStatus.HELD] + looks[BlockStatus.SHARED]) if heard else UNKNOWN),
         ("Idle", str(looks[BlockStatus.IDLE]) if heard else UNKNOWN),
         ("Free", UNKNOWN if not heard else "–" if (free := _free(drawn)) is None else f"{free:.0%}"),
+        ("Used", UNKNOWN if not heard else "–" if (used := _used(node)) is None else f"{used:.0%}"),
         ("State", _last_seen(node, state)),
     ]
     return element(
@@ -202,6 +203,17 @@ def _free(drawn: Sequence[BlockRow]) -> float | None:
     total = sum(gpu.units for gpu in drawn)
     free = sum(each.size for gpu in drawn for each in gpu.blocks if each.look is BlockStatus.FREE)
     return free / total if total else None
+
+
+def _used(node: SeenNode) -> float | None:
+    """How much of the GPUs' memory programs use, of 1; None where that is not known."""
+    known = [
+        (each["memoryBytes"], each["memoryFreeBytes"])
+        for each in node.overview["gpus"]
+        if each["memoryBytes"] and each["memoryFreeBytes"] is not None and not each["lost"]
+    ]
+    total = sum(memory for memory, _ in known)
+    return max(0.0, 1 - sum(free for _, free in known) / total) if total else None
 
 
 def _states(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:

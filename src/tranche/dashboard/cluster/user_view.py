@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.layout_outlook import LayoutPreview
@@ -23,6 +24,7 @@ from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.reading import GateFleet
 from tranche.kubernetes.telling.told_view import ViewReport
+from tranche.kubernetes.telling.use_report import NO_USE, UseReport, use_from_text
 
 MOST_EVENTS = 300
 """Events that a page shows."""
@@ -143,6 +145,14 @@ class UserView:
         known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
         gates = replace(gate_fleet(known, shown, self.rights.sight), whole=self.rights.all_nodes)
         return giving(gates, fleet, backend)
+
+    def use(self, name: str) -> UseReport:
+        """How much the GPUs of that node are and were used; nothing where it is not shown, or nobody can read it."""
+        told = self._known.told.get(name) if name in self._shown.nodes else None
+        try:
+            return NO_USE if told is None or not told.use else use_from_text(told.use)
+        except UsageError:
+            return NO_USE
 
     def layouts(self, name: str) -> NodeLayoutView | None:
         """The layouts of that node, and what they would do; None where it is not shown."""

@@ -51,7 +51,7 @@ class ReportSource:
 
     `node` is the node object. `fresh` says whether the latest of `snapshots` is of now. `refused` says why pods, by uid, cannot
     have the share that a controller chose for them, and `layouts` is what the agent makes of the layout label: while there is
-    none it is not told.
+    none it is not told. `use` is how much the GPUs are used, as an annotation says it: until there is one, what was told stands.
     """
 
     snapshots: LatestValue[Snapshot]
@@ -61,6 +61,7 @@ class ReportSource:
     faults: LatestValue[FaultyDevices]
     refused: LatestValue[Mapping[str, str]]
     layouts: LatestValue[LayoutReport]
+    use: LatestValue[str] = field(default_factory=LatestValue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,11 @@ class NodeReporter:
         """What is to be told, of which what was withheld before has its say."""
         offer = None if before is None else before.told.offer
         sizes = await self._sizes(node) if self._chosen_of else None
-        return await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
+        said = await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
+        if not self._to_people:
+            return said
+        use = self._news.use.value if self._news.use.synced else "" if before is None else before.told.use
+        return replace(said, told=replace(said.told, use=use))
 
     async def to_lease(self, node: KubeNode, said: _Said, before: Lease | None, *, changed: bool) -> Lease:
         """The next generation of the one before, whether the rest of that can be read or not."""
@@ -186,4 +191,4 @@ class NodeReporter:
 
 
 def _said(told: ViewReport) -> _Said:
-    return _Said(told, replace(told, view=steady(told.view), short=False, generation=0))
+    return _Said(told, replace(told, view=steady(told.view), short=False, generation=0, use=""))

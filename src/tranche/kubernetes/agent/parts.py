@@ -18,6 +18,7 @@ from tranche.hardware.daemon_group import why_tied
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links
+from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import SliceClient
@@ -125,9 +126,10 @@ def node_report(
     to_people: bool,
     layouts: LatestValue[LayoutReport],
     refused: LatestValue[Mapping[str, str]],
+    use: LatestValue[str],
 ) -> NodeReporter:
     """What tells of the node: people, and a controller where one chooses. `layouts` is what the MIG manager makes of a layout's
-    name, `refused` why pods, by uid, cannot have what was chosen for them.
+    name, `refused` why pods, by uid, cannot have what was chosen for them, `use` how much the GPUs are used.
     """
     inventory, health = services.inventory, services.device_health
 
@@ -142,8 +144,14 @@ def node_report(
         health.faults,
         refused,
         layouts,
+        use,
     )
     return NodeReporter(services.leases, news, to_people=to_people, clock=time.monotonic, say=say)
+
+
+def gpu_use_watch(services: NodeContext, _: ConfigSource, *, use: LatestValue[str]) -> GpuUseWatch:
+    """What records how much the GPUs are used; `use` is told it as the node's report says it."""
+    return GpuUseWatch(services, use)
 
 
 def share_driver(

@@ -21,6 +21,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.kubernetes.telling.told_layouts import LayoutReport, layouts_from_text, layouts_to_text
+from tranche.kubernetes.telling.use_report import MOST_USE_BYTES
 from tranche.planning.decide.recording import view_from_dict, view_to_dict, withheld_from_dict, withheld_to_dict
 
 REPORT = "report"
@@ -46,6 +47,7 @@ _VIEW = "tranche.dev/view"
 _SHORT = "tranche.dev/short"
 _LAYOUTS = "tranche.dev/layouts"
 _MARKED = "tranche.dev/marked"
+_USE = "tranche.dev/use"
 _LONGEST_NAME = 200
 _LONGEST_REASON = 300
 _LONGEST_NUMBER = 18
@@ -72,6 +74,7 @@ class ViewReport:
     `layouts` is None where that is not told. `marked` are those of the GPUs that are being changed on which no change is at work
     yet: a layout waits for what is in use, and another one may still take its place. `offer` is None where no controller chooses.
     `to_people` is whether people are told, or a controller alone. `generation` grows with each change but of amounts.
+    `use` is the text that `use_from_text` reads; "" where nothing is told of that.
     """
 
     node: str
@@ -82,6 +85,7 @@ class ViewReport:
     offer: ShareOffer | None = None
     to_people: bool = True
     generation: int = 0
+    use: str = ""
 
 
 def lease_name(kind: str, node: str) -> str:
@@ -135,6 +139,8 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
     annotations[_VIEW] = text
     if said.layouts is not None:
         annotations[_LAYOUTS] = layouts_to_text(said.layouts)
+    if said.use:
+        annotations[_USE] = said.use
     if said.marked:
         annotations[_MARKED] = ",".join(sorted(said.marked))
     offered = {} if said.offer is None else {PLACING_LABEL: GPUS}
@@ -157,9 +163,8 @@ def told_from_lease(lease: Lease) -> ViewReport:
         marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
         short = lease.annotations.get(_SHORT) == "true"
         to_people = TOLD_LABEL in lease.labels
-        return ViewReport(
-            told_node(lease), view, short, _layouts(lease), marked, _offer(lease), to_people, generation_of(lease)
-        )
+        layouts, offer, use = _layouts(lease), _offer(lease), use_of_lease(lease)
+        return ViewReport(told_node(lease), view, short, layouts, marked, offer, to_people, generation_of(lease), use)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
         why = shortened(str(error), _LONGEST_REASON)
         raise UsageError(f"lease {lease.name} does not say what the node has: {why}") from error
@@ -178,6 +183,12 @@ def generation_of(lease: Lease) -> int:
     """The generation that the lease names, whether the rest of it can be read or not; 0 where it names none."""
     text = lease.annotations.get(_GENERATION, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _LONGEST_NUMBER else 0
+
+
+def use_of_lease(lease: Lease) -> str:
+    """How much the GPUs are used, as the lease has it, also where nothing of it can be read; "" where it has none."""
+    text = lease.annotations.get(_USE, "")
+    return text if len(text) <= MOST_USE_BYTES else ""
 
 
 def _offer(lease: Lease) -> ShareOffer | None:

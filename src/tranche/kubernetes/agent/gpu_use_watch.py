@@ -1,0 +1,88 @@
+"""The agent's part that reads the GPUs' gauges once a minute and keeps their means over days, where people are to be told.
+
+The node's report holds what it keeps: after a restart it goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from tranche.core.errors import TrancheError
+from tranche.core.readings import GpuReading
+from tranche.core.state import NodeState
+from tranche.documents.gauge_samples import GaugeSample, mean_of, sample_of
+from tranche.documents.readings import reading_document
+from tranche.hardware.nvml_gauges import NvmlGaugeReader
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.telling.told_view import REPORT, lease_name, use_of_lease
+from tranche.kubernetes.telling.use_report import LINE_SECONDS, NO_USE, UseReport, use_from_text, use_to_text
+
+READ_SECONDS = 60.0
+_RETRY_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class GpuUseWatch:
+    """A component: publishes in `use` what the annotation is to say, after each reading.
+
+    It keeps nobody waiting: while the driver hangs nothing is read, and that time is a gap. `now` is seconds since the epoch.
+    """
+
+    name = "use"
+
+    def __init__(
+        self,
+        services: NodeContext,
+        use: LatestValue[str],
+        *,
+        read: Callable[[NodeState], Sequence[GpuReading]] | None = None,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._services = services
+        self._use = use
+        self._read = read or NvmlGaugeReader(time.monotonic).read
+        self._now = now
+        self._sleep = sleep
+
+    def ready(self) -> Readiness:
+        """Always: charts are no reason to take the node's agent out of service."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Record until cancelled, from the moment when it is known what was recorded before."""
+        await self._services.inventory.latest.first()
+        use, since_line = await self._kept(), list[GaugeSample]()
+        while True:
+            node = self._services.inventory.latest.value.view.node
+            readings = tuple(map(reading_document, await asyncio.to_thread(self._read, node)))
+            now = self._now()
+            if since_line and since_line[0].taken // LINE_SECONDS != now // LINE_SECONDS:
+                use, since_line = use.with_line(mean_of(since_line, since_line[-1].taken)), []
+            if readings:
+                since_line.append(sample_of(now, readings))
+            use = UseReport(now, readings, use.lines, use.long_lines)
+            self._use.publish(await asyncio.to_thread(use_to_text, use))
+            await self._sleep(READ_SECONDS)
+
+    async def _kept(self) -> UseReport:
+        """What the node's report says; nothing where it says none that can be read."""
+        while True:
+            try:
+                lease = await self._services.leases.get(lease_name(REPORT, self._services.node_name))
+                break
+            except TrancheError as error:
+                _log.warning("the use of GPUs so far is not known yet", extra={"error": str(error)})
+                await self._sleep(_RETRY_SECONDS)
+        try:
+            text = "" if lease is None else use_of_lease(lease)
+            return use_from_text(text) if text else NO_USE
+        except TrancheError as error:
+            _log.warning("the use of GPUs begins again", extra={"error": str(error)})
+            return NO_USE

@@ -1,0 +1,163 @@
+"""How much the GPUs of a node are used now, and were over days, as the node's agent tells it in an annotation of its lease. Pure.
+
+Lines of five minutes reach back six hours, and lines of half an hour seven days: 400 lines of eight GPUs take about 10 kB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from tranche.core.errors import UsageError
+from tranche.core.quantity import MIB
+from tranche.documents.blocks import Document
+from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample, mean_of
+from tranche.kubernetes.telling.packing import packed, unpacked
+
+LINE_SECONDS = 300.0
+LINES_KEPT_HOURS = 6
+LONG_LINE_SECONDS = 1800.0
+KEPT_DAYS = 7
+MOST_USE_BYTES = 24 * 1024
+"""Beside view and layouts this is less than what Kubernetes lets an object's annotations hold."""
+
+_FORMAT = 1
+_UNITS = (float(MIB), 0.01, 1.0, 1.0)
+"""What each of KEPT_GAUGES is counted in."""
+_MOST_LINES = 1_000
+_MOST_GPUS = 64
+_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UseReport:
+    """`readings` are documents of GPUs and their slices, read at `taken`, in seconds since the epoch; 0 where nothing was read.
+
+    `lines` are means of five minutes and `long_lines` of half an hour, oldest first.
+    """
+
+    taken: float = 0.0
+    readings: tuple[Document, ...] = ()
+    lines: tuple[GaugeSample, ...] = ()
+    long_lines: tuple[GaugeSample, ...] = ()
+
+    def with_line(self, line: GaugeSample) -> UseReport:
+        """With one more line, and without what is too old; a clock that was set back begins again there."""
+        oldest, cell = line.taken - LINES_KEPT_HOURS * 3600, line.taken // LONG_LINE_SECONDS
+        lines = (*(each for each in self.lines if oldest <= each.taken < line.taken), line)
+        in_cell = [each for each in lines if each.taken // LONG_LINE_SECONDS == cell]
+        oldest = line.taken - KEPT_DAYS * 86_400
+        before = (each for each in self.long_lines if oldest <= each.taken < cell * LONG_LINE_SECONDS)
+        return replace(self, lines=lines, long_lines=(*before, mean_of(in_cell, line.taken)))
+
+    def over(self, hours: int, until: float) -> tuple[Sequence[GaugeSample], float]:
+        """The lines of so many hours until then, and how many seconds each is of."""
+        chosen, every = (
+            (self.lines, LINE_SECONDS) if hours <= LINES_KEPT_HOURS else (self.long_lines, LONG_LINE_SECONDS)
+        )
+        return [each for each in chosen if until - hours * 3600 <= each.taken <= until], every
+
+
+NO_USE = UseReport()
+"""Nothing is known."""
+
+
+def use_to_text(use: UseReport) -> str:
+    """As an annotation holds it: without the oldest lines where these are too long."""
+    while len(text := packed(_to_data(use))) > MOST_USE_BYTES and (use.lines or use.long_lines):
+        use = replace(
+            use,
+            lines=use.lines[-(len(use.lines) // 2) or len(use.lines) :],
+            long_lines=use.long_lines[-(len(use.long_lines) // 2) or len(use.long_lines) :],
+        )
+    return text if len(text) <= MOST_USE_BYTES else packed(_to_data(NO_USE))
+
+
+@lru_cache(_KEPT)
+def use_from_text(text: str) -> UseReport:
+    """What the annotation says; UsageError when it cannot be read, cannot be true, or is of another format."""
+    try:
+        data = unpacked(text)
+        if data["format"] != _FORMAT:
+            raise ValueError(f"format {data['format']} is not known here")
+        uuids = [_text(each) for each in data["gpus"][:_MOST_GPUS]]
+        readings = tuple(map(_reading, data["readings"][:_MOST_GPUS]))
+        return UseReport(
+            _number(data["taken"]) or 0.0, readings, _lines(uuids, data["lines"]), _lines(uuids, data["longLines"])
+        )
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError, EOFError, RecursionError) as error:
+        raise UsageError(f"what an agent says of the use of GPUs cannot be read: {error}") from error
+
+
+def _to_data(use: UseReport) -> dict[str, Any]:
+    uuids = sorted({uuid for line in (*use.lines, *use.long_lines) for uuid in line.gpus})
+    return {
+        "format": _FORMAT,
+        "taken": round(use.taken, 3),
+        "readings": use.readings,
+        "gpus": uuids,
+        "lines": [_line_data(each, uuids) for each in use.lines],
+        "longLines": [_line_data(each, uuids) for each in use.long_lines],
+    }
+
+
+def _line_data(line: GaugeSample, uuids: Sequence[str]) -> list[Any]:
+    return [round(line.taken), [_counted(line.gpus[uuid]) if uuid in line.gpus else None for uuid in uuids]]
+
+
+def _counted(gauges: Document) -> list[int | None]:
+    values = (gauges[name] for name in KEPT_GAUGES)
+    return [None if value is None else round(value / unit) for value, unit in zip(values, _UNITS, strict=True)]
+
+
+def _lines(uuids: Sequence[str], data: list[Any]) -> tuple[GaugeSample, ...]:
+    found: list[GaugeSample] = []
+    for taken, gpus in data[-_MOST_LINES:]:
+        of_gpus = {
+            uuid: {name: _measured(count, unit) for name, count, unit in zip(KEPT_GAUGES, counts, _UNITS, strict=True)}
+            for uuid, counts in zip(uuids, gpus, strict=True)
+            if counts is not None
+        }
+        when = _number(taken) or 0.0
+        if found and when <= found[-1].taken:
+            raise ValueError("its lines are not in the order of time")
+        found.append(GaugeSample(when, of_gpus))
+    return tuple(found)
+
+
+def _measured(count: object, unit: float) -> float | None:
+    value = _number(count)
+    return None if value is None else round(value * unit, 3)
+
+
+def _reading(data: dict[str, Any]) -> Document:
+    slices = [
+        {
+            "gpuInstanceId": int(_number(each["gpuInstanceId"]) or 0),
+            "memoryUsedBytes": _number(each["memoryUsedBytes"]),
+            "busy": _number(each["busy"]),
+        }
+        for each in data["slices"][:_MOST_GPUS]
+    ]
+    return {"gpuUUID": _text(data["gpuUUID"]), **{name: _number(data[name]) for name in KEPT_GAUGES}, "slices": slices}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a GPU is not named")
+    return value
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (0 <= value < 2**63 and math.isfinite(value))
+    ):
+        raise ValueError("a gauge says no number")
+    return value

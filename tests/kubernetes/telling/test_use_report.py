@@ -1,0 +1,132 @@
+"""The use of GPUs as a lease tells it: what is kept and for how long, that it fits, and that nothing else is believed."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import random
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.kubernetes.telling.garbling import garbled_text
+from tranche.core.errors import UsageError
+from tranche.core.quantity import GIB, MIB
+from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample
+from tranche.kubernetes.telling.packing import unpacked
+from tranche.kubernetes.telling.use_report import (
+    KEPT_DAYS,
+    LINE_SECONDS,
+    LINES_KEPT_HOURS,
+    LONG_LINE_SECONDS,
+    MOST_USE_BYTES,
+    UseReport,
+    use_from_text,
+    use_to_text,
+)
+
+BEGAN = 1_800_000_000.0
+UUID = "GPU-1"
+READING = {
+    "gpuUUID": UUID, "memoryUsedBytes": 3 * GIB, "busy": 0.25, "powerWatts": 61.5, "temperatureCelsius": 40,
+    "slices": [{"gpuInstanceId": 7, "memoryUsedBytes": GIB, "busy": None}],
+}  # fmt: skip
+
+
+def line(taken: float, busy: float | None = 0.5, uuids: tuple[str, ...] = (UUID,)) -> GaugeSample:
+    values = (4 * MIB, busy, 60.0, 40.0)
+    return GaugeSample(taken, {uuid: dict(zip(KEPT_GAUGES, values, strict=True)) for uuid in uuids})
+
+
+def recorded(*busy: float | None, apart: float = LINE_SECONDS) -> UseReport:
+    use = UseReport(BEGAN, (READING,))
+    for number, each in enumerate(busy):
+        use = use.with_line(line(BEGAN + number * apart, each))
+    return use
+
+
+def test_half_an_hour_is_the_mean_of_its_lines_and_the_last_one_is_there_before_it_is_over() -> None:
+    use = recorded(0.1, 0.3, None, 0.2, 0.2, 0.2, 0.9, 0.5)
+    assert [each.gpus[UUID]["busy"] for each in use.lines] == [0.1, 0.3, None, 0.2, 0.2, 0.2, 0.9, 0.5]
+    assert [each.gpus[UUID]["busy"] for each in use.long_lines] == [0.2, 0.7]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    use = recorded(*[0.5] * 5_000)
+    until = BEGAN + 4_999 * LINE_SECONDS
+    assert len(use.lines) == LINES_KEPT_HOURS * 12 + 1
+    assert len(use.long_lines) == KEPT_DAYS * 48 + 1
+    for hours, count, every in ((1, 13, LINE_SECONDS), (6, 73, LINE_SECONDS), (24, 49, LONG_LINE_SECONDS)):
+        found, length = use.over(hours, until)
+        assert (len(found), length) == (count, every)
+
+
+def test_a_gap_stays_a_gap_and_a_clock_that_was_set_back_begins_again_there() -> None:
+    use = recorded(0.5, 0.5, apart=4 * 3600.0).with_line(line(BEGAN + 3600.0))
+    assert [each.taken - BEGAN for each in use.lines] == [0.0, 3600.0]
+    assert [each.taken - BEGAN for each in use.long_lines] == [0.0, 3600.0]
+
+
+@given(st.lists(st.none() | st.integers(0, 100), max_size=40))
+def test_what_is_written_is_read_again(percent: list[int | None]) -> None:
+    use = recorded(*(None if each is None else each / 100 for each in percent))
+    if percent:
+        use = replace(use, lines=(*use.lines[:-1], line(use.lines[-1].taken, 0.5, (UUID, "GPU-2"))))
+    found = use_from_text(use_to_text(use))
+    assert found.readings == use.readings
+    assert found.lines == use.lines
+    assert [each.taken for each in found.long_lines] == [each.taken for each in use.long_lines]
+
+
+def test_a_week_of_sixteen_restless_gpus_fits_and_what_does_not_fit_is_the_oldest() -> None:
+    numbers = random.Random(1)
+
+    def restless(count: int) -> UseReport:
+        def of_gpu() -> dict[str, Any]:
+            return {
+                "memoryUsedBytes": numbers.randrange(80 * GIB),
+                "busy": numbers.random(),
+                "powerWatts": numbers.uniform(50, 700),
+                "temperatureCelsius": numbers.randrange(30, 90),
+            }
+
+        lines = tuple(
+            GaugeSample(BEGAN + at * LONG_LINE_SECONDS, {f"GPU-{gpu:036}": of_gpu() for gpu in range(count)})
+            for at in range(KEPT_DAYS * 48)
+        )
+        return UseReport(BEGAN, (READING,), lines[:73], lines)
+
+    for count in (8, 16, 64):
+        use = restless(count)
+        text = use_to_text(use)
+        found = use_from_text(text)
+        assert len(text) <= MOST_USE_BYTES
+        assert found.readings == use.readings
+        taken = [each.taken for each in found.long_lines]
+        assert taken
+        assert taken == [each.taken for each in use.long_lines][-len(taken) :]
+
+
+@pytest.mark.parametrize("text", ["", "x", "null", "[]", "[" * 100_000, '{"format": 2}'])
+def test_what_is_nothing_of_the_kind_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="use of GPUs cannot be read"):
+        use_from_text(packed_text(text))
+
+
+@given(garbled_text(unpacked(use_to_text(recorded(0.1, None, 0.3)))))
+def test_whatever_is_read_can_be_shown(text: str) -> None:
+    with suppress(UsageError):
+        found = use_from_text(packed_text(text))
+        json.dumps(found.readings, allow_nan=False).encode()
+        for each in (*found.lines, *found.long_lines):
+            json.dumps([each.taken, each.gpus], allow_nan=False).encode()
+        assert [each.taken for each in found.lines] == sorted({each.taken for each in found.lines})
+
+
+def packed_text(text: str) -> str:
+    return base64.b64encode(gzip.compress(text.encode(errors="surrogatepass"), mtime=0)).decode()
