@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TextIO
 
 
@@ -31,27 +30,6 @@ class Report:
             cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
             print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip(), file=self.out)
         print(file=self.out, flush=True)
-
-    def compare(
-        self,
-        what: str,
-        unit: str,
-        ours: Sequence[float],
-        baseline: str,
-        theirs: Sequence[float],
-        *,
-        more_is_better: bool,
-    ) -> float:
-        """Print the medians of two measurements of one thing and return how many times better ours is."""
-        a, b = median(ours), median(theirs)
-        ratio = a / b if more_is_better else b / a
-        rows = [
-            [f"{what} ({len(ours)} runs)", f"{figure(a)} {unit}", ""],
-            [f"{baseline} ({len(theirs)} runs)", f"{figure(b)} {unit}", ""],
-        ]
-        rows[0][2] = f"{ratio:.2f} times"
-        self.table(["", "median", "better by"], rows)
-        return ratio
 
     def verdict(self, text: str, met: bool) -> None:
         """Print a stated target and whether this run met it."""

@@ -64,11 +64,6 @@ class Node:
         return SimulatedMachine.open(self.name, root=self.folder / "machines")
 
     @property
-    def agent_port(self) -> int:
-        """A port for a program of the node: nodes share the machine's network."""
-        return self._port + 2
-
-    @property
     def cgroup(self) -> Cgroup:
         """What the node's programs and its pods run in."""
         return Cgroup(f"{self.cluster.cgroup}/{self.name}")

@@ -53,11 +53,6 @@ class ClientResult:
         return "" if name is None else f"CUDA_ERROR_{name} ({self.error})"
 
     @property
-    def full(self) -> bool:
-        """Whether the server has as many clients as it may have, and is well."""
-        return self.error in (808, 809)
-
-    @property
     def out_of_reach(self) -> bool:
         """Whether no server answers to the daemon either: it died, or does not start."""
         return self.error in (805, 806)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tranche.kubernetes.api.node_rules import NodeTaint, Toleration, decode_terms, meets, unmet, untolerated
+from tranche.kubernetes.api.node_rules import Taint, Toleration, decode_terms, meets, unmet, untolerated
 
 TAINT = {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
 LABELS = {"zone": "x", "cores": "8"}
@@ -27,12 +27,12 @@ LABELS = {"zone": "x", "cores": "8"}
     ],
 )
 def test_a_toleration_covers_what_kubernetes_says(toleration: dict[str, Any], tolerated: bool) -> None:
-    away = untolerated([NodeTaint.decode(TAINT)], [Toleration.decode(toleration)])
+    away = untolerated([Taint.decode(TAINT)], [Toleration.decode(toleration)])
     assert [str(each) for each in away] == ([] if tolerated else ["gpu=a100"])
 
 
 def test_a_preference_keeps_nobody_away() -> None:
-    assert untolerated([NodeTaint.decode({**TAINT, "effect": "PreferNoSchedule"})], []) == ()
+    assert untolerated([Taint.decode({**TAINT, "effect": "PreferNoSchedule"})], []) == ()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tranche.core.allocation import FractionalShare, NodeView, overlap
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.core.wire import grant_from_dict
-from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration
+from tranche.kubernetes.api.node_rules import Requirement, Taint, Toleration
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement, why_not
@@ -32,7 +32,7 @@ from tranche.planning.decide.across import ChosenMachine, decide_across
 from tranche.planning.decide.foresee import with_granted
 
 NODES = ("a", "b", "c")
-TAINT = NodeTaint("gpu", "NoSchedule")
+TAINT = Taint("gpu", "NoSchedule")
 LABELS = st.dictionaries(st.sampled_from(["zone", "pool"]), st.sampled_from(["x", "y"]))
 
 
@@ -143,21 +143,21 @@ def test_the_highest_priority_comes_first_and_then_the_oldest() -> None:
         (PlacingRequirement(), NodeCapacity("n", ready=False), "is not ready"),
         (PlacingRequirement(), NodeCapacity("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
         (PlacingRequirement(tolerations=(Toleration(exists=True),)), NodeCapacity("n", unschedulable=True), ""),
-        (PlacingRequirement(), NodeCapacity("n", taints=(NodeTaint("a", "NoExecute"),)), "the taint a"),
-        (PlacingRequirement(), NodeCapacity("n", taints=(NodeTaint("a", "PreferNoSchedule"),)), ""),
+        (PlacingRequirement(), NodeCapacity("n", taints=(Taint("a", "NoExecute"),)), "the taint a"),
+        (PlacingRequirement(), NodeCapacity("n", taints=(Taint("a", "PreferNoSchedule"),)), ""),
         (
             PlacingRequirement(tolerations=(Toleration("a", "x"),)),
-            NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
+            NodeCapacity("n", taints=(Taint("a", "NoSchedule", "y"),)),
             "the taint a",
         ),
         (
             PlacingRequirement(tolerations=(Toleration("a", "y"),)),
-            NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule", "y"),)),
+            NodeCapacity("n", taints=(Taint("a", "NoSchedule", "y"),)),
             "",
         ),
         (
             PlacingRequirement(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
-            NodeCapacity("n", taints=(NodeTaint("a", "NoSchedule"),)),
+            NodeCapacity("n", taints=(Taint("a", "NoSchedule"),)),
             "the taint a",
         ),
         (PlacingRequirement(node_selector={"pool": "x"}), NodeCapacity("n", {"pool": "y"}), "pool=x"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tranche.kubernetes.api.node_rules import NodeTaint
+from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
@@ -29,7 +29,7 @@ from tranche.node.health.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)
-OWN_TAINT = NodeTaint("own", "NoSchedule", "x")
+OWN_TAINT = Taint("own", "NoSchedule", "x")
 STATIC_POLICY = frozenset({"tranche-agent-own-node", "tranche-agent-own-leases"})
 POLICY = STATIC_POLICY | {"tranche-agent-own-slices"}
 
@@ -64,7 +64,7 @@ AGENT = DaemonSetFacts(
     command=("tranche", "agent"),
     service_account="tranche-agent",
     version="0.1.0",
-    tolerations=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},),
+    tolerations=(Toleration("nvidia.com/gpu", effect="NoSchedule", exists=True),),
     desired=2,
 )
 HEALTHY = ClusterFacts(

@@ -10,8 +10,8 @@ _KEEPS_PODS_AWAY = ("NoSchedule", "NoExecute")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeTaint:
-    """What keeps pods away that do not tolerate it, unless the effect is a mere preference."""
+class Taint:
+    """What keeps pods off a node, or claims off a device, that do not tolerate it, unless the effect is a mere preference."""
 
     key: str
     effect: str
@@ -100,7 +100,7 @@ def decode_terms(pod_spec: Mapping[str, Any]) -> tuple[NodeTerm, ...] | None:
     )
 
 
-def untolerated(taints: Iterable[NodeTaint], tolerations: Sequence[Toleration]) -> tuple[NodeTaint, ...]:
+def untolerated(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -> tuple[Taint, ...]:
     """The taints that keep a pod off the node."""
     return tuple(
         taint

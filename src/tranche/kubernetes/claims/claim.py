@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.claims.quantity import parse_whole
 
 
@@ -19,22 +20,6 @@ class ClaimRef:
 
     def __str__(self) -> str:
         return f"claim {self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class _ClaimToleration:
-    """A taint that a request tolerates; of any key, or any effect, where that is empty."""
-
-    key: str = ""
-    operator: str = "Equal"
-    value: str = ""
-    effect: str = ""
-
-    def covers(self, key: str) -> bool:
-        """Whether it covers a taint of that key without a value, by which devices are not to be allocated."""
-        if self.effect not in ("", "NoSchedule") or self.key not in ("", key):
-            return False
-        return self.operator == "Exists" or (self.key == key and not self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +37,11 @@ class AllocatedDevice:
     share_id: str = ""
     consumed: Mapping[str, int] = field(default_factory=dict, hash=False)
     admin_access: bool = False
-    tolerations: tuple[_ClaimToleration, ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
 
     def tolerates(self, key: str) -> bool:
         """Whether it was chosen whatever taint of that key it had."""
-        return any(each.covers(key) for each in self.tolerations)
+        return any(each.covers(key, "", "NoSchedule") for each in self.tolerations)
 
     @property
     def main_request(self) -> str:
@@ -111,14 +96,5 @@ def _decode_device(raw: Mapping[str, Any]) -> AllocatedDevice:
         share_id=raw.get("shareID") or "",
         consumed={name: parse_whole(str(amount)) for name, amount in consumed.items()},
         admin_access=bool(raw.get("adminAccess")),
-        tolerations=tuple(map(_decode_toleration, raw.get("tolerations") or ())),
-    )
-
-
-def _decode_toleration(raw: Mapping[str, Any]) -> _ClaimToleration:
-    return _ClaimToleration(
-        key=raw.get("key") or "",
-        operator=raw.get("operator") or "Equal",
-        value=raw.get("value") or "",
-        effect=raw.get("effect") or "",
+        tolerations=tuple(map(Toleration.decode, raw.get("tolerations") or ())),
     )

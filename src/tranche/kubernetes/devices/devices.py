@@ -43,11 +43,6 @@ class DeviceCapacity:
     least: int = 0
     step: int = 1
 
-    @property
-    def consumable(self) -> bool:
-        """Whether requests take parts of it."""
-        return self.default is not None
-
     def why_not(self, amount: int) -> str:
         """Why nobody is given so much of it, in words; "" for what a scheduler gives that keeps to what is shown."""
         if amount > self.value:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tranche.core.quantity import format_memory
-from tranche.kubernetes.api.node_rules import meets, unmet, untolerated
+from tranche.kubernetes.api.node_rules import Taint, meets, unmet, untolerated
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.device_request import DeviceMismatch, DeviceRequest, DeviceRequestOption
-from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice
+from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 from tranche.kubernetes.fleet.pool_usage import (
     MOST_DEVICES,
@@ -233,7 +233,7 @@ _TAINT_TEXTS = {
 }
 
 
-def _tainted(node: FleetNode, taints: Iterable[DeviceTaint]) -> NodeFit:
+def _tainted(node: FleetNode, taints: Iterable[Taint]) -> NodeFit:
     keys = {taint.key for taint in taints}
     if keys == {TaintKey.MODE}:
         mode = f"mode {node.mode}" if node.mode is not None else f"unknown mode '{node.labels.get('tranche.dev/mode')}'"

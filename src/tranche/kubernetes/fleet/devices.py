@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranche.kubernetes.api.decoding import part
+from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.claims.quantity import read_quantity
 from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceTaint:
-    """A taint of a device. `effect` is `NoSchedule` or `NoExecute`."""
-
-    key: str
-    value: str = ""
-    effect: str = "NoSchedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +40,7 @@ class FleetDevice:
     counter_set: str = ""
     counters: Mapping[str, int] = field(default_factory=dict, hash=False)
     kept: bool = False
-    taints: tuple[DeviceTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -142,7 +134,7 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
         step=max(read_quantity(policy.get("step")) or 0, 1),
         counter_set=str(consumed.get("counterSet") or ""),
         counters=_amounts(part(consumed, "counters")),
-        taints=tuple(_taints(raw)),
+        taints=tuple(map(Taint.decode, raw.get("taints") or ())),
     )
 
 
@@ -169,11 +161,6 @@ def fleet_device(node: str, name: str, attributes: Mapping[str, object], amounts
         clients=amounts.get(CapacityName.CLIENTS),
         kept=attributes.get(AttributeName.KEPT) is True,
     )
-
-
-def _taints(raw: Mapping[str, Any]) -> Iterator[DeviceTaint]:
-    for each in raw.get("taints") or ():
-        yield DeviceTaint(str(each.get("key") or ""), str(each.get("value") or ""), str(each.get("effect") or ""))
 
 
 def _value(attribute: Any) -> object:

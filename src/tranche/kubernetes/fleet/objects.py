@@ -9,7 +9,7 @@ from typing import Any
 from tranche.core.errors import UsageError
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import part
-from tranche.kubernetes.api.node_rules import NodeTaint, NodeTerm, Toleration, decode_terms
+from tranche.kubernetes.api.node_rules import NodeTerm, Taint, Toleration, decode_terms
 from tranche.kubernetes.claims.claim import is_pod
 from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
@@ -40,7 +40,7 @@ class FleetNode:
     ready: bool = True
     unschedulable: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[NodeTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     resources: Mapping[str, int] = field(default_factory=dict)
     hands_out: bool = False
 
@@ -157,7 +157,7 @@ def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
         ready=ready.get("status") == "True",
         unschedulable=bool(spec.get("unschedulable")),
         labels={str(key): str(value) for key, value in part(meta, "labels").items()},
-        taints=tuple(NodeTaint.decode(each) for each in spec.get("taints") or ()),
+        taints=tuple(Taint.decode(each) for each in spec.get("taints") or ()),
         resources=_counts(part(status, "allocatable")),
         hands_out=str(part(status, "capacity").get(SHARE_RESOURCE, "0")) != "0",
     )

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tranche.core.sharing import Sharing
+from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.fleet.device_request import DeviceRequest, DeviceRequestOption
-from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool
+from tranche.kubernetes.fleet.devices import FleetDevice, Pool
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim
 from tranche.planning.decide.realise import why_not_together
 
@@ -102,14 +103,14 @@ def room_of(pool: Pool, claims: Iterable[FleetClaim]) -> PoolUsage:
     return PoolUsage(pool, holdings, left, by_device)
 
 
-def against(device: FleetDevice, wanted: DeviceRequestOption) -> tuple[DeviceTaint, ...]:
+def against(device: FleetDevice, wanted: DeviceRequestOption) -> tuple[Taint, ...]:
     """The taints for which the device is not given away now, and one for room that is kept for others."""
     found = tuple(
         taint
         for taint in device.taints
         if not any(each.covers(taint.key, taint.value, taint.effect) for each in wanted.tolerations)
     )
-    return (*found, DeviceTaint(TaintKey.RESERVED)) if device.kept and not wanted.by_name else found
+    return (*found, Taint(TaintKey.RESERVED, "NoSchedule")) if device.kept and not wanted.by_name else found
 
 
 def served(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[FleetDevice, ...] | None:

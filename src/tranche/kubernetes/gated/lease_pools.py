@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu
 from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper, PodKeeper
+from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.vocabulary import CapacityName, TaintKey
 from tranche.kubernetes.devices.devices import DeviceCapacity, NodeDevice, counter_sets, devices_of
 from tranche.kubernetes.devices.kept_room import set_apart
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
-from tranche.kubernetes.fleet.devices import DeviceTaint, FleetDevice, Pool, fleet_device
+from tranche.kubernetes.fleet.devices import FleetDevice, Pool, fleet_device
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
 from tranche.kubernetes.gated.agent.withheld import as_if_by_claims
@@ -74,7 +75,7 @@ def _device(node: str, device: NodeDevice, reasons: Mapping[str, Sequence[TaintK
         step=memory.step,
         counter_set=device.counter_set,
         counters=device.counters,
-        taints=tuple(DeviceTaint(key) for key in reasons.get(device.name, ())),
+        taints=tuple(Taint(key, "NoSchedule") for key in reasons.get(device.name, ())),
     )
 
 

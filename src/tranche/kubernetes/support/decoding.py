@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tranche.kubernetes.api.decoding import Json, part
-from tranche.kubernetes.api.node_rules import NodeTaint
+from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.claims.vocabulary import is_gpu_resource
 from tranche.kubernetes.support.facts import ConditionFacts, ControllerFacts, DaemonSetFacts, PodFacts, SurveyedNode
 
@@ -24,7 +24,7 @@ def decode_node(raw: Json) -> SurveyedNode:
         annotations={
             key: value for key, value in _texts(meta, "annotations").items() if key.startswith(_OUR_ANNOTATIONS)
         },
-        taints=tuple(map(NodeTaint.decode, spec.get("taints") or ())),
+        taints=tuple(map(Taint.decode, spec.get("taints") or ())),
         conditions=tuple(_condition(each) for each in status.get("conditions") or ()),
         capacity=_counts(part(status, "capacity")),
         allocatable=_counts(part(status, "allocatable")),
@@ -51,10 +51,7 @@ def decode_daemon_set(raw: Json) -> DaemonSetFacts:
         arguments=tuple(map(str, first.get("args") or ())),
         service_account=_text(spec, "serviceAccountName") or "default",
         selector=_texts(part(part(raw, "spec"), "selector"), "matchLabels"),
-        tolerations=tuple(
-            {key: str(each[key]) for key in ("key", "operator", "value", "effect") if each.get(key)}
-            for each in spec.get("tolerations") or ()
-        ),
+        tolerations=tuple(map(Toleration.decode, spec.get("tolerations") or ())),
         version=_texts(meta, "labels").get("app.kubernetes.io/version", ""),
         desired=int(status.get("desiredNumberScheduled") or 0),
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from tranche.kubernetes.api.node_rules import NodeTaint
+from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.claims.allocation_backend import DryRunResult
 
 
@@ -28,7 +28,7 @@ class SurveyedNode:
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[NodeTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     conditions: tuple[ConditionFacts, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class DaemonSetFacts:
     arguments: tuple[str, ...] = ()
     service_account: str = "default"
     selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, str], ...] = ()
+    tolerations: tuple[Toleration, ...] = ()
     version: str = ""
     desired: int = 0
 

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from tranche.core.errors import TlsUnavailable
@@ -107,8 +107,3 @@ def _openssl(folder: Path, *words: str) -> None:
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise TlsUnavailable(f"openssl {words[0]} failed: {said}", hint="the controller needs openssl 3.0 or newer")
-
-
-def utc_now() -> datetime:
-    """The time in UTC."""
-    return datetime.now(UTC)

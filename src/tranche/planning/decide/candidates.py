@@ -39,11 +39,6 @@ class Candidate:
         """Whether something for one holder alone serves the request."""
         return self.whole or self.profile is not None
 
-    @property
-    def memory(self) -> int:
-        """Bytes of the slice as the driver reports them; 0 for a whole GPU and where no source shows the figure."""
-        return 0 if self.profile is None else self.profile.memory or 0
-
 
 _WHOLE = Candidate(None, True)
 _A_WHOLE_GPU = "ask for a whole GPU with --gpus 1"

@@ -8,7 +8,7 @@ from typing import Any
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json, claimed_resources
-from tranche.kubernetes.api.node_rules import NodeTaint, Requirement, Toleration, decode_terms
+from tranche.kubernetes.api.node_rules import Requirement, Taint, Toleration, decode_terms
 from tranche.kubernetes.claims.gate_demand import GatedRequest, gate_demand
 from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
@@ -105,7 +105,7 @@ def decode_cluster_node(raw: Json) -> ClusterNode:
     """A `v1.Node`."""
     meta, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
     ready: Json = next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
-    taints = tuple(map(NodeTaint.decode, spec.get("taints") or ()))
+    taints = tuple(map(Taint.decode, spec.get("taints") or ()))
     allocatable = dict(_amounts(status.get("allocatable") or {}))
     name = str(meta.get("name") or "")
     room = NodeCapacity(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tranche.kubernetes.api.node_rules import NodeTaint, NodeTerm, Toleration, meets, unmet, untolerated
+from tranche.kubernetes.api.node_rules import NodeTerm, Taint, Toleration, meets, unmet, untolerated
 
 UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 
@@ -31,7 +31,7 @@ class NodeCapacity:
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[NodeTaint, ...] = ()
+    taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
     ready: bool = True
     free: Mapping[str, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def why_not(rules: PlacingRequirement, node: NodeCapacity) -> str:
     """What keeps the pod from the node, in words that complete `the node ...`; "" when nothing does."""
     if not node.ready:
         return "is not ready"
-    cordon = (NodeTaint(UNSCHEDULABLE, "NoSchedule"),) if node.unschedulable else ()
+    cordon = (Taint(UNSCHEDULABLE, "NoSchedule"),) if node.unschedulable else ()
     if taints := untolerated((*node.taints, *cordon), rules.tolerations):
         return f"has the taint {taints[0].key}, which the pod does not tolerate"
     if why := why_not_by_labels(rules, node):

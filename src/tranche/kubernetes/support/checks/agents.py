@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, untolerated, why_gpu
+from tranche.kubernetes.api.node_rules import untolerated
+from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, why_gpu
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, PodFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.health.checkup import Status
@@ -149,7 +150,7 @@ def _without_agent(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 
 def _why_none(facts: ClusterFacts, node: SurveyedNode) -> str:
-    tolerations = tuple(dict(each) for agents in facts.agents for each in agents.daemon_set.tolerations)
+    tolerations = [each for agents in facts.agents for each in agents.daemon_set.tolerations]
     in_the_way = [each for each in untolerated(node.taints, tolerations) if each.key not in _TOLERATED_BY_DAEMON_SETS]
     if in_the_way:
         shown = ", ".join(f"{each.key}={each.value}:{each.effect}" for each in in_the_way)

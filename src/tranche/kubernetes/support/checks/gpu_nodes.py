@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from tranche.kubernetes.api import node_rules
-from tranche.kubernetes.api.node_rules import NodeTaint, Toleration
 from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
 
 AGENT_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "tranche.dev/gpu")
@@ -39,8 +37,3 @@ def gpu_nodes(facts: ClusterFacts) -> tuple[SurveyedNode, ...]:
     """The nodes with GPUs, and those that an agent has a pod for."""
     with_agent = {pod.node for each in facts.agents for pod in each.pods}
     return tuple(node for node in facts.nodes if node.name in with_agent or why_gpu(node))
-
-
-def untolerated(taints: tuple[NodeTaint, ...], tolerations: tuple[dict[str, str], ...]) -> tuple[NodeTaint, ...]:
-    """The taints that keep a pod with these tolerations away."""
-    return node_rules.untolerated(taints, tuple(map(Toleration.decode, tolerations)))
