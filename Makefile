@@ -32,7 +32,7 @@ AGAIN := $(MAKE) --no-print-directory
 test: $(STAMP)   ## every check, and the tests, each kind once
 	@$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
 	trap 'kill $$prepared' INT TERM; \
-	$(AGAIN) check && $(BIN)/python -m pytest -n 2 --durations=40 --durations-min=5; \
+	$(AGAIN) check && $(BIN)/python -m pytest -n 3 --durations=40 --durations-min=5; \
 	code=$$?; kill $$prepared 2>/dev/null; exit $$code
 
 test-long: export TRANCHE_LONG := 1

@@ -57,6 +57,7 @@ def test_56_members_run_in_slices_of_their_own_and_on_whole_gpus_by_turns(
     )
 
 
+@pytest.mark.long
 def test_the_manifest_for_slices_runs_as_it_is_on_a_node_that_cuts_its_gpus_on_the_fly(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:

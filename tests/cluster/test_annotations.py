@@ -179,6 +179,7 @@ def test_while_no_replica_answers_only_annotated_pods_wait(
     wait_for("it answers again", lambda: refusal(cluster, asking(opted_in, gpus="1")) == "")
 
 
+@pytest.mark.long
 def test_certificates_come_and_go_and_no_pod_notices(cluster: Cluster, release: HelmRelease, opted_in: str) -> None:
     """Each is valid for 20 seconds here, and the next one serves after ten."""
     path = f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{release.objects}-controller"

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.cluster
 OPTIONS = ("--mig-strategy=mixed", "--with-dra", "--refresh-seconds=0.3")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_pod_with_a_claim_ends_after_the_change(cluster: Cluster, p4d: Node, namespace: str) -> None:
     pods = f"/api/v1/namespaces/{namespace}/pods"

@@ -131,6 +131,7 @@ def blames(cluster: Cluster, release: HelmRelease, reasons: set[str]) -> bool:
     return bool(why_not_ready(cluster, release) & reasons)
 
 
+@pytest.mark.long
 def test_56_pods_run_through_upgrades_rollbacks_an_uninstallation_and_a_reinstallation(
     cluster: Cluster, p4d: Node, namespace: str, agent_image: MadeImage
 ) -> None:

@@ -168,6 +168,7 @@ def test_what_a_scheduler_got_wrong_is_refused_in_the_pods_events(cluster: Clust
         gone(cluster, p4d, namespace)
 
 
+@pytest.mark.long
 def test_a_pool_without_an_allocated_device_is_whole_again_and_what_was_given_meanwhile_is_refused(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:

@@ -27,11 +27,12 @@ from cluster.workloads import first_lines, pods_in
 
 from tests.cluster.competition.outages import PARTS, Outages
 from tests.cluster.test_claims_on_nodes import claiming, claims_on, gone, shares
+from tests.support.length import rounds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(4 * 3600)]
 
-KILLS = int(os.environ.get("TRANCHE_CLAIM_KILLS", "4"))
-CLAIMS = int(os.environ.get("TRANCHE_CLAIM_CHURN", "16"))
+KILLS = rounds(4, 1, "TRANCHE_CLAIM_KILLS")
+CLAIMS = rounds(16, 8, "TRANCHE_CLAIM_CHURN")
 MOST_PODS = 24
 CALM_SECONDS = 240.0
 TEMPLATES = ("small", "part", "medium", "small", "whole", "small", "part", "medium")

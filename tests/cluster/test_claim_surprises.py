@@ -22,6 +22,7 @@ WAIT_SECONDS = float(os.environ.get("TRANCHE_CLAIM_FALLEN_SECONDS", "0"))
 """For how long the API server says that a claim is over: after 30 and a look, whatever nobody uses is free."""
 
 
+@pytest.mark.long
 def test_a_claim_that_somebody_edits_while_its_pod_runs_keeps_what_it_was_given(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_claim_that_somebody_edits_while_its_pod_runs_keeps_what_it_was_given(
         gone(cluster, p4d, namespace)
 
 
+@pytest.mark.long
 def test_a_pod_that_deletes_its_claim_and_empties_its_environment_keeps_its_slice_alone(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:

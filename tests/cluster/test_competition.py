@@ -22,8 +22,9 @@ from tests.cluster.competition.outages import Outages
 from tests.cluster.competition.pods import Pods
 from tests.cluster.competition.runs import Runs
 from tests.cluster.competition.witness import Witness
+from tests.support.length import rounds
 
-ROUNDS = int(os.environ.get("TRANCHE_ROUNDS", "30"))
+ROUNDS = rounds(30, 8, "TRANCHE_ROUNDS")
 CALM_AFTER = 25
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800 + 15 * ROUNDS)]

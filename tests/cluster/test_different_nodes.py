@@ -59,6 +59,7 @@ def served(cluster: Cluster, *strategies: tuple[Node, str]) -> Iterator[None]:
         remove_layouts(cluster)
 
 
+@pytest.mark.long
 def test_two_nodes_have_each_their_own_slices_and_one_is_cut_without_the_other(
     cluster: Cluster, p4d: Node, p5: Node, namespace: str
 ) -> None:

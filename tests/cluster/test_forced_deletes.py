@@ -28,6 +28,7 @@ AT_ONCE = min(DELETES, GPUS)
 WAYS = {"by force": ("--force", "--grace-period=0"), "in order": ()}
 
 
+@pytest.mark.long
 def test_a_successor_of_a_pod_that_was_deleted_by_force_starts_when_the_gpu_is_free(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:

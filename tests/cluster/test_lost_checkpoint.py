@@ -60,6 +60,7 @@ def test_pods_start_beside_those_that_the_kubelet_has_forgotten(
         p4d.renew_machine()
 
 
+@pytest.mark.long
 def test_a_container_that_starts_after_the_loss_has_one_slice(cluster: Cluster, p4d: Node, namespace: str) -> None:
     try:
         with agent_on(cluster, p4d, "--mig-strategy=mixed") as agent:
@@ -89,6 +90,7 @@ def test_a_container_that_starts_after_the_loss_has_one_slice(cluster: Cluster, 
         p4d.renew_machine()
 
 
+@pytest.mark.long
 def test_a_backlog_starts_on_what_many_pods_give_back_at_once(cluster: Cluster, p4d: Node, namespace: str) -> None:
     try:
         with agent_on(cluster, p4d, "--mig-strategy=mixed"):

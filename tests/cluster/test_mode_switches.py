@@ -248,6 +248,7 @@ class Switching:
         return {uuid for of_nodes in lists for ids in of_nodes for uuid in ids} | set(self.saw.values())
 
 
+@pytest.mark.long
 def test_modes_change_at_random_while_pods_come_and_go(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:

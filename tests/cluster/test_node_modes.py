@@ -72,6 +72,7 @@ def runs(cluster: Cluster, namespace: str, name: str) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_manifests_of_the_device_plugin_run_on_a_dynamic_node_and_modes_change_while_they_run(
     cluster: Cluster, p4d: Node, dynamic_agent: AgentPod, namespace: str

@@ -61,6 +61,7 @@ def tickets(cluster: Cluster) -> dict[str, str]:
     return {item["metadata"]["annotations"]["tranche.dev/node"]: item["spec"]["holderIdentity"] for item in items}
 
 
+@pytest.mark.long
 def test_an_edit_reaches_one_node_after_the_other_and_stops_at_one_that_fails(
     cluster: Cluster, p4d: Node, p5: Node, namespace: str
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_same_requests_are_served_without_claims(old_cluster: Cluster, relea
     assert {each["keeper"]["kind"] for each in _held(p4d)} == {"placed-pod"}
 
 
+@pytest.mark.long
 def test_a_crowd_gets_each_a_slice_of_its_own_while_agent_and_controller_are_killed(
     old_cluster: Cluster, release: HelmRelease
 ) -> None:
@@ -211,6 +212,7 @@ def test_pods_share_a_card_by_mps_each_within_its_limit(old_cluster: Cluster, sh
     assert len(daemons(shared_t4)) == 2, "one daemon and its server for both"
 
 
+@pytest.mark.long
 def test_a_job_whose_node_refuses_it_runs_on_another(old_cluster: Cluster, shared_t4: Node) -> None:
     p4d = old_cluster.node("p4d")
     words = ("--image", "localhost/busybox:1", "-n", TEAM, "--name", "late", "--dry-run", "-o", "json")

@@ -66,6 +66,7 @@ def test_the_machine_is_left_as_it_was_found(own_root: Path) -> None:
     assert not remove_cluster(_OWN_NAME)
 
 
+@pytest.mark.long
 def test_two_nodes_with_agents_at_work_leave_nothing(own_root: Path, agent_image: MadeImage) -> None:
     before = MachineState.now(_OWN_NAME)
     made = Cluster.create(

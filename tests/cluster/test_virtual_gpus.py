@@ -207,6 +207,7 @@ def wait_until_all_compute(cluster: Cluster, namespace: str) -> None:
     wait_for("all pods compute", lambda: all(now > before[name] + 1 for name, now in lines().items()))
 
 
+@pytest.mark.long
 def test_pods_compute_on_within_their_limits_while_the_agents_pod_is_replaced(
     cluster: Cluster, g4dn: Node, namespace: str
 ) -> None:
@@ -259,6 +260,7 @@ def computed(node: Node) -> list[float]:
     return [each.compute_seconds for each in node.machine.clients() if each.mps_server is not None]
 
 
+@pytest.mark.long
 def test_ten_tenants_compute_evenly_and_newcomers_have_what_was_set_meanwhile(
     cluster: Cluster, g4dn: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -308,6 +310,7 @@ def test_ten_tenants_compute_evenly_and_newcomers_have_what_was_set_meanwhile(
         g4dn.renew_machine()
 
 
+@pytest.mark.long
 def test_several_virtual_gpus_of_a_pod_are_of_one_card_with_their_memory_together(
     cluster: Cluster, p4d: Node, namespace: str
 ) -> None:

@@ -34,12 +34,12 @@ from tranche.planning.steps.plan import Plan
 from tranche_simulator.machine import SimulatedMachine
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "A30": ("A30-24GB", "A30-24GB"),
     "A100": ("A100-40GB", "A100-40GB"),
+    "mixed": ("A100-40GB", "H100-80GB-SXM", "A30-24GB", "T4"),
+    "A30": ("A30-24GB", "A30-24GB"),
     "H100": ("H100-80GB-SXM", "H100-80GB-SXM"),
     "B200": ("B200", "B200"),
     "RTX-PRO-6000": ("RTX-PRO-6000-96GB", "RTX-PRO-6000-96GB"),
-    "mixed": ("A100-40GB", "H100-80GB-SXM", "A30-24GB", "T4"),
 }
 
 

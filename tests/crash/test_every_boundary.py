@@ -63,7 +63,7 @@ WORK = {CHANGE: change_work, REQUEST: request_work}
 
 
 @pytest.mark.parametrize("kind", [CHANGE, REQUEST])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", length.some_of(FAMILIES, 2))
 def test_a_crash_at_any_boundary_is_cleared_by_the_next_command(
     tmp_path: Path, family: str, kind: str, record_property: Callable[[str, object], None]
 ) -> None:

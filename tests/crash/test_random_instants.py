@@ -38,7 +38,7 @@ _LONGEST_LIFE_SECONDS = 0.4
 Parts = frozenset[tuple[InstanceKey, tuple[ProfileName, ...]]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", length.some_of(FAMILIES, 2))
 def test_a_crash_at_any_instant_is_cleared_by_the_next_command(
     tmp_path: Path, family: str, record_property: Callable[[str, object], None]
 ) -> None:

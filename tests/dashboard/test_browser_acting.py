@@ -16,7 +16,12 @@ from tests.machines import TestMachine, wait_until
 pytestmark = pytest.mark.browser
 
 PICTURE = Path(__file__).parents[2] / "docs/dashboard-plan.png"
-LOOKS = [("light", WIDE), ("dark", WIDE), ("light", NARROW), ("dark", NARROW)]
+LOOKS = [
+    ("light", WIDE),
+    ("dark", NARROW),
+    pytest.param("dark", WIDE, marks=pytest.mark.long),
+    pytest.param("light", NARROW, marks=pytest.mark.long),
+]
 _MOST_TABS = 60
 
 

@@ -66,8 +66,8 @@ def page() -> Iterator[ServedClusterPage]:
     ("token", "scheme", "size"),
     [
         ("t-ana", "light", WIDE),
-        ("t-ana", "dark", WIDE),
-        ("t-olga", "light", NARROW),
+        pytest.param("t-ana", "dark", WIDE, marks=pytest.mark.long),
+        pytest.param("t-olga", "light", NARROW, marks=pytest.mark.long),
         ("t-olga", "dark", NARROW),
     ],
 )
