@@ -14,7 +14,7 @@ from tests.strategies import PLACEABLE_BOARDS, boards, gpu_on, placed, uncuttabl
 from tranche.core.board import Board, GpuInstanceProfile
 from tranche.core.grid import PlacedInstance, Placement, fits, placements
 from tranche.core.state import GpuState
-from tranche.kubernetes.devices.counters import consumed_by, counters_of
+from tranche.kubernetes.devices.devices import consumed_by, counters_of
 
 Spot = tuple[GpuInstanceProfile, Placement]
 

@@ -19,7 +19,7 @@ from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import InstanceKey, MigMode, NodeState
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of
 from tranche.kubernetes.devices.order import in_order
-from tranche.kubernetes.dra.groups import grouped
+from tranche.kubernetes.dra.pool import grouped
 from tranche.planning.decide.allocate import Granted, decide
 
 MEANS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)

@@ -9,7 +9,7 @@ from tests.kubernetes.fake_api_server import api_server
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.claim import ClaimRef
-from tranche.kubernetes.dra.claim_reader import ClaimReader
+from tranche.kubernetes.dra.driver import ClaimReader
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 

@@ -28,8 +28,8 @@ from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import calm
+from tranche.kubernetes.dra.preparer import ShareFiles
 from tranche.kubernetes.dra.registration import PluginSocketFiles
-from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kubernetes.waiting import patiently, until
 from tranche.core.errors import GpuBusy, GpuNotFound, HardwareError, NotOffered, TrancheError
-from tranche.kubernetes.node.claim_retry_queue import PASSING, ClaimRetryQueue
+from tranche.kubernetes.node.claim_queue import PASSING, ClaimRetryQueue
 
 LONG = 3600.0
 

@@ -19,8 +19,7 @@ from tranche.kubernetes.devices.kept_room import KeptRoom, kept_sizes
 from tranche.kubernetes.gated.agent.withheld import withheld_places
 from tranche.kubernetes.gated.offered import offered_view
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.device_health_watch import faulty
-from tranche.kubernetes.node.health import FaultyDevices
+from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.report_lease import PAUSE_SECONDS, LeaseWriter
 from tranche.kubernetes.telling.told_layouts import LayoutReport

@@ -2,6 +2,11 @@
 
 Which devices there are depends on the GPUs, the driver and the machine's means alone, not on what is cut or held. What a name
 stands for is looked up among a node's devices, and never read out of the name.
+
+Counters of dynamic resource allocation say what devices of one GPU cannot have at the same time. A GPU has one for each of its
+memory slices. Media extensions exist once, and a `+me.all` profile excludes all but `-me` profiles, so boards with such
+profiles have counters for these as well. Compute slices need none: placements imply their limit on every board with a published
+geometry. So a set of devices fits the counters exactly when `tranche.core.grid` has room for it.
 """
 
 from __future__ import annotations
@@ -20,7 +25,6 @@ from tranche.core.sharing_policy import GpuSharing
 from tranche.core.state import GpuState, NodeState, clients_inside
 from tranche.kubernetes.claims.vocabulary import CapacityName, profile_label
 from tranche.kubernetes.devices.attributes import AttributeValue, attributes_of
-from tranche.kubernetes.devices.counters import consumed_by, counters_of
 
 
 class OfferKind(StrEnum):
@@ -204,3 +208,33 @@ def _shared_amounts(sharing: Sharing, memory: int, clients: int) -> Mapping[str,
         found[CapacityName.COMPUTE] = DeviceCapacity(ALL_COMPUTE, default=0)
         found[CapacityName.CLIENTS] = DeviceCapacity(clients, default=1, least=1)
     return found
+
+
+_EXTENSIONS = "media-extensions"
+_MEDIA = "media"
+
+
+def counters_of(gpu: GpuState) -> Mapping[str, int]:
+    """Every counter of the GPU with what it begins with: all of it. A GPU without MIG has one memory slice."""
+    units = max(gpu.memory_slices, 1)
+    found = {_memory_slice(number): 1 for number in range(units)}
+    if any("me" in profile.name.added for profile in gpu.profiles):
+        found[_EXTENSIONS] = 1
+    if any("me.all" in profile.name.added for profile in gpu.profiles):
+        found[_MEDIA] = units
+    return found
+
+
+def consumed_by(profile: ProfileName, placement: Placement, gpu: GpuState) -> Mapping[str, int]:
+    """What an instance of the profile takes there."""
+    every = counters_of(gpu)
+    found = {_memory_slice(number): 1 for number in range(placement.start, placement.start + placement.size)}
+    if "me" in profile.added:
+        found[_EXTENSIONS] = 1
+    if _MEDIA in every and "me" not in profile.removed:
+        found[_MEDIA] = every[_MEDIA] if "me.all" in profile.added else 1
+    return found
+
+
+def _memory_slice(number: int) -> str:
+    return f"memory-slice-{number}"

@@ -17,8 +17,7 @@ from tranche.core.keeper import ClaimEvidence, ClaimKeeper, KeeperStatus, judge_
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
 from tranche.kubernetes.dra.claim_users import ClaimUserReader
 from tranche.kubernetes.dra.given import given_devices, order_of
-from tranche.kubernetes.dra.preparer import ClaimNode, ClaimPreparer
-from tranche.kubernetes.dra.share_files import ShareFiles
+from tranche.kubernetes.dra.preparer import ClaimNode, ClaimPreparer, ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
 from tranche.node.host import Host

@@ -1,4 +1,7 @@
-"""The agent's part that the kubelet asks for what claims were given: sockets, the backlog, care, and how devices are."""
+"""The agent's part that the kubelet asks for what claims were given: sockets, the backlog, care, and how devices are.
+
+The kubelet names a claim, and its allocation is in the object alone. So each is asked of the API server, one at a time.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,64 @@ from contextlib import suppress
 from pathlib import Path
 
 from tranche.core.allocation import Slice, WholeGpu, overlap
-from tranche.core.errors import TrancheError
+from tranche.core.errors import KubernetesNotFound, TrancheError
 from tranche.core.state import NodeState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.hardware.process_stat import PROC
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim, decode_claim
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.devices.kept_room import kept_sizes
-from tranche.kubernetes.dra.claim_reader import ClaimReader
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
 from tranche.kubernetes.dra.claim_users import ClaimUserReader
-from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.permission import Permission
+from tranche.kubernetes.dra.given import GivenDevice, Permission
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer
-from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, ClaimPreparer
+from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, ClaimPreparer, ShareFiles
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
-from tranche.kubernetes.dra.share_files import ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.device_health_watch import faulty
+from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext
+
+_VERSIONS = ("v1", "v1beta2", "v1beta1")
+_AT_ONCE = 20
+"""As many connections as are kept. With more, each request opens another, whose handshake takes longer than the answer; with
+fewer, a backlog waits for an API server that is slow to answer.
+"""
+_NO_SUCH_API = "the server could not find the requested resource"
+
+
+class ClaimReader:
+    """Reads claims in the newest version of their API that the server has: v1 from Kubernetes 1.34 on."""
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+        self._version = 0
+        self._places = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(self, ref: ClaimRef) -> KubeClaim | None:
+        """The claim of that namespace and name, whatever its uid; None when there is none.
+
+        KubernetesUnavailable when the server does not answer, and its siblings.
+        """
+        async with self._places:
+            return await self._read(ref)
+
+    async def _read(self, ref: ClaimRef) -> KubeClaim | None:
+        while True:
+            version = _VERSIONS[self._version]
+            path = f"/apis/resource.k8s.io/{version}/namespaces/{ref.namespace}/resourceclaims/{ref.name}"
+            answer = await self._connection.ask(f"read {ref}", "GET", path)
+            if answer.status == 404 and _NO_SUCH_API in answer.message and self._version + 1 < len(_VERSIONS):
+                self._version += 1
+                continue
+            try:
+                return decode_claim(answer.accepted())
+            except KubernetesNotFound:
+                return None
+
 
 _TICK_SECONDS = 1.0
 _CALM_SECONDS = 0.5

@@ -3,22 +3,26 @@
 What is allocated stays as it was shown, whatever becomes of its GPU: the scheduler would give away again what it does not find.
 So a device that a claim has is shown on as before, and so is everything of a GPU that the driver has lost, or of which claims
 still have something; only taints change.
+
+Devices of one kind on all GPUs stand in one ResourceSlice, so that one write can reorder them. From Kubernetes 1.36 on, the
+scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try first: slices of the least
+memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters stand apart, as the API wants them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tranche.core.allocation import FractionalShare, Grant, NodeView, overlap
 from tranche.core.keeper import ClaimKeeper
+from tranche.core.quantity import MIB
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
-from tranche.kubernetes.devices.devices import NodeDevice, counter_sets
+from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, TaintKey, profile_label
+from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, counter_sets
 from tranche.kubernetes.devices.order import in_order
 from tranche.kubernetes.dra.encoding import encode_counters, encode_device, tainted
-from tranche.kubernetes.dra.groups import grouped
 
 MOST_DEVICES = 64
 """In one ResourceSlice whose devices have taints or counters; the API's limit."""
@@ -162,3 +166,38 @@ def _attribute(device: Json, name: AttributeName, kind: str) -> Any:
 def _name(node_name: str, title: str, number: int) -> str:
     """A slice's name; the beginning of all of them without a title."""
     return f"{node_name}-tranche-{title}-{number}" if title else f"{node_name}-tranche-"
+
+
+_PLACES = {OfferKind.SLICE: 1, OfferKind.SHARED_GPU: 2, OfferKind.SHARED_SLICE: 3, OfferKind.WHOLE: 4}
+
+
+class _OfferGroup(NamedTuple):
+    """A kind of device, in the order in which the scheduler shall try the kinds. `memory` is that of a profile, in MiB."""
+
+    place: int
+    memory: int
+    label: str
+
+    @property
+    def title(self) -> str:
+        """What stands for it in a slice's name."""
+        return f"{self.place}-{self.memory:07}-{self.label}" if self.memory else f"{self.place}-{self.label}"
+
+
+def group_of(device: NodeDevice) -> _OfferGroup:
+    """The group that the device is in."""
+    place = _PLACES[device.kind]
+    if device.profile is None:
+        return _OfferGroup(place, 0, device.kind)
+    # A profile whose memory no source shows is as large as its name says.
+    known = device.capacity.get(CapacityName.MEMORY)
+    memory = device.profile.memory_gb * 1024 if known is None else known.value // MIB
+    return _OfferGroup(place, memory, profile_label(device.profile))
+
+
+def grouped(devices: Iterable[NodeDevice]) -> Mapping[_OfferGroup, tuple[NodeDevice, ...]]:
+    """The devices by group, in the groups' order."""
+    found: dict[_OfferGroup, list[NodeDevice]] = {}
+    for each in devices:
+        found.setdefault(group_of(each), []).append(each)
+    return {group: tuple(found[group]) for group in sorted(found)}

@@ -1,28 +1,87 @@
-"""What the kubelet asks of a driver: claims are prepared and given back, each as often as it likes."""
+"""What the kubelet asks of a driver: claims are prepared and given back, each as often as it likes.
+
+Each has a CDI file: there before the kubelet is told of the devices, and gone after the share is free.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from tranche.core.errors import GpuBusy, KubernetesNotFound, NoRoom, TrancheError, WaitTimeout
-from tranche.core.keeper import ChosenFor
+from tranche.core.errors import CdiUnavailable, GpuBusy, KubernetesNotFound, NoRoom, TrancheError, WaitTimeout
+from tranche.core.keeper import ChosenFor, ClaimKeeper
 from tranche.core.state import GpuState
+from tranche.hardware.cdi import CdiSpec, spec_file_name, write_spec
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
+from tranche.kubernetes.claims.vocabulary import CDI_KIND
 from tranche.kubernetes.devices.devices import NodeDevice
-from tranche.kubernetes.dra.given import GivenDevice, given_devices, order_of
-from tranche.kubernetes.dra.permission import Permission
-from tranche.kubernetes.dra.share_files import ShareFiles
-from tranche.kubernetes.node.claim_queue import ClaimQueue
-from tranche.kubernetes.node.claim_retry_queue import LAST_WORD_SECONDS, ClaimRetryQueue
+from tranche.kubernetes.dra.given import GivenDevice, Permission, given_devices, order_of
+from tranche.kubernetes.node.claim_queue import LAST_WORD_SECONDS, ClaimQueue, ClaimRetryQueue
 from tranche.kubernetes.node.share_edits import cdi_id, share_spec
 from tranche.node.claims import ClaimRegister
+from tranche.node.processes.pod_processes import claim_mark
 from tranche.planning.decide.realise import ChosenDevice
+
+_NAME_START, _NAME_END = spec_file_name(CDI_KIND, "|").split("|")
+
+
+class ShareFiles:
+    """The files in one CDI folder, by the claims' uids. Everything blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, spec: CdiSpec) -> None:
+        """Put a claim's specification there; CdiUnavailable when that fails.
+
+        Nobody waits for the disk: a power loss takes instances and containers too, and the kubelet has each claim prepared anew.
+        """
+        try:
+            write_spec(spec, self._folder, outlasts_power=False)
+        except OSError as error:
+            raise CdiUnavailable(
+                f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
+                hint="see whether the folder may be written",
+            ) from error
+
+    def remove(self, uid: str) -> None:
+        """Take a claim's specification away, if there is one; CdiUnavailable when that fails."""
+        path = self._folder / spec_file_name(CDI_KIND, uid)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CdiUnavailable(f"cannot remove {path}: {error.strerror or error}") from error
+
+    def keepers(self) -> Mapping[str, ClaimKeeper]:
+        """The claims that have a file, by uid. Namespace and name are empty where the file does not say them."""
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except OSError:
+            return {}
+        uids = [
+            name[len(_NAME_START) : -len(_NAME_END)]
+            for name in names
+            if name.startswith(_NAME_START) and name.endswith(_NAME_END)
+        ]
+        return {uid: self._keeper(uid) for uid in uids}
+
+    def _keeper(self, uid: str) -> ClaimKeeper:
+        mark = f"{claim_mark(uid)}="
+        try:
+            data = json.loads((self._folder / spec_file_name(CDI_KIND, uid)).read_text())
+            words = [word for device in data["devices"] for word in device["containerEdits"]["env"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            words = []
+        named = next((word[len(mark) :] for word in words if str(word).startswith(mark)), "")
+        namespace, _, name = named.partition("/")
+        return ClaimKeeper(namespace, name, uid)
+
 
 BUDGET_SECONDS = 40.0
 """The kubelet gives up after 45, and then says less about why."""

@@ -33,8 +33,7 @@ from tranche.kubernetes.dra.pool import PoolSlice, Reasons, pool_contents
 from tranche.kubernetes.dra.publication import SliceOwner, SliceUpdate, slice_writes
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
-from tranche.kubernetes.node.device_health_watch import faulty
-from tranche.kubernetes.node.health import FaultyDevices
+from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.kubernetes.node.services import NodeContext
 
 PAUSE_SECONDS = 1.0

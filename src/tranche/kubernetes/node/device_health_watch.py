@@ -6,11 +6,9 @@ A node has one, and every front end asks it: none gives away what another one re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
-from tranche.core.allocation import Slice, WholeGpu
-from tranche.core.state import NodeState
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.gpu_events import GpuEventWatch
@@ -70,16 +68,3 @@ class DeviceHealthWatch:
         well = {uuid for uuid in quiet if not await asyncio.to_thread(self._needs_recovery, uuid)}
         if well:
             self.faults.publish(self.faults.value.discharge(well, self._clock()))
-
-
-def faulty(faults: FaultyDevices, node: NodeState) -> Mapping[WholeGpu | Slice, str]:
-    """What is sick, and why: GPUs, and instances where the driver named one that is there."""
-    gpus = {gpu.uuid: gpu for gpu in node}
-    found: dict[WholeGpu | Slice, str] = {}
-    for sick in faults.sick:
-        gpu = gpus.get(sick.gpu_uuid)
-        instances = () if gpu is None else gpu.instances
-        instance = next((each for each in instances if each.id == sick.gpu_instance_id), None)
-        whole = WholeGpu(sick.gpu_uuid)
-        found[whole if instance is None else Slice(sick.gpu_uuid, instance.profile, instance.placement)] = sick.why
-    return found

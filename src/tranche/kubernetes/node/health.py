@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import PluginConfigInvalid
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
@@ -92,6 +93,19 @@ class FaultyDevices:
             if each.gpu_instance_id is None or device.instance is None or device.instance.id == each.gpu_instance_id:
                 return each.why
         return ""
+
+
+def faulty(faults: FaultyDevices, node: NodeState) -> Mapping[WholeGpu | Slice, str]:
+    """What is sick, and why: GPUs, and instances where the driver named one that is there."""
+    gpus = {gpu.uuid: gpu for gpu in node}
+    found: dict[WholeGpu | Slice, str] = {}
+    for sick in faults.sick:
+        gpu = gpus.get(sick.gpu_uuid)
+        instances = () if gpu is None else gpu.instances
+        instance = next((each for each in instances if each.id == sick.gpu_instance_id), None)
+        whole = WholeGpu(sick.gpu_uuid)
+        found[whole if instance is None else Slice(sick.gpu_uuid, instance.profile, instance.placement)] = sick.why
+    return found
 
 
 def recall_lost(node: NodeState, remembered: Mapping[str, GpuState]) -> tuple[NodeState, frozenset[str]]:

@@ -1,19 +1,25 @@
-"""What each GPU answers to a request: how it would serve it best, or what is in the way. A long list is cut short."""
+"""What each GPU answers to a request: how it would serve it best, or what is in the way. A long list is cut short.
+
+A GPU serves a candidate by something for one holder alone, or else by a part of a shared device. It withholds places from
+requests. One that has reported an error is withheld from everybody. One that is kept for large requests is withheld from those
+that name an amount, or a smaller size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tranche.core.allocation import FractionalShare, NodeView
+from tranche.core.allocation import FractionalShare, NodeView, WithheldDevice, out_of_reach
+from tranche.core.profile import size_rank
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.planning.decide.candidates import Candidate, candidate
-from tranche.planning.decide.choices import all_ways, closed, options, ways
 from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.decide.options import Option, OptionKind, PlanPermission
+from tranche.planning.decide.options import Option, OptionKind, PlanPermission, slice_obstacle, ways_alone
 from tranche.planning.decide.packing_cost import toll
+from tranche.planning.decide.part_options import part_options
 from tranche.planning.decide.share_options import rules_of
 from tranche.planning.decide.tables import geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
@@ -61,11 +67,11 @@ class _AskedGpu:
             return GpuFit(gpu, obstacle(gpu, Reason.LAYOUT_CHANGING, "a declared layout is being applied to it"))
         if isinstance(self.candidate, Obstacle):
             return GpuFit(gpu, self.candidate)
-        if (shut := closed(self.here)) is not None:
+        if (shut := _closed(self.here)) is not None:
             return GpuFit(gpu, shut)
         if self.kept_for:
             return GpuFit(gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which asked earlier"))
-        found = options(self.here, self.candidate, freedom)
+        found = _options(self.here, self.candidate, freedom)
         return GpuFit(gpu, found if isinstance(found, Obstacle) else None)
 
 
@@ -126,7 +132,7 @@ def best_option(
     destroyed, the least memory, the place that costs least. Before all that, on a `thrifty` machine, which is careful with its
     room, what takes the least from those to come.
     """
-    found = (all_ways if thrifty else ways)(here, answer, freedom)
+    found = (_all_ways if thrifty else _ways)(here, answer, freedom)
     if isinstance(found, Obstacle) or not found:
         return None
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
@@ -171,3 +177,76 @@ def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
     named = sorted((places[0], len(places)) for _, places in by_place[:NAMED_AT_MOST])
     unnamed = sum(len(places) for _, places in by_place[NAMED_AT_MOST:])
     return GpuFitList(tuple(replace(every[place], alike=count - 1) for place, count in named), unnamed)
+
+
+def _withheld_from(tenancy: GpuOccupancy, candidate: Candidate) -> GpuOccupancy:
+    """The tenancy with those places alone that are withheld from the candidate."""
+    if not tenancy.withheld:
+        return tenancy
+    return tenancy._replace(withheld=tuple(each for each in tenancy.withheld if _applies(each, candidate)))
+
+
+def _permitted(tenancy: GpuOccupancy, found: tuple[Option, ...] | Obstacle) -> tuple[Option, ...] | Obstacle:
+    """The options that touch nothing that is withheld."""
+    if not tenancy.withheld or isinstance(found, Obstacle):
+        return found
+    return tuple(each for each in found if not any(out_of_reach(each.grant, kept.place) for kept in tenancy.withheld))
+
+
+def _withholding(tenancy: GpuOccupancy) -> Obstacle:
+    """What is withheld of the GPU, and why: errors first."""
+    first = sorted(tenancy.withheld, key=lambda each: not each.faulty)
+    return obstacle(tenancy.gpu, Reason.WITHHELD, "; ".join(dict.fromkeys(each.why for each in first)))
+
+
+def _closed(tenancy: GpuOccupancy) -> Obstacle | None:
+    """That the whole GPU is withheld from everybody, which stays true when whoever holds it has ended; None when it is not."""
+    whole = tuple(each for each in tenancy.withheld if each.place.slot is None and not each.for_large)
+    return _withholding(tenancy._replace(withheld=whole)) if whole and not tenancy.gpu.lost else None
+
+
+def _applies(withheld: WithheldDevice, candidate: Candidate) -> bool:
+    if not withheld.for_large or not candidate.named:
+        return True
+    wanted = None if candidate.profile is None else candidate.profile.name
+    kept = withheld.place.slot
+    return size_rank(wanted) < size_rank(None if kept is None else kept.profile)
+
+
+def _options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+    """The ways to serve the candidate on that GPU now, or what is in the way: what lasts longest is named first."""
+    if (shut := _closed(tenancy)) is not None:
+        return shut
+    found = _ways(tenancy, candidate, freedom)
+    if found and not isinstance(found, Obstacle):
+        return found
+    if (here := _withheld_from(tenancy, candidate)).withheld:
+        free = _ways(tenancy._replace(withheld=()), candidate, freedom)
+        if free and not isinstance(free, Obstacle):
+            return _withholding(here)
+    if isinstance(found, Obstacle) or candidate.profile is None:
+        return found
+    return slice_obstacle(tenancy, candidate.profile)
+
+
+def _ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+    """As `_options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
+    here, wish = _withheld_from(tenancy, candidate), candidate.part
+    if wish is None:
+        return _permitted(here, ways_alone(here, candidate, freedom))
+    alone = _permitted(here, ways_alone(here, candidate, freedom)) if candidate.alone else ()
+    if not isinstance(alone, Obstacle) and alone:
+        return alone
+    parts = _permitted(here, part_options(here, wish, freedom))
+    # Of a GPU that is shared it matters why no more parts of it are given; of any other, why it has no room for one alone.
+    return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts
+
+
+def _all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
+    """As `_ways`, but what is for one holder alone and the parts as well."""
+    if candidate.part is None or not candidate.alone:
+        return _ways(tenancy, candidate, freedom)
+    here = _withheld_from(tenancy, candidate)
+    found = (ways_alone(here, candidate, freedom), part_options(here, candidate.part, freedom))
+    every = tuple(option for each in found if not isinstance(each, Obstacle) for option in each)
+    return _permitted(here, every)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tranche.core.errors import PlanInvalid, TrancheError
-from tranche.planning.steps.instances import CreateInstance, DestroyInstance
-from tranche.planning.steps.mig_mode import ResetGpu, SetMigMode
+from tranche.planning.steps.mig import CreateInstance, DestroyInstance, ResetGpu, SetMigMode
 from tranche.planning.steps.shared_device import SetTimeslice, StartMps, StopMps
 from tranche.planning.steps.step import (
     PriorSlotState,

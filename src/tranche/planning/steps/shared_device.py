@@ -13,7 +13,7 @@ from tranche.core.grid import PlacedInstance
 from tranche.core.quantity import format_memory
 from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
-from tranche.planning.steps.instances import slot_fields
+from tranche.planning.steps.mig import slot_fields
 from tranche.planning.steps.step import PriorState, Step, StepSummary, TakesSharing, Taking
 
 

@@ -24,8 +24,7 @@ from tranche.kubernetes.gated.agent.placed_files import PlacedFiles, unit_spec
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.claim_queue import ClaimQueue
-from tranche.kubernetes.node.claim_retry_queue import LAST_WORD_SECONDS, ClaimRetryQueue
+from tranche.kubernetes.node.claim_queue import LAST_WORD_SECONDS, ClaimQueue, ClaimRetryQueue
 from tranche.kubernetes.node.share_edits import share_spec
 from tranche.node.claims import ClaimRegister, ClaimRequest
 from tranche.planning.decide.realise import ChosenDevice
