@@ -23,7 +23,7 @@ from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
 from tranche.core.sharing import NO_SHARING, GpuPolicy, MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.decide.allocate import Granted, decide
-from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import apply
 
 _ARRIVALS = 3_000
 _SEEDS = range(3)

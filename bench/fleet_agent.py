@@ -24,9 +24,8 @@ from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.node.gpu_events import GpuEventWatch
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.node_watch import NodeWatch
+from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
-from tranche.kubernetes.node.pod_watch import PodWatch
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.node.services import NodeContext
@@ -34,8 +33,7 @@ from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.node.host import Host
-from tranche.planning.steps.effect import apply
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, apply
 
 LAYOUTS = "tranche-layouts"
 NAMESPACE = "tranche-system"

@@ -13,7 +13,7 @@ from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.decide.allocate import granted
 from tranche.planning.decide.answers import Preference, asked_gpus
 from tranche.planning.decide.options import Option, PlanPermission
-from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import apply
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from cluster.waiting import wait_for
 from cluster.workloads import pod, pods_in
 from release.image import MadeImage
 
-from tranche.kubernetes.webhook.trust import read_bundle
+from tranche.kubernetes.webhook.identity import read_bundle
 
 pytestmark = pytest.mark.cluster
 

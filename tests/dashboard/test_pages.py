@@ -44,7 +44,7 @@ from tranche.planning.explain.explanation import explain
 from tranche.planning.layouts.generate import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import CreateInstance
-from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import apply
 
 
 def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:

@@ -24,8 +24,7 @@ from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import GpuState
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
-from tranche.planning.steps.effect import apply
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, apply
 
 MOST_STEPS = 12
 

@@ -32,8 +32,8 @@ from tranche.core.state import DaemonState, GpuInstance, GpuProcess, GpuState, M
 from tranche.planning.decide.obstacle import Obstacle, Reason
 from tranche.planning.decide.realise import ChosenDevice, realise, realise_again, refusal
 from tranche.planning.occupancy.gpu_occupancy import tenancy
-from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, StartMps, StopMps, effect
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, StartMps, StopMps
+from tranche.planning.steps.plan import Plan, apply
 
 GIB = 1 << 30
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
@@ -72,7 +72,7 @@ def test_what_is_realised_is_there_and_contradicts_nothing(data: st.DataObject) 
     plan = realise(view, wanted, "test")
     if isinstance(plan, Obstacle):
         return
-    after = effect.apply(plan, view)
+    after = apply(plan, view)
     for grant in wanted:
         gpu = after.node.gpu(grant.gpu_uuid)
         if grant.slot is None:

@@ -31,7 +31,7 @@ def cluster_checkup(kubeconfig: str | None, *, as_json: bool) -> int:
     findings = asked_of_cluster(kubeconfig, _findings)
     failed = any(each.status is Status.FAIL for each in findings)
     if as_json:
-        from tranche.kubernetes.support.documents import cluster_finding_document
+        from tranche.kubernetes.support.findings import cluster_finding_document
 
         print_json("ClusterCheckup", healthy=not failed, findings=[cluster_finding_document(each) for each in findings])
     else:

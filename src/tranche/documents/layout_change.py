@@ -10,7 +10,7 @@ from tranche.core.allocation import NodeView
 from tranche.documents.machine import gpu_document
 from tranche.planning.layouts.reconfigure import LayoutDecision
 from tranche.planning.steps import KINDS, Step
-from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import apply
 
 
 def decision_data(decision: LayoutDecision) -> dict[str, Any]:

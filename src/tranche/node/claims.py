@@ -25,8 +25,8 @@ from tranche.node.store.journal import PlanRecord
 from tranche.node.store.ledger import Ledger
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.realise import ChosenDevice, given, realise, realise_again, refusal
-from tranche.planning.steps import Step, effect
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps import Step
+from tranche.planning.steps.plan import Plan, apply
 
 
 def _permit_all(view: NodeView) -> None:
@@ -286,7 +286,7 @@ def _promised(view: NodeView, decision: _Decision) -> NodeView:
     """The view as it will be when the promise is kept."""
     gone = {each.id for each in decision.superseded}
     rest = replace(view, allocations=tuple(each for each in view.allocations if each.id not in gone))
-    after = effect.apply(decision.plan, rest)
+    after = apply(decision.plan, rest)
     return after if decision.known else given(after, decision.promised.id, decision.promised.grants)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS, AbandonedResourceTracker, counted_elsewhere
-from tranche.kubernetes.device_plugin.other_plugins import served_on
+from tranche.kubernetes.device_plugin.endpoints import served_on
 from tranche.kubernetes.node.resources import is_device_resource
 
 GPU, SEVENTH, WHOLE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/mig-7g.40gb"

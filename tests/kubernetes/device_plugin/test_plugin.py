@@ -35,8 +35,8 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSe
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
 from tranche.kubernetes.device_plugin.machine import Machine
+from tranche.kubernetes.device_plugin.offers import INSISTED_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
-from tranche.kubernetes.device_plugin.refused_devices import INSISTED_SECONDS
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch

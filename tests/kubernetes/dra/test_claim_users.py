@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tranche.core.keeper import ClaimKeeper
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION, KubePod, PodRef
-from tranche.kubernetes.dra.claim_users import used_by
+from tranche.kubernetes.dra.claim_reconciler import used_by
 from tranche.kubernetes.node.share_edits import cdi_id, claim_of
 
 KNOWN = ClaimKeeper("team", "a", "u-a", ("p-1", "p-2"))

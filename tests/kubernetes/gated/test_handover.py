@@ -23,7 +23,7 @@ from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, ShareNode
 from tranche.kubernetes.gated.agent.placed_files import PlacedFiles
-from tranche.kubernetes.gated.agent.share_reconciler import FORGOTTEN_SECONDS, ShareReconciler
+from tranche.kubernetes.gated.agent.share_driver import FORGOTTEN_SECONDS, ShareReconciler
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.node.claims import ClaimRequest

@@ -28,8 +28,7 @@ from tranche.kubernetes.fleet.overview import FleetNodeSummary, summaries
 from tranche.kubernetes.gated.agent.withheld import withheld_places
 from tranche.kubernetes.gated.chosen_view import with_choices
 from tranche.kubernetes.gated.lease_pools import fleet_of
-from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus
-from tranche.kubernetes.gated.offered import offered_view
+from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus, offered_view
 from tranche.planning.decide.allocate import Granted, decide
 
 Faults = Mapping[WholeGpu | Slice, str]

@@ -28,8 +28,8 @@ from tranche.kubernetes.gated.leases import (
     choices_to_lease,
     gpus_from_lease,
     node_of,
+    offered_view,
 )
-from tranche.kubernetes.gated.offered import offered_view
 from tranche.kubernetes.telling.told_view import (
     MOST_BYTES,
     ShareOffer,

@@ -20,8 +20,7 @@ from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.gated.agent.withheld import withheld_places
 from tranche.kubernetes.gated.leases import gpus_from_lease
 from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity
-from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place
-from tranche.kubernetes.gated.scheduler.waiting_words import waiting_text
+from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place, waiting_text
 from tranche.kubernetes.node.health import QUIET_SECONDS
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"

@@ -26,9 +26,8 @@ from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.node.gpu_events import GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.node_watch import NodeWatch
+from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
-from tranche.kubernetes.node.pod_watch import PodWatch
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.own_ticket import RolloutNode

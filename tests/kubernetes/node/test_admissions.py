@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from tranche.kubernetes.node import admissions
-from tranche.kubernetes.node.admissions import AdmissionTracker
+from tranche.kubernetes.node.pod_register import ENTERED_SECONDS, AdmissionTracker
 
 
 def test_a_look_waits_until_the_kubelet_has_entered_what_it_gave() -> None:
@@ -33,7 +32,7 @@ def test_a_look_waits_until_the_kubelet_has_entered_what_it_gave() -> None:
         return answered, looked
 
     answered, looked = asyncio.run(run())
-    assert looked >= answered + admissions.ENTERED_SECONDS - 0.001
+    assert looked >= answered + ENTERED_SECONDS - 0.001
 
 
 def test_a_look_is_not_put_off_for_ever() -> None:

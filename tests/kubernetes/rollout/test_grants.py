@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.rollout.budget import EVERY_NODE, RolloutLimit, parse_budget
-from tranche.kubernetes.rollout.grants import (
+from tranche.kubernetes.rollout.budget import (
+    EVERY_NODE,
     LOST_SECONDS,
     UNTAKEN_SECONDS,
     RolloutDecision,
+    RolloutLimit,
     busy_text,
     grants,
     held_up_text,
+    parse_budget,
 )
 from tranche.kubernetes.rollout.ticket import (
     GO_ON_ANNOTATION,

@@ -16,8 +16,7 @@ from tests.kubernetes.waiting import patiently, until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
-from tranche.kubernetes.webhook.identity import WebhookIdentity
-from tranche.kubernetes.webhook.trust import read_bundle
+from tranche.kubernetes.webhook.identity import WebhookIdentity, read_bundle
 from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
 
 NAME = "tranche-agent-controller"

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tranche.core.errors import TlsUnavailable
-from tranche.kubernetes.webhook.certificate import ServingCertificate, make_certificate
-from tranche.kubernetes.webhook.trust import bundle_with, read_bundle
+from tranche.kubernetes.webhook.identity import ServingCertificate, bundle_with, make_certificate, read_bundle
 
 NOW = datetime(2026, 11, 22, 6, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)

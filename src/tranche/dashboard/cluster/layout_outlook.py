@@ -20,7 +20,7 @@ from tranche.planning.layouts.partial import view_after_blockers
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.occupancy.layout_occupancy import User
 from tranche.planning.steps import Step
-from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import apply
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tranche.kubernetes.fleet.explanation import NOT_ASKED, FleetExplanation, Wa
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod, decode_fleet_pod
 from tranche.kubernetes.gated.explaining import explain_views, explain_waiting
-from tranche.kubernetes.gated.offered import offered_view
+from tranche.kubernetes.gated.leases import offered_view
 from tranche.kubernetes.gated.reading import GateFleet
 
 _NO_DEMAND = (

@@ -17,7 +17,7 @@ from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.kept_room import KeptRoom, kept_sizes
 from tranche.kubernetes.gated.agent.withheld import withheld_places
-from tranche.kubernetes.gated.offered import offered_view
+from tranche.kubernetes.gated.leases import offered_view
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.kubernetes.node.inventory import Snapshot

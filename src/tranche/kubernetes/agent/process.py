@@ -41,9 +41,8 @@ from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.node.gpu_events import GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy, xid_policy
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.node_watch import NodeWatch
+from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
-from tranche.kubernetes.node.pod_watch import PodWatch
 from tranche.kubernetes.node.register_watch import RegisterWatch
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.health_server import HealthServer

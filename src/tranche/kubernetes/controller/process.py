@@ -33,8 +33,7 @@ from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.identity import WebhookIdentity
-from tranche.kubernetes.webhook.sweeper import TemplateCleanupTask
-from tranche.kubernetes.webhook.template_store import TemplateStore
+from tranche.kubernetes.webhook.template_store import TemplateCleanupTask, TemplateStore
 from tranche.kubernetes.webhook.webhook import PodWebhook
 from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
 

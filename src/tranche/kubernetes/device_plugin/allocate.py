@@ -1,16 +1,27 @@
-"""What a container that was given devices gets from the kubelet, by device-list strategy. It reads the device files alone."""
+"""What a container that was given devices gets from the kubelet, by device-list strategy. It reads the device files alone.
+
+Where a device is shared by MPS, every process of the container speaks to the device's daemon by sockets in one folder, and
+shares the host's /dev/shm with it. A container meets one daemon, so all its replicas are of one device.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from tranche.core.state import NodeState
+from tranche.core.allocation import FractionalShare
+from tranche.core.errors import UsageError
+from tranche.core.sharing import Sharing
+from tranche.core.state import PROHIBITED, NodeState, unavailable
 from tranche.hardware.cdi import CdiDevice, CdiSpec
+from tranche.hardware.mps_environment import client_environment
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
+from tranche.kubernetes.node.replicas import ReplicaPolicy, held_with
 from tranche.kubernetes.node.resources import PluginDevice, slices_of
 from tranche.node.processes.pod_processes import device_mark
+from tranche.node.recovery.adoption import MEMORY_LIMIT
 
 CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
@@ -100,3 +111,51 @@ def _cdi_edits(device: PluginDevice, files: DeviceFiles) -> ContainerEdits:
 def _features(config: PluginConfig) -> Mapping[str, str]:
     wanted = {"GDRCOPY": config.gdrcopy_enabled, "GDS": config.gds_enabled, "MOFED": config.mofed_enabled}
     return {f"NVIDIA_{name}": "enabled" for name, enabled in wanted.items() if enabled}
+
+
+_SHARED_MEMORY = "/dev/shm"
+
+
+def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaPolicy) -> None:
+    """UsageError for a container that asks for more replicas than it may, or for replicas that it could not use."""
+    replicas = [device for device in devices if device.replica is not None]
+    alike = [device for device in replicas if not (rules.virtual and device.sharing is Sharing.MPS)]
+    if alike and rules.one_per_request and len(devices) > 1:
+        raise UsageError(f"invalid request: maximum request size for shared resources is 1; found {len(devices)}")
+    if len({device.uuid for device in replicas if device.sharing is Sharing.MPS}) > 1:
+        raise UsageError(
+            "invalid request: a container speaks to one MPS daemon, and these replicas are of several devices",
+            hint="ask for fewer, or wait until one device has room for all of them",
+        )
+
+
+def why_unavailable(device: PluginDevice) -> str:
+    """Why nobody more may be let in on that device's daemon; "" when they may, and for a device that has no daemon."""
+    if device.replica is None or device.sharing is not Sharing.MPS:
+        return ""
+    return unavailable(device.gpu, device.grant.slot)
+
+
+def why_prohibited(device: PluginDevice) -> str:
+    """That somebody lets no program use that device's GPU, in words; "" when nobody does, and for a slice."""
+    return PROHIBITED if device.grant.slot is None and device.gpu.prohibited else ""
+
+
+def with_mps(
+    answer: ContainerResponse, resource: str, devices: Sequence[PluginDevice], pipes: Callable[[str], Path]
+) -> ContainerResponse:
+    """The answer with what clients of MPS need, and with the limit of each; as it is for devices that are not shared so."""
+    clients = [device for device in devices if device.replica is not None and device.sharing is Sharing.MPS]
+    if not clients:
+        return answer
+    (uuid,) = {device.uuid for device in clients}
+    folder = f"/mps/{resource}/pipe"
+    (part,) = held_with(clients).grants
+    assert isinstance(part, FractionalShare)
+    threads = clients[0].threads
+    percent = None if threads is None else min(100, threads * len(clients))
+    told = {MEMORY_LIMIT: str(part.memory)} if part.kept else {}
+    own = client_environment(folder, part.memory if part.kept else None, percent)
+    shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
+    mounts = (*answer.mounts, Mount(str(pipes(uuid)), folder, read_only=False), shared)
+    return replace(answer, environment={**answer.environment, **own, **told}, mounts=mounts)

@@ -1,8 +1,12 @@
-"""The servers of all resources: kept to what is advertised, and to the kubelet that is there now."""
+"""The servers of all resources: kept to what is advertised, and to the kubelet that is there now.
+
+Another device plugin lives beside this one where somebody accepts connections on a socket named after the resource.
+"""
 
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +15,6 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.listed_devices import KubeletDevices
-from tranche.kubernetes.device_plugin.other_plugins import served_on
 from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
 from tranche.kubernetes.device_plugin.server import ContainerStartHandler, DeviceRequestHandler, ResourceServer
 
@@ -189,3 +192,30 @@ class ResourceServerManager:
             _log.warning("not registered", extra={"resource": endpoint.resource, "error": str(error)})
             return
         _log.info("registered", extra={"resource": endpoint.resource, "devices": len(endpoint.devices)})
+
+
+def served_on(folder: Path, resource: str, *, own: Path | None) -> bool:
+    """Whether a living plugin has a socket for the resource in the kubelet's folder; `own` does not count.
+
+    NVIDIA's plugin and Tranche name a socket `<plugin>-<last part of the resource's name>.sock`. A plugin that was killed leaves
+    its socket behind, and there nobody accepts a connection.
+    """
+    ending = f"-{resource.rpartition('/')[2]}.sock"
+    try:
+        sockets = [path for path in folder.iterdir() if path.name.endswith(ending) and path != own and path.is_socket()]
+    except OSError:
+        return False
+    return any(map(_accepts, sockets))
+
+
+def _accepts(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            # Also a process that is too busy to accept: who cannot be asked is left in peace.
+            return True
+        return True

@@ -2,15 +2,19 @@
 
 A kubelet counts what it gave away by resource. A device that was given away under another one, that a command on the machine
 holds, or that a pod still uses which the kubelet has forgotten, must not appear in a list from which it would be given again.
+Where the kubelet gave such a device away all the same, the next pod would get it too: the device is refused for a while.
 Of a device that is shared the replicas that pods have are offered on, and so many free ones as there is room for beside them.
+A GPU that was cut on demand, and left so when the node's mode became static, is no whole one to a container.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, overlap
 from tranche.core.keeper import PodKeeper
+from tranche.core.state import GpuState
 from tranche.kubernetes.node.resources import PluginDevice
 
 
@@ -55,7 +59,7 @@ def holders(device: PluginDevice, allocations: Iterable[Allocation]) -> list[All
     return [each for each in allocations if any(_excludes(grant, device, each) for grant in each.grants)]
 
 
-def forgotten(devices: Iterable[PluginDevice], allocations: Collection[Allocation], run: str) -> frozenset[str]:
+def _forgotten(devices: Iterable[PluginDevice], allocations: Collection[Allocation], run: str) -> frozenset[str]:
     """The ids of those that somebody has of whom that run of the kubelet knows nothing."""
     return frozenset(
         device.id for device in devices if any(not knew(each, run) for each in holders(device, allocations))
@@ -112,3 +116,45 @@ def _as(resource: str, allocation: Allocation) -> bool:
     """Whether a kubelet counts what the allocation has as given away under that resource."""
     keeper = allocation.keeper
     return isinstance(keeper, PodKeeper) and keeper.resource == resource and not keeper.lingers
+
+
+INSISTED_SECONDS = 60.0
+"""How long such a device is unhealthy. Its holder's request counts against the healthy ones, so it must not last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedDevices:
+    """When each was refused last, by id, in seconds of a monotonic clock."""
+
+    refused: Mapping[str, float] = field(default_factory=dict)
+
+    def refuse(self, ids: Iterable[str], now: float) -> RefusedDevices:
+        """After the kubelet was refused those."""
+        return RefusedDevices({**self.refused, **dict.fromkeys(ids, now)})
+
+    def left(
+        self,
+        offered: Mapping[str, Mapping[str, PluginDevice]],
+        allocations: Collection[Allocation],
+        run: str,
+        now: float,
+    ) -> RefusedDevices:
+        """Those of the devices, by resource and id, that still have a holder whom that run of the kubelet does not know."""
+        if not self.refused:
+            return self
+        devices = [device for of in offered.values() for device in of.values() if device.id in self.refused]
+        held = _forgotten(devices, allocations, run)
+        left = {name: at for name, at in self.refused.items() if name in held and now - at < INSISTED_SECONDS}
+        return self if left == self.refused else RefusedDevices(left)
+
+
+def why_still_cut(view: NodeView, gpu: GpuState) -> str:
+    """Why the GPU is not given away as a whole, where no layout has cut it; "" when it may be.
+
+    A program that is given a GPU in MIG mode uses one slice of it, whichever comes first.
+    """
+    ours = sum(gpu.key(each) in view.owned for each in gpu.instances)
+    if not gpu.mig_enabled or not ours:
+        return ""
+    slices = f"{ours} slice{'s' if ours > 1 else ''}"
+    return f"it is still cut into {slices} made on demand: label the node nvidia.com/mig.config=all-disabled to have it whole"

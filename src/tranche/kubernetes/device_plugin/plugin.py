@@ -23,7 +23,15 @@ from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.abandoned import AbandonedResourceTracker, counted_elsewhere
-from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
+from tranche.kubernetes.device_plugin.allocate import (
+    ContainerResponse,
+    cdi_spec,
+    refuse_request,
+    respond,
+    why_prohibited,
+    why_unavailable,
+    with_mps,
+)
 from tranche.kubernetes.device_plugin.announcements import ConditionReporter, PluginCondition, announced_of_register
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
@@ -31,11 +39,8 @@ from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
 from tranche.kubernetes.device_plugin.listed_devices import ListableDevice, ListedDevices, listed
 from tranche.kubernetes.device_plugin.machine import Machine
-from tranche.kubernetes.device_plugin.mps_clients import refuse_request, why_prohibited, why_unavailable, with_mps
-from tranche.kubernetes.device_plugin.offers import free, given_as, offered
+from tranche.kubernetes.device_plugin.offers import RefusedDevices, free, given_as, offered, why_still_cut
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
-from tranche.kubernetes.device_plugin.refused_devices import RefusedDevices
-from tranche.kubernetes.device_plugin.still_cut import why_still_cut
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.health import FaultyDevices, recall_lost

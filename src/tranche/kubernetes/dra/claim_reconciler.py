@@ -2,31 +2,96 @@
 
 The kubelet gives a claim back when its pods have ended. It cannot when it has lost what it knew, or when the claim was freed
 without it. So the API server is asked about those claims which no pod of the node uses, and about no other.
+
+Words and traces that no workload can change say who uses a claim on this node: what the API server and the kubelet say of pods,
+and the control groups of processes. What is in a process's environment is its own: a pod that runs without it uses its share
+all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from tranche.core.allocation import Allocation, Phase, shared_memory
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.keeper import ClaimEvidence, ClaimKeeper, KeeperStatus, judge_claim
+from tranche.hardware.process_stat import PROC
+from tranche.kubernetes.api.objects import KubePod
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
-from tranche.kubernetes.dra.claim_users import ClaimUserReader
 from tranche.kubernetes.dra.given import given_devices, order_of
 from tranche.kubernetes.dra.preparer import ClaimNode, ClaimPreparer, ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.share_edits import claim_of
 from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
 from tranche.node.host import Host
+from tranche.node.processes.pod_processes import claims_with_processes, running_pods
 from tranche.node.state.session import boot_id
+
+_log = logging.getLogger(__name__)
+
+
+class ClaimUserReader:
+    """`pods` are the node's, perhaps late. `listed` asks the kubelet which CDI devices pods have by claims."""
+
+    def __init__(
+        self,
+        pods: LatestValue[tuple[KubePod, ...]],
+        listed: Callable[[], Awaitable[Collection[str]]],
+        *,
+        proc: Path = PROC,
+    ) -> None:
+        self._pods = pods
+        self._listed = listed
+        self._proc = proc
+
+    def named_by(self, keeper: ClaimKeeper) -> tuple[str, ...]:
+        """The uids of pods of this node that name the claim, by the API server's word."""
+        return tuple(pod.uid for pod in self._seen() if not pod.finished and _names(pod, keeper))
+
+    async def with_pods(self, keepers: Collection[ClaimKeeper]) -> frozenset[str]:
+        """Those of the claims, by uid, that a pod of this node uses or may use."""
+        pods = self._seen()
+        running, marked = await asyncio.to_thread(self._processes, [each.uid for each in keepers])
+        return marked | {each.uid for each in keepers if used_by(each, pods, running)}
+
+    async def listed(self) -> frozenset[str] | None:
+        """The claims, by uid, that the kubelet lists with pods; None when it does not answer."""
+        try:
+            return frozenset(map(claim_of, await self._listed()))
+        except TrancheError as error:
+            _log.info("kubelet not asked", extra={"error": str(error)})
+            return None
+
+    def _seen(self) -> tuple[KubePod, ...]:
+        return self._pods.value if self._pods.synced else ()
+
+    def _processes(self, uids: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
+        return running_pods(self._proc), claims_with_processes(uids, self._proc)
+
+
+def used_by(keeper: ClaimKeeper, pods: Sequence[KubePod], running: Collection[str]) -> bool:
+    """Whether the claim is used, or may be. `pods` are those of which the API server tells, `running` the uids of those of which
+    a process lives on this machine.
+
+    A claim of which no pod was ever known, or not every pod is, may be any running pod's of which nobody knows that it is not.
+    """
+    mine = {pod.uid for pod in pods if _names(pod, keeper)} | set(keeper.pods)
+    if not mine.isdisjoint(running) or any(pod.uid in mine and not pod.finished for pod in pods):
+        return True
+    not_mine = {pod.uid_on_node for pod in pods if not _names(pod, keeper)}
+    return (keeper.others or not keeper.pods) and not not_mine.issuperset(running)
+
+
+def _names(pod: KubePod, keeper: ClaimKeeper) -> bool:
+    return pod.ref.namespace == keeper.namespace and keeper.name in pod.claims
+
 
 _ASKED_IN_TURN = 8
 """Of the claims with which something runs, at each look: a claim that somebody deletes while its pod runs is seldom."""
-
-_log = logging.getLogger(__name__)
 
 
 class ClaimReconciler:
@@ -157,7 +222,7 @@ class ClaimReconciler:
         keepers = [each.keeper for each, *_ in held.values() if isinstance(each.keeper, ClaimKeeper)]
         living = {*(listed or ()), *await self._users.with_pods(keepers)}
         # A pod may be there, and the kubelet remember its claim: no container of it began again without being prepared.
-        living -= {each.uid for each in keepers if restarted_since(each)}
+        living -= {each.uid for each in keepers if _restarted_since(each)}
         for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
             if processes:
                 living.add(uid)
@@ -205,7 +270,7 @@ class ClaimReconciler:
         }
 
 
-def restarted_since(keeper: ClaimKeeper) -> bool:
+def _restarted_since(keeper: ClaimKeeper) -> bool:
     """Whether the machine was started again since the claim was prepared; a restart ends every container."""
     now = boot_id()
     return bool(now and keeper.boot) and keeper.boot != now

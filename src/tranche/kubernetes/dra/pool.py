@@ -184,7 +184,7 @@ class _OfferGroup(NamedTuple):
         return f"{self.place}-{self.memory:07}-{self.label}" if self.memory else f"{self.place}-{self.label}"
 
 
-def group_of(device: NodeDevice) -> _OfferGroup:
+def _group_of(device: NodeDevice) -> _OfferGroup:
     """The group that the device is in."""
     place = _PLACES[device.kind]
     if device.profile is None:
@@ -199,5 +199,5 @@ def grouped(devices: Iterable[NodeDevice]) -> Mapping[_OfferGroup, tuple[NodeDev
     """The devices by group, in the groups' order."""
     found: dict[_OfferGroup, list[NodeDevice]] = {}
     for each in devices:
-        found.setdefault(group_of(each), []).append(each)
+        found.setdefault(_group_of(each), []).append(each)
     return {group: tuple(found[group]) for group in sorted(found)}

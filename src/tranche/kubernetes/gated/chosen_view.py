@@ -10,8 +10,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import ChosenFor, PlacedPodKeeper
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.planning.decide.realise import given, realise
-from tranche.planning.steps import effect
-from tranche.planning.steps.plan import Plan
+from tranche.planning.steps.plan import Plan, apply
 
 CHOSEN = "chosen-"
 """What the ids of such shares begin with; the pod's uid follows."""
@@ -28,7 +27,7 @@ def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
             plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
         except TrancheError:
             continue  # a GPU that the node has no more: nobody can be given anything of it either
-        after = effect.apply(plan, view) if isinstance(plan, Plan) else view
+        after = apply(plan, view) if isinstance(plan, Plan) else view
         view = given(after, f"{CHOSEN}{choice.uid}", choice.grants)
         keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
         named = (replace(each, keeper=keeper) for each in view.allocations[-1:])

@@ -1,7 +1,8 @@
 """The two leases of a node that a controller reads: what may be chosen by its agent's report, and what was chosen for pods. Pure.
 
 Each is written by one program alone, and in the place of the version that it read: a controller that knows an older one cannot
-add a choice. The report has the node's whole view, so that the controller decides by the planning of one machine.
+add a choice. The report has the node's whole view, so that the controller decides by the planning of one machine. The node's
+mode says what of its GPUs it may choose.
 """
 
 from __future__ import annotations
@@ -14,11 +15,33 @@ from typing import Any
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.json_text import read_json
+from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.wire import grant_from_dict, grant_to_dict
 from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
-from tranche.kubernetes.gated.offered import offered_view
 from tranche.kubernetes.telling.told_view import GPUS, NODE, bare, lease_name, told_from_lease, told_node
+
+
+def offered_view(view: NodeView, mode: NodeMode) -> NodeView:
+    """The view in which nothing can be had that the mode does not offer.
+
+    A memory limit of the driver is put on a control group, and no container has one before its share is handed over.
+    """
+    uses = {gpu.uuid: _use(view.use_of(gpu.uuid), mode) for gpu in view.node}
+    sharing = replace(view.node.sharing, offered=view.node.sharing.offered - {Sharing.MEMORY_LIMITS})
+    return replace(view, node=replace(view.node, sharing=sharing), uses=uses)
+
+
+def _use(word: GpuPolicy, mode: NodeMode) -> GpuPolicy:
+    slices = mode.offers_slices and word in (GpuPolicy.AUTO, GpuPolicy.MIG)
+    parts = mode.offers_parts and word in (GpuPolicy.AUTO, GpuPolicy.SHARED)
+    if slices and parts:
+        return GpuPolicy.AUTO
+    if slices:
+        return GpuPolicy.MIG
+    return GpuPolicy.SHARED if parts else GpuPolicy.OFF
+
 
 CHOICES = "choices"
 

@@ -2,14 +2,18 @@
 
 The register is the ledger's, so every command of the machine sees what pods hold, and pods are given nothing that a command
 holds. What is asked of kubelet and API server serves the register alone; nothing else asks them who holds a slice.
+
+Nobody asks the kubelet while it gives a device away. A kubelet of Kubernetes 1.36 that is asked then, and of whose pods one has
+just ended, forgets the device that is on its way (UpdateAllocatedDevices in its device manager). It gives the device to the
+next pod too, and that pod has to be turned away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -30,7 +34,6 @@ from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
-from tranche.kubernetes.node.admissions import AdmissionTracker
 from tranche.kubernetes.node.listings import HeldGrants, device_of, holding
 from tranche.kubernetes.node.pod_settlement import (
     Living,
@@ -252,3 +255,40 @@ def _refuse_given_twice(word: KubeletResponse, view: NodeView, given: HeldGrants
                     f"somebody else now holds device {device_id}: the kubelet lists it with pod {each.namespace}/{each.name}",
                     hint="this pod's successor is given another device",
                 )
+
+
+ENTERED_SECONDS = 0.2
+"""So long after it was answered the kubelet has entered the device in its list: it does so at once."""
+_LONGEST_SECONDS = 3.0
+"""No look is put off for longer, however many pods come one after the other."""
+_POLL_SECONDS = 0.02
+
+
+class AdmissionTracker:
+    """Which are under way. To be used from one event loop."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._answered = float("-inf")
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """The length of one: from the kubelet's question until it was answered; a refusal leaves nothing to enter."""
+        self._under_way += 1
+        try:
+            yield
+            self._answered = asyncio.get_running_loop().time()
+        finally:
+            self._under_way -= 1
+
+    async def over(self) -> None:
+        """Return when none is under way, but after a while in any case."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_SECONDS):
+                while (wait := self._wait()) > 0:
+                    await asyncio.sleep(wait)
+
+    def _wait(self) -> float:
+        if self._under_way:
+            return _POLL_SECONDS
+        return self._answered + ENTERED_SECONDS - asyncio.get_running_loop().time()

@@ -1,11 +1,17 @@
-"""How many nodes may be changing at once: a number, or a part of all nodes. Pure."""
+"""Whose turn it is: every ticket and the budget in, the tickets to grant out. Pure.
+
+The budget says how many nodes may be changing at once: a number, or a part of all nodes.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tranche.core.errors import UsageError
+from tranche.core.printable import shortened
+from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 EVERY_NODE = 10**9
 """More nodes than there are: all of them may change at once, also those that nobody has counted yet."""
@@ -47,3 +53,71 @@ def parse_budget(text: str) -> RolloutLimit:
             f"'{text}' is no number of nodes", hint="write how many may change at once, such as 3, or 10% of them"
         )
     return RolloutLimit(int(found[1]), bool(found[2]))
+
+
+LOST_SECONDS = 180.0
+"""A node that changes and has renewed nothing for so long holds the others up, like one that failed."""
+UNTAKEN_SECONDS = 60.0
+"""A turn that its node has not taken for so long is taken back: its agent is not there."""
+_LONGEST_REASON = 160
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutDecision:
+    """`granted` may begin now; of `taken_back` the turn ends that they did not take. `held_up_by` are why nobody may begin.
+
+    `waiting` is how many wait after this, and `busy` have the places of the budget.
+    """
+
+    granted: tuple[RolloutTicket, ...] = ()
+    taken_back: tuple[RolloutTicket, ...] = ()
+    held_up_by: tuple[RolloutTicket, ...] = ()
+    waiting: int = 0
+    busy: tuple[RolloutTicket, ...] = ()
+
+
+def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, float]) -> RolloutDecision:
+    """Who may begin. `limit` is how many may change at once, `silent` for how many seconds each ticket was seen as it is.
+
+    The order is that of the tickets. A node that has failed, or was heard of no more while it changed, holds all others up until
+    somebody says go on; then it takes no place of the budget. Of any other node that word means nothing.
+    """
+
+    def unheard(ticket: RolloutTicket, seconds: float) -> bool:
+        return silent.get(ticket.node, 0.0) >= seconds
+
+    by_state = {state: [each for each in tickets if each.state is state] for state in TicketState}
+    waiting = sorted(by_state[TicketState.WAITING], key=lambda each: each.order)
+    taken_back = tuple(each for each in by_state[TicketState.GRANTED] if unheard(each, UNTAKEN_SECONDS))
+    lost = [each for each in by_state[TicketState.CHANGING] if unheard(each, LOST_SECONDS)]
+    in_trouble = (*by_state[TicketState.FAILED], *lost)
+    held_up_by = tuple(each for each in in_trouble if not each.go_on)
+    left = len(waiting) + len(taken_back)
+    if held_up_by:
+        return RolloutDecision(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
+    # Those in trouble are passed by now.
+    at_work = (*by_state[TicketState.GRANTED], *by_state[TicketState.CHANGING])
+    busy = tuple(each for each in at_work if each not in lost)
+    granted = tuple([each for each in waiting if not each.passed_over][: max(limit - len(busy), 0)])
+    return RolloutDecision(granted, taken_back, waiting=left - len(granted), busy=(*busy, *granted))
+
+
+def busy_text(tickets: Sequence[RolloutTicket]) -> str:
+    """Who has the places of the budget, for people: `nodes a, b, c, and 2 nodes more`; "" when nobody does."""
+    named = ", ".join(sorted(each.node for each in tickets)[:3])
+    return f"node{'s' if len(tickets) > 1 else ''} {named}{_more(len(tickets) - 3)}" if tickets else ""
+
+
+def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
+    """Who holds the others up, and why, in one sentence for people; "" when nobody does."""
+    named = [
+        f"node {each.node} failed: {shortened(each.message, _LONGEST_REASON)}"
+        if each.state is TicketState.FAILED
+        else f"node {each.node} began to change and is heard of no more"
+        for each in sorted(tickets, key=lambda each: each.order)[:3]
+    ]
+    return "; ".join(named) + _more(len(tickets) - 3)
+
+
+def _more(nodes: int) -> str:
+    return f", and {nodes} nodes more" if nodes > 0 else ""

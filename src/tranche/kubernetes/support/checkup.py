@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from tranche.kubernetes.support.checks.access import check_access
-from tranche.kubernetes.support.checks.agents import check_agents
-from tranche.kubernetes.support.checks.claims import check_claims
-from tranche.kubernetes.support.checks.controllers import check_controllers
-from tranche.kubernetes.support.checks.given_devices import check_given_devices
-from tranche.kubernetes.support.checks.layouts import check_layouts
-from tranche.kubernetes.support.checks.neighbours import check_neighbours
-from tranche.kubernetes.support.checks.nodes import check_nodes
-from tranche.kubernetes.support.checks.resources import check_resources
-from tranche.kubernetes.support.checks.turns import check_turns
+from tranche.kubernetes.support.checks.agents import check_access, check_agents, check_claims, check_controllers
+from tranche.kubernetes.support.checks.layouts import check_layouts, check_turns
+from tranche.kubernetes.support.checks.nodes import check_given_devices, check_neighbours, check_nodes, check_resources
 from tranche.kubernetes.support.facts import ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding, together
 from tranche.node.health.checkup import Status

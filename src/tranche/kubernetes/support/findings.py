@@ -1,4 +1,4 @@
-"""What a check of a cluster found."""
+"""What a check of a cluster found, also as JSON data."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def together(findings: Iterable[ClusterFinding]) -> Iterator[ClusterFinding]:
             else replace(before, nodes=(*before.nodes, *each.nodes), pods=(*before.pods, *each.pods))
         )
     yield from same.values()
+
+
+def cluster_finding_document(found: ClusterFinding) -> dict[str, object]:
+    """One finding; `check` and `status` are stable words."""
+    return {
+        "check": found.check,
+        "status": str(found.status),
+        "nodes": list(found.nodes),
+        "pods": list(found.pods),
+        "message": found.text,
+        "hint": found.hint,
+    }

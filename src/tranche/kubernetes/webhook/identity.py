@@ -1,18 +1,176 @@
-"""Who the webhook is to the API server: its certificate, made and rotated here, and trusted before it serves."""
+"""Who the webhook is to the API server: its certificate, made and rotated here, and trusted before it serves.
+
+Why openssl, and no library: Python's own modules make no certificates, and `cryptography` would be two compiled packages more
+in the image for one call every few days. openssl comes with `ca-certificates`, which the image's base has.
+
+The certificate is its own authority, so no key of an authority has to be kept. Its own key never leaves the process but for the
+moment in which openssl and Python read it from a folder of the process's own.
+
+Each replica adds its own certificate to what the others have written, so no key is shared and no replica needs another one. The
+API server is to trust those of all replicas, and none that is of no use any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+import subprocess
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
+from tranche.core.errors import TlsUnavailable
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.webhook.certificate import ServingCertificate, make_certificate
-from tranche.kubernetes.webhook.trust import bundle_with
 from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient, WebhookConfig
+
+_SKEW = timedelta(hours=1)
+"""By so much may the API server's clock be slow."""
+_TIME = "%Y%m%d%H%M%SZ"
+_TIMEOUT_SECONDS = 30.0
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_LONGEST_NAME = 64  # of the subject; addresses may be longer
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCertificate:
+    """A certificate and its private key as PEM, and until when it is valid."""
+
+    certificate: str
+    key: str
+    expires: datetime
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Have the context serve it from the next connection on."""
+        with tempfile.TemporaryDirectory(prefix="tranche-tls-") as folder:
+            file = Path(folder) / "chain.pem"
+            file.write_text(self.key + self.certificate)
+            context.load_cert_chain(file)
+
+
+def make_certificate(name: str, hosts: Sequence[str], now: datetime, lifetime: timedelta) -> ServingCertificate:
+    """A certificate for those DNS names, made out to `name`, valid from an hour ago until `lifetime` from `now` (UTC).
+
+    Raises:
+        TlsUnavailable: there is no openssl, or it fails.
+    """
+    for word in (name, *hosts):
+        if not _NAME.fullmatch(word):
+            raise TlsUnavailable(f"'{word}' cannot stand in a certificate")
+    expires = (now + lifetime).replace(microsecond=0)
+    with tempfile.TemporaryDirectory(prefix="tranche-tls-") as folder:
+        place = Path(folder)
+        (place / "index").touch()
+        (place / "config").write_text(_config(hosts))
+        _openssl(
+            place, "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-sha256",
+            "-subj", f"/CN={name[-_LONGEST_NAME:]}", "-keyout", "key", "-out", "request", "-config", "config",
+        )  # fmt: skip
+        _openssl(
+            place, "ca", "-batch", "-selfsign", "-notext", "-config", "config", "-keyfile", "key",
+            "-in", "request", "-out", "certificate", "-startdate", (now - _SKEW).strftime(_TIME),
+            "-enddate", expires.strftime(_TIME),
+        )  # fmt: skip
+        return ServingCertificate((place / "certificate").read_text(), (place / "key").read_text(), expires)
+
+
+def _config(hosts: Sequence[str]) -> str:
+    names = ",".join(f"DNS:{host}" for host in hosts)
+    return f"""\
+[req]
+distinguished_name = subject
+[subject]
+[ca]
+default_ca = own
+[own]
+database = index
+new_certs_dir = .
+rand_serial = yes
+default_md = sha256
+policy = subject_policy
+x509_extensions = extensions
+[subject_policy]
+commonName = supplied
+[extensions]
+basicConstraints = critical,CA:TRUE,pathlen:0
+keyUsage = critical,digitalSignature,keyCertSign
+extendedKeyUsage = serverAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid:always
+subjectAltName = {names}
+"""
+
+
+def _openssl(folder: Path, *words: str) -> None:
+    try:
+        done = subprocess.run(
+            ["openssl", *words], cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TlsUnavailable(f"openssl cannot be run: {error}", hint="install the package openssl") from error
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise TlsUnavailable(f"openssl {words[0]} failed: {said}", hint="the controller needs openssl 3.0 or newer")
+
+
+_BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----", re.ASCII)
+_EACH, _ALL = 2, 16
+"""Of one replica the certificate that serves and the next; of all, with room for those of an upgrade."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TrustedCertificate:
+    """One certificate as PEM, whom it was made out to, and from and until when it is valid, in seconds since 1970."""
+
+    pem: str
+    name: str
+    begins: float
+    ends: float
+
+
+def read_bundle(pem: str) -> tuple[_TrustedCertificate, ...]:
+    """The certificates in a text, in its order; what is none is passed over."""
+    return tuple(found for block in _BLOCK.findall(pem) if (found := _read(block)) is not None)
+
+
+def bundle_with(pem: str, own: Iterable[str], now: float) -> str:
+    """The text with the certificates `own`, without any that has ended at `now`, and without the oldest of too many.
+
+    What stands in it already keeps its place, so that nothing is written when nothing has to be.
+    """
+    mine = [each for text in own for each in read_bundle(text)]
+    kept: list[_TrustedCertificate] = []
+    for each in (*read_bundle(pem), *mine):
+        if each.ends > now and all(each.pem != other.pem for other in kept):
+            kept.append(each)
+    ranked = sorted(kept, key=lambda each: (each in mine, each.begins), reverse=True)
+    wanted: list[_TrustedCertificate] = []
+    for each in ranked:
+        of_one = [other for other in wanted if other.name == each.name]
+        if len(wanted) < _ALL and (len(of_one) < _EACH or each in mine):
+            wanted.append(each)
+    return "".join(f"{each.pem}\n" for each in kept if each in wanted)
+
+
+def _read(block: str) -> _TrustedCertificate | None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=block)
+        (found,) = context.get_ca_certs()
+        subject: Any = found["subject"]
+        names = {str(key): str(value) for pairs in subject for key, value in pairs}
+        begins = ssl.cert_time_to_seconds(str(found["notBefore"]))
+        ends = ssl.cert_time_to_seconds(str(found["notAfter"]))
+    except (ssl.SSLError, ValueError, KeyError):
+        return None
+    lines = "\n".join(line.strip() for line in block.splitlines() if line.strip())
+    return _TrustedCertificate(lines, names.get("commonName", ""), begins, ends)
+
 
 SETTLE_SECONDS = 2.0
 """So long the API servers of a cluster may take to hear of a certificate that one of them has stored."""

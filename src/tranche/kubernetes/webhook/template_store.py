@@ -9,15 +9,17 @@ the hour after which they go, nobody fills the cluster with them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from tranche.core.errors import KubernetesUnavailable
+from tranche.core.errors import KubernetesUnavailable, TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json, timestamp
+from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.webhook.injection import (
     TEMPLATE_LABEL,
     USED_ANNOTATION,
@@ -131,3 +133,36 @@ def _unused_since(template: Json, now: datetime) -> timedelta | None:
         return now - datetime.fromisoformat(str(text))
     except (ValueError, TypeError):
         return None
+
+
+_SWEEP_SECONDS = 600.0
+
+
+class TemplateCleanupTask:
+    """Each replica sweeps: what one has removed is gone for the others. `random` gives numbers from 0 to 1."""
+
+    name = "sweeper"
+
+    def __init__(
+        self,
+        store: TemplateStore,
+        *,
+        random: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._random = random
+        self._sleep = sleep
+
+    def ready(self) -> Readiness:
+        """Always: what is left lying is only untidy."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Sweep until cancelled."""
+        while True:
+            await self._sleep(_SWEEP_SECONDS * (0.5 + self._random()))
+            try:
+                await self._store.sweep()
+            except TrancheError as error:
+                _log.warning("templates not swept", extra={"reason": error.reason, "error": error.message})

@@ -1,10 +1,15 @@
-"""The admission webhook: gives a pod that asks by annotations a claim, or has it wait for its share, or says why it cannot."""
+"""The admission webhook: gives a pod that asks by annotations a claim, or has it wait for its share, or says why it cannot.
+
+Question and answers are `admission.k8s.io/v1`.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -16,7 +21,8 @@ from tranche.core.errors import (
     TrancheError,
     UsageError,
 )
-from tranche.core.printable import one_line
+from tranche.core.json_text import read_json
+from tranche.core.printable import one_line, shortened
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
@@ -25,7 +31,6 @@ from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
 from tranche.kubernetes.serving.http_server import HttpResponse
 from tranche.kubernetes.webhook.injection import demand_of, injection, template_name
-from tranche.kubernetes.webhook.review import AdmissionRequest, allowed, read_review, refused, uid_of
 
 PATH = "/pods"
 
@@ -78,10 +83,10 @@ class PodWebhook:
         if path != PATH:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"{}")
         try:
-            review = read_review(body)
+            review = _read_review(body)
         except KubernetesRejected as error:
             return HttpResponse(HTTPStatus.BAD_REQUEST, json.dumps({"message": one_line(error.message)}).encode())
-        answered = allowed(uid_of(body)) if review is None else await self.review(review)
+        answered = _allowed(_uid_of(body)) if review is None else await self.review(review)
         return HttpResponse(HTTPStatus.OK, json.dumps(answered).encode())
 
     async def review(self, review: AdmissionRequest) -> Json:
@@ -89,10 +94,10 @@ class PodWebhook:
         try:
             demand = demand_of(review.pod)
             if demand is None:
-                return allowed(review.uid)
+                return _allowed(review.uid)
             if (backend := self._backend()) not in BY_CLAIMS:
                 _refuse_backend(backend)
-                return allowed(review.uid, self._gating(review.pod, demand, self._take_over))
+                return _allowed(review.uid, self._gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # What is wrong with the pod is said before anything is written for it.
             patch = injection(review.pod, demand, template_name(devices), self._take_over)
@@ -104,7 +109,7 @@ class PodWebhook:
             return self._refused(review, HTTPStatus.FORBIDDEN, error)
         except TrancheError as error:
             return self._refused(review, HTTPStatus.UNPROCESSABLE_ENTITY, error)
-        return allowed(review.uid, patch)
+        return _allowed(review.uid, patch)
 
     def _devices(self, request: Request) -> Mapping[str, Any]:
         slices = self._cards.resource_slices
@@ -122,7 +127,7 @@ class PodWebhook:
             extra={"namespace": review.namespace, "pod": pod, "reason": error.reason, "error": error.message},
         )
         message = f"{error.message}; {error.hint}" if error.hint else error.message
-        return refused(review.uid, status.value, in_annotations(message))
+        return _refusal(review.uid, status.value, in_annotations(message))
 
 
 def _refuse_backend(backend: AllocationBackend | None) -> None:
@@ -133,3 +138,60 @@ def _refuse_backend(backend: AllocationBackend | None) -> None:
             "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
             hint="they need Kubernetes 1.27 or newer",
         )
+
+
+_VERSION = "admission.k8s.io/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionRequest:
+    """A pod that somebody creates. Nothing may be written for a `dry_run`."""
+
+    uid: str
+    namespace: str
+    pod: Json
+    dry_run: bool = False
+
+
+def _read_review(body: bytes) -> AdmissionRequest | None:
+    """The pod that is asked about; None for another question, which does not concern the webhook.
+
+    Raises:
+        KubernetesRejected: it is no AdmissionReview of version v1.
+    """
+    try:
+        review = read_json(body)
+        request = review["request"]
+        version, uid = review["apiVersion"], str(request["uid"])
+        created = request["kind"]["kind"] == "Pod" and request["operation"] == "CREATE"
+        pod, namespace = request.get("object"), str(request.get("namespace") or "")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise KubernetesRejected("the question is no AdmissionReview") from error
+    if version != _VERSION:
+        raise KubernetesRejected(f"the question is of version {version}, not {_VERSION}")
+    if not created or not isinstance(pod, Mapping) or request.get("subResource"):
+        return None
+    return AdmissionRequest(uid, namespace, pod, bool(request.get("dryRun")))
+
+
+def _allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
+    """The answer that lets the pod in, changed by a JSON patch."""
+    response: dict[str, Any] = {"uid": uid, "allowed": True}
+    if patch:
+        encoded = base64.b64encode(json.dumps(list(patch)).encode()).decode()
+        response |= {"patchType": "JSONPatch", "patch": encoded}
+    return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
+
+
+def _refusal(uid: str, code: int, message: str) -> Json:
+    """The answer that keeps the pod out; `message` is what the person sees, after the webhook's name, on one line."""
+    response = {"uid": uid, "allowed": False, "status": {"code": code, "message": shortened(one_line(message))}}
+    return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
+
+
+def _uid_of(body: bytes) -> str:
+    """The uid of a question, whatever else is wrong with it."""
+    try:
+        return str(read_json(body)["request"]["uid"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -9,7 +9,7 @@ from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.request import Request
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
 from tranche.planning.decide.allocate import Granted
-from tranche.planning.steps.effect import apply
+from tranche.planning.steps.plan import apply
 
 
 def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collection[int] = ()) -> NodeView:

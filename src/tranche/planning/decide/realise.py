@@ -40,8 +40,8 @@ from tranche.planning.decide.part_options import room_left
 from tranche.planning.decide.share_options import ShareOption, ShareOptions
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, tenancy
 from tranche.planning.occupancy.layout_occupancy import holder_text
-from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, Step, effect
-from tranche.planning.steps.plan import Plan, with_daemons
+from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, Step
+from tranche.planning.steps.plan import Plan, apply, with_daemons
 
 ChosenDevice = WholeGpu | Slice | FractionalShare
 """What a device stands for that a scheduler chooses."""
@@ -71,7 +71,7 @@ def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Pla
         if isinstance(found, Obstacle):
             return found
         steps += found
-        now = given(effect.apply(Plan(purpose, found), now), _MINE, (grant,))
+        now = given(apply(Plan(purpose, found), now), _MINE, (grant,))
     plan = Plan(purpose, tuple(steps))
     marks = {uuid: view.node.gpu(uuid).fingerprint for uuid in plan.gpu_uuids}
     return with_daemons(replace(plan, fingerprints=marks), grants, view)

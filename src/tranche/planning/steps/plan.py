@@ -2,6 +2,10 @@
 
 Plans are data. `--dry-run` prints one, the executor carries it out and journals each step, and a saved one is refused when a
 GPU that it touches no longer has the fingerprint it was computed from.
+
+Carried out on a view, a plan does not touch allocations: who holds what is not its to say. Numbers that only a driver gives
+(ids of instances, UUIDs of new slices, free memory) are not foreseen, nor for whom an instance was made; mode, slots, compute
+slices, processes and what Tranche made are.
 """
 
 from __future__ import annotations
@@ -187,3 +191,18 @@ def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
 
 def _occupant(daemon: MpsDaemon) -> PlacedInstance | None:
     return None if daemon.slot is None else PlacedInstance(daemon.slot.profile, daemon.slot.placement)
+
+
+def apply(plan: Plan, view: NodeView) -> NodeView:
+    """The view after the plan; GpuNotFound when the plan names a GPU that the view does not have."""
+    gpus = {gpu.uuid: gpu for gpu in view.node}
+    owned = set(view.owned)
+    for step in plan.steps:
+        gpu = gpus.get(step.gpu_uuid) or view.node.gpu(step.gpu_uuid)
+        if step.in_effect(gpu):
+            continue
+        for key, ours in step.ownership(step.observe(gpu, frozenset(owned))).items():
+            (owned.add if ours else owned.discard)(key)
+        gpus[gpu.uuid] = step.apply(gpu)
+    node = replace(view.node, gpus=tuple(gpus.values()))
+    return replace(view, node=node, owned=frozenset(owned), requested=view.requested & owned)

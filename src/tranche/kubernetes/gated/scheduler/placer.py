@@ -1,21 +1,25 @@
 """Which node a gated pod goes to, and which share it gets there: the planning of one machine, over the state of all. Pure.
 
-For clusters whose scheduler knows nothing of claims. A pod waits at a scheduling gate until a share is chosen for it; the choice
-is written on it, it is bound to the node by a selector, and the gate goes, in one patch.
+For clusters whose scheduler knows nothing of claims. A pod waits at a scheduling gate until a share is chosen for it; the
+choice is written on it, it is bound to the node by a selector, and the gate goes, in one patch. A pod that goes on waiting is
+told why in one line of its events.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranche.core.allocation import NodeView
+from tranche.core.printable import shortened
 from tranche.core.request import Request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
+from tranche.kubernetes.gated.chosen_view import CHOSEN
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement, why_not
 from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
@@ -152,3 +156,27 @@ def _with(node: GpuNode, pod: GatedPod, granted: Granted) -> GpuNode:
 def _could_serve(view: NodeView, request: Request) -> bool:
     found = decide_across({"": view}, request)
     return isinstance(found, ChosenMachine) or found.possible
+
+
+_MOST_NODES = 6
+_LONGEST_REASON = 160
+_CHOSEN = re.compile(rf"\b{CHOSEN}[0-9a-zA-Z-]+")
+
+
+def waiting_text(found: UnplacedPod) -> str:
+    """`no node can give --gpu-memory 4Gi now: ...`, nodes with one reason together."""
+    groups: dict[str, list[str]] = {}
+    for node, reason in sorted(found.reasons.items()):
+        groups.setdefault(_CHOSEN.sub("a pod that it was chosen for", reason), []).append(node)
+    if not groups:
+        return f"{found.pod.request} waits: no node has told of GPUs whose shares are chosen by demand"
+    now = "now" if found.possible else "as they are"
+    largest = sorted(groups.items(), key=lambda each: (-len(each[1]), each[1]))
+    texts = [f"{_names(nodes)}: {shortened(reason, _LONGEST_REASON)}" for reason, nodes in largest[:_MOST_NODES]]
+    left_out = sum(len(nodes) for _, nodes in largest[_MOST_NODES:])
+    more = f"; and {left_out} more nodes" if left_out else ""
+    return f"no node can give {found.pod.request} {now}: {'; '.join(texts)}{more}"
+
+
+def _names(nodes: list[str]) -> str:
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"

@@ -11,10 +11,10 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
+from tranche.kubernetes.gated.scheduler.placer import waiting_text
 from tranche.kubernetes.gated.scheduler.placing import PlacingResult, PlacingRunner
 from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
 from tranche.kubernetes.gated.scheduler.retry_history import RetryHistory
-from tranche.kubernetes.gated.scheduler.waiting_words import waiting_text
 from tranche.kubernetes.rollout.leadership import LeaderLease
 
 _TRY_SECONDS = 3.0

@@ -1,14 +1,47 @@
-"""Is an agent on every node with GPUs, does each do its work, and are they of one version?"""
+"""Can this cluster give shares by demand, and do those who give them work: the agents, the controller, their rights?
+
+Of agents: is one on every node with GPUs, does each do its work, and are they of one version? Of the controller: does it answer
+for annotations, and choose shares where the cluster has no claims? Have the agents their rights, and do the admission policies
+hold them to what they need?
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tranche.kubernetes.api.node_rules import untolerated
+from tranche.kubernetes.claims.allocation_backend import (
+    AllocationBackend,
+    backend_by_word,
+    claim_support,
+    support_as_told,
+)
 from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, why_gpu
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ControllerFacts, PodFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.programs import CLAIM_DRIVER
 from tranche.node.health.checkup import Status
+
+_MEANING = {
+    AllocationBackend.CLAIMS: "shares by demand: by claims, which the scheduler serves",
+    AllocationBackend.GUARDED: "shares by demand: by claims, with the agent as a guard",
+    AllocationBackend.GATES: "shares by demand: by scheduling gates, with the choice of the controller",
+    AllocationBackend.NONE: "no shares by demand; layouts and the device plugin serve static slices",
+}
+
+
+def check_claims(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    """The backend of the cluster, and why."""
+    if facts.claims is None:
+        return
+    words = {backend_by_word(each.daemon_set.option("--tier", "auto")) for each in facts.agents}
+    said = words.pop() if len(words) == 1 else None
+    support = support_as_told(claim_support(facts.server_version, facts.claims), said)
+    status = (
+        Status.PASS if support.backend is AllocationBackend.CLAIMS or (said and not support.remedy) else Status.WARN
+    )
+    yield ClusterFinding("claims", status, f"{_MEANING[support.backend]} ({support.why})", support.remedy)
+
 
 _IMAGE_TROUBLE = ("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
 _START_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
@@ -163,3 +196,89 @@ def _why_none(facts: ClusterFacts, node: SurveyedNode) -> str:
 
 def _where(*pods: PodFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(pod.node for pod in pods if pod.node), tuple(map(str, pods))
+
+
+_WITHOUT = "pods that ask by annotations are refused, and nobody chooses shares in a cluster without claims"
+
+
+def check_controllers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    """Each controller that is installed; a cluster may do without one."""
+    for each in facts.controllers:
+        yield _check(each)
+
+
+def _check(each: ControllerFacts) -> ClusterFinding:
+    of = f"{each.ready} of {each.wanted}"
+    logs = f"kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
+    if not each.wanted:
+        scale = f"kubectl --namespace={each.namespace} scale deployment {each.name} --replicas=2"
+        return ClusterFinding("controller", Status.FAIL, f"the controller {each} is scaled to 0: {_WITHOUT}", scale)
+    if not each.ready:
+        return ClusterFinding(
+            "controller", Status.FAIL, f"no replica of the controller {each} is ready: {_WITHOUT}", logs
+        )
+    if each.ready < each.wanted:
+        return ClusterFinding("controller", Status.WARN, f"{of} replicas of the controller {each} are ready", logs)
+    return ClusterFinding("controller", Status.PASS, f"the controller {each} is ready, {of} replicas")
+
+
+_EVENTS = " events in default"
+
+
+def check_access(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    """Rights of each agent's account; policies of the cluster."""
+    for agents in facts.agents:
+        yield from _rights(agents)
+    if facts.agents:
+        yield from _policies(facts)
+
+
+def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
+    account = f"{agents.daemon_set.namespace}/{agents.daemon_set.service_account}"
+    if agents.lacking is None:
+        return  # what the caller may not ask is reported for itself
+    needed = [each for each in agents.lacking if not each.endswith(_EVENTS)]
+    if needed:
+        yield ClusterFinding(
+            "rights",
+            Status.FAIL,
+            f"the agent's account {account} may not: {'; '.join(needed)}",
+            "upgrade the chart with rbac.create=true, or grant it these; the options of the DaemonSet need them",
+        )
+    if len(needed) < len(agents.lacking):
+        yield ClusterFinding(
+            "rights",
+            Status.WARN,
+            f"the agent's account {account} may not record events about nodes",
+            "everything else works; the chart's Role in the namespace default grants it",
+        )
+    if not agents.lacking:
+        yield ClusterFinding(
+            "rights", Status.PASS, f"the agent's account {account} has the rights that its options need"
+        )
+
+
+def _policies(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    if any("admission policies" in each for each in facts.unread):
+        return
+    if facts.policies is None or facts.bindings is None:
+        yield ClusterFinding(
+            "policies",
+            Status.WARN,
+            f"this API server ({facts.server_version}) has no ValidatingAdmissionPolicy: an agent may change every node",
+            "Kubernetes 1.30 and newer has them",
+        )
+        return
+    names = {f"{agents.daemon_set.name}-own-{what}" for agents in facts.agents for what in ("node", "leases")}
+    by_claims = (agents.daemon_set for agents in facts.agents if CLAIM_DRIVER not in agents.daemon_set.left_out)
+    names |= {f"{each.name}-own-slices" for each in by_claims}
+    missing = sorted((names - facts.policies) | (names - facts.bindings))
+    if missing:
+        yield ClusterFinding(
+            "policies",
+            Status.WARN,
+            f"no admission policy with a binding holds the agents to their own nodes: {', '.join(missing)}",
+            "upgrade the chart with admissionPolicy.enabled=true",
+        )
+    else:
+        yield ClusterFinding("policies", Status.PASS, "admission policies hold each agent to its own node")

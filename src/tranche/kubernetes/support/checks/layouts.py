@@ -1,4 +1,7 @@
-"""Are the layouts that labels ask for in effect, and can the shared ConfigMap of layouts be read?"""
+"""Are the layouts that labels ask for in effect, and can the shared ConfigMap of layouts be read?
+
+Nodes may take turns to change their layout: do these get on?
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ from datetime import datetime
 from tranche.core.errors import LayoutInvalid
 from tranche.core.layout_format import parse_layouts
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, REASON_LABEL, STATE_LABEL, MigState
+from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, TicketState, ticket_name
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
-from tranche.kubernetes.support.facts import ClusterFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, SurveyedNode
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.files.files import parse_document
 from tranche.node.health.checkup import Status
@@ -80,3 +84,29 @@ def _span(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def check_turns(facts: ClusterFacts) -> Iterator[ClusterFinding]:
+    """A node that failed holds up the others, until it succeeds or somebody says go on."""
+    # The agents of one namespace take turns with each other, whichever DaemonSet they are of.
+    for agents in {each.daemon_set.namespace: each for each in facts.agents if each.turns}.values():
+        yield from _turns(agents)
+
+
+def _turns(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
+    waiting = sum(each.state == TicketState.WAITING for each in agents.turns)
+    held_up = False
+    for each in agents.turns:
+        if each.state == TicketState.FAILED and not each.go_on:
+            held_up = True
+            lease = f"kubectl --namespace={agents.daemon_set.namespace} annotate lease {ticket_name(each.node)}"
+            yield ClusterFinding(
+                "turns",
+                Status.FAIL,
+                f"failed in its turn to change its layout; {waiting} other nodes wait until it succeeds",
+                f"see its layout above; to go on without it: {lease} {GO_ON_ANNOTATION}=yes",
+                (each.node,),
+            )
+    if not held_up:
+        text = f"{len(agents.turns) - waiting} nodes change their layout, and {waiting} wait for their turn"
+        yield ClusterFinding("turns", Status.PASS, text)
