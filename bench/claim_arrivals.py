@@ -30,8 +30,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
-from tranche.kubernetes.dra.encoding import encode_device
-from tranche.kubernetes.dra.pool import MOST_DEVICES, PoolSlice, pool_contents
+from tranche.kubernetes.dra.pool import MOST_DEVICES, PoolSlice, encode_device, pool_contents
 from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
 
 NAMESPACE = "default"

@@ -19,7 +19,7 @@ from tranche.core.keeper import PodKeeper
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import parse_partition
 from tranche.node.processes.pod_processes import any_pod_runs
-from tranche.node.recovery.earlier_boot import boot_time, ended_with_the_machine
+from tranche.node.recovery.recovery import boot_time, ended_with_the_machine
 
 BEFORE, START, AFTER = 1_000.0, 5_000.0, 9_000.0
 BOARDS = ("A100-40GB", "H100-80GB-SXM")

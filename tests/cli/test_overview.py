@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Golden
 from tests.strategies import gpu_on, instance_of, placed, view_of
 from tranche.cli.overview import MachinePicture, overview
-from tranche.cli.top_screen import TopView
+from tranche.cli.top import TopView
 from tranche.core.allocation import Allocation, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement

@@ -22,8 +22,7 @@ from tranche.kubernetes.fleet.documents import gpu_document, node_document
 from tranche.kubernetes.fleet.explanation import explain_pod
 from tranche.kubernetes.fleet.overview import summaries
 from tranche.kubernetes.jobs.description import JobSummary, description_document
-from tranche.kubernetes.jobs.documents import job_document, pod_document
-from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
+from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, job_document, pod_document
 from tranche.kubernetes.support.findings import ClusterFinding, cluster_finding_document
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.health.checkup import Status

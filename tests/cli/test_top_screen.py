@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.cli.overview import HEAD_LINES
-from tranche.cli.top_screen import HELP, TopView
+from tranche.cli.top import HELP, TopView
 
 KEYS = (
     "j",

@@ -9,8 +9,16 @@ import pytest
 
 from tests.hardware.gpus import GPU, PIECE, SLICE
 from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_to_data, write_spec
-from tranche.hardware.driver_libraries import driver_files, library_folders
-from tranche.hardware.nodes import ContainerEdits, DeviceNode, DriverFiles, Mount, parse_mig_minors, sysfs_address
+from tranche.hardware.nodes import (
+    ContainerEdits,
+    DeviceNode,
+    DriverFiles,
+    Mount,
+    driver_files,
+    library_folders,
+    parse_mig_minors,
+    sysfs_address,
+)
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 
 VERSION = "580.95.05"

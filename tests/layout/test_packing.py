@@ -13,7 +13,7 @@ from tranche.core.board import GpuInstanceProfile, board_by_key
 from tranche.core.grid import creation_order
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.state import ComputeInstance
-from tranche.planning.layouts.packing import pack_slices
+from tranche.planning.layouts.recut import pack_slices
 
 
 def gi(name: str) -> GpuInstanceProfile:

@@ -29,7 +29,7 @@ from tranche.local.watches import watching_limits
 from tranche.local.workload import part_environment, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.mps.draining import drain
+from tranche.node.mps.mps_daemons import drain
 from tranche.node.processes.processes import heeds_sigterm
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.steps import StartMps

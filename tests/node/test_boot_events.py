@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tranche.boot.outcome import read_outcome, record_outcome
+from tranche.boot.cut import read_outcome, record_outcome
 from tranche.core.errors import HardwareError
 from tranche.core.events import BootEnded
 from tranche.node.state.session import boot_id

@@ -1,14 +1,21 @@
-"""The cut at boot: wait for the driver, decide as for any declared layout, carry it out, look again."""
+"""The cut at boot: wait for the driver, decide as for any declared layout, carry it out, look again.
+
+It leaves an event in the machine's ledger, which the node's agent reads as well, and says in the line that `systemctl status`
+shows what it is doing.
+"""
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import DriverNotFound, HardwareError, VerificationFailed
+from tranche.core.errors import DriverNotFound, HardwareError, TrancheError, VerificationFailed
+from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import LayoutName, PartitionSpec
 from tranche.core.state import NodeState
@@ -18,7 +25,8 @@ from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.pod_processes import any_pod_runs
-from tranche.node.recovery.earlier_boot import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
+from tranche.node.recovery.recovery import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
+from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 from tranche.planning.layouts.assertion import find_mismatches
 from tranche.planning.layouts.boot_layout import boot_layout
@@ -137,3 +145,43 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def record_outcome(ledger: Path, *, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
+    """Write down how it ended; `time` is in seconds since the epoch. Works without a driver. Raises LedgerUnavailable."""
+    open_ledger = Ledger(ledger)
+    try:
+        with open_ledger.write() as db:
+            chronicle.boot_ended(db, time, boot_id, asked, error)
+    finally:
+        open_ledger.close()
+
+
+def read_outcome(ledger: Path, boot_id: str) -> Event | None:
+    """How the cut of that start of the machine ended; None when none did."""
+    if not ledger.exists():
+        return None
+    open_ledger = Ledger(ledger, read_only=True)
+    try:
+        with open_ledger.read() as db:
+            return chronicle.last_boot(db, boot_id)
+    finally:
+        open_ledger.close()
+
+
+_MOST_BYTES = 1000
+
+
+def say_status(text: str, environ: Mapping[str, str], *, patience: float = 0.0) -> None:
+    """Show the text as the service's status; nothing happens outside of a service that may notify.
+
+    A service manager that is busy takes no more than a few messages: this one is dropped after `patience` seconds.
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    line = " ".join(text.split())
+    message = b"STATUS=" + line.encode(errors="replace")[:_MOST_BYTES].decode(errors="ignore").encode()
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
+        client.settimeout(patience)
+        client.sendto(message, "\0" + address[1:] if address.startswith("@") else address)

@@ -14,8 +14,7 @@ import click
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
 from tranche.cli.extras import extra_missing
 from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
-from tranche.cli.service_options import log_as_json
-from tranche.cli.service_path import absolute_path
+from tranche.cli.service_options import absolute_path, log_as_json
 from tranche.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -14,17 +14,15 @@ from typing import NoReturn
 
 import click
 
-from tranche.boot.cut import BootCut, CutResult
+from tranche.boot.cut import BootCut, CutResult, read_outcome, record_outcome, say_status
 from tranche.boot.deadline import CutInterrupted, ending_after
 from tranche.boot.installation import WAIT_SECONDS, install_unit
-from tranche.boot.outcome import read_outcome, record_outcome
-from tranche.boot.status_line import say_status
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
 from tranche.cli.duration import DurationType
 from tranche.cli.layout.options import read_layouts
 from tranche.cli.output import fail, leave, print_json, say, show, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option, register_places
-from tranche.cli.service_path import absolute_path, others_may_write
+from tranche.cli.service_options import absolute_path, others_may_write
 from tranche.core.errors import PartitionInvalid, TrancheError, UsageError, WaitTimeout
 from tranche.core.events import Event
 from tranche.core.layout import LayoutFile

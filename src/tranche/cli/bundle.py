@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.bundle_machine import LeftOut, machine_entries
 from tranche.cli.cluster_checkup import asked_of_cluster
 from tranche.cli.doctor import machine_findings
 from tranche.cli.kubeconfig_option import kubeconfig_option
@@ -24,6 +23,32 @@ from tranche.node.health.software import software
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
+
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from tranche.cli.answers import DriverReader
+from tranche.cli.looking import look_at, unsettled
+from tranche.cli.runtime import open_driver, open_host, register_places
+from tranche.core.layout_format import layouts_to_data
+from tranche.core.redaction import SHAPES, reduced
+from tranche.core.state import NodeState
+from tranche.documents.checkup import finding_document
+from tranche.documents.events import event_document
+from tranche.documents.log_extract import log_extract
+from tranche.documents.machine import gpu_document
+from tranche.documents.queue import waiter_documents
+from tranche.documents.shares import allocation_document
+from tranche.local.wakeup_pipe import silent
+from tranche.node.health.checkup import Finding
+from tranche.node.health.machine_facts import kernel_xids, machine_facts
+from tranche.node.look import look
+from tranche.node.store import chronicle
+from tranche.node.store.ledger import Ledger
+from tranche.node.store.ledger_extract import journal_extract, ledger_extract
+from tranche.planning.layouts.export import export_layout
 
 
 @click.command(cls=TrancheCommand)
@@ -54,7 +79,7 @@ def command(
     now = time.time()
     moment = datetime.fromtimestamp(now, UTC)
     left_out: LeftOut = {}
-    entries = list(machine_entries(settings, machine_findings, left_out))
+    entries = list(_machine_entries(settings, machine_findings, left_out))
     if cluster:
         entries += _of_cluster(kubeconfig, moment, left_out)
     entries.append(_contents(entries, left_out, moment))
@@ -96,3 +121,142 @@ def _contents(entries: list[ArchiveFile], left_out: LeftOut, now: datetime) -> A
         leftOut=[{"path": path, "why": why} for path, why in left_out.items()],
     )
     return ArchiveFile("contents.json", "this list, with checksums", (json.dumps(listed, indent=1) + "\n").encode())
+
+
+LeftOut = dict[str, str]
+"""What is not in a bundle, by the path that it would have, and why."""
+
+_EVENTS = 10_000
+_LOGS = Path("/var/log/pods")
+_LOG_BYTES = 4 << 20
+
+
+def _machine_entries(
+    settings: Settings, findings: Callable[[Settings, DriverReader], Sequence[Finding]], left_out: LeftOut
+) -> Iterator[ArchiveFile]:
+    """Everything of this machine; what cannot be had is noted in `left_out`.
+
+    The ledger comes first: what looks at the machine afterwards clears what dead processes left there.
+    """
+
+    answers = DriverReader()
+
+    def entry(path: str, about: str, make: Callable[[], bytes]) -> Iterator[ArchiveFile]:
+        try:
+            yield ArchiveFile(path, about, make())
+        except TrancheError as error:
+            left_out[path] = error.reason
+        except OSError as error:
+            left_out[path] = error.strerror or type(error).__name__
+        except (
+            Exception
+        ) as error:  # what is broken is what somebody wants to look into: the rest is in the bundle all the same
+            left_out[path] = type(error).__name__
+
+    extracts: list[bytes] = []
+
+    def ledger() -> bytes:
+        path = register_places(settings, reading=True).ledger
+        if not path.is_file():
+            raise FileNotFoundError(2, "there is no ledger yet")
+        extracts.append(ledger_extract(path))
+        return extracts[0]
+
+    yield from entry("ledger.db", "who holds what, the queue, plans and events: an SQLite file", ledger)
+    for extract in extracts:
+        about = "plans with their steps, and what each step found"
+        yield from entry("journal.json", about, partial(_journal, extract))
+    yield from entry(
+        "version.json", "versions of Tranche, Python, driver and NVML", lambda: _version(settings, answers)
+    )
+    yield from entry("doctor.json", "which checks passed", lambda: _checkup(findings(settings, answers)))
+    yield from entry("gpus.json", "GPUs and slices, and who holds them", lambda: answers.to(lambda: _gpus(settings)))
+    yield from entry("ps.json", "allocations and waiting requests", lambda: answers.to(lambda: _shares(settings)))
+    yield from entry("events.json", "what happened, by kind", lambda: _events(settings))
+    yield from entry(
+        "layout.json", "how the GPUs are cut now, as a layout", lambda: answers.to(lambda: _layout(settings))
+    )
+    yield from entry("machine.json", "kernel, distribution, driver modules", lambda: _as_json(machine_facts()))
+    yield from entry("xids.json", "XIDs in the kernel's log", lambda: _as_json(kernel_xids()))
+    for log in sorted(_LOGS.glob("*tranche*/*/*.log")):
+        name = "-".join(log.parts[-3:])
+        yield from entry(f"logs/{name}", "the agent's log", lambda log=log: _log(log))  # type: ignore[misc]
+
+
+def _as_json(data: Any) -> bytes:
+    """Data as the content of a JSON file."""
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _reduced_document(kind: str, **data: Any) -> bytes:
+    """A document as its command prints it, without what may not leave the machine."""
+    return _as_json(reduced(document(kind, **data), SHAPES[kind]))
+
+
+def _journal(extract: bytes) -> bytes:
+    return _as_json(journal_extract(extract))
+
+
+def _version(settings: Settings, answers: DriverReader) -> bytes:
+    def observed() -> NodeState:
+        with open_driver(settings) as opened:
+            return opened.observe()
+
+    made = software()
+    driver = nvml = None
+    try:
+        node = answers.to(observed)
+        driver, nvml = node.driver_version, node.nvml_version
+    except TrancheError:
+        pass  # the checkup says why
+    return _reduced_document(
+        "Version",
+        version=made.version,
+        commit=made.commit,
+        simulatorVersion=made.simulator_version,
+        pythonVersion=made.python_version,
+        driverVersion=driver,
+        nvmlVersion=nvml,
+    )
+
+
+def _checkup(found: Sequence[Finding]) -> bytes:
+    return _reduced_document("Checkup", findings=[finding_document(each) for each in found])
+
+
+def _gpus(settings: Settings) -> bytes:
+    with open_driver(settings) as driver:
+        view = look(driver, register_places(settings, reading=True), unsettled)
+    versions = {"driverVersion": view.node.driver_version, "nvmlVersion": view.node.nvml_version}
+    return _reduced_document("GpuList", **versions, gpus=[gpu_document(view, gpu) for gpu in view.node])
+
+
+def _shares(settings: Settings) -> bytes:
+    with open_host(settings, reading=True) as host:
+        view, queue = look_at(host), host.waiters()
+        away = silent(host.places, queue, time.time())
+    allocations = [allocation_document(each, view) for each in view.allocations]
+    return _reduced_document("AllocationList", allocations=allocations, waiters=waiter_documents(view, queue, away))
+
+
+def _events(settings: Settings) -> bytes:
+    places = register_places(settings, reading=True)
+    ledger = Ledger(places.ledger, read_only=True)
+    try:
+        with ledger.read() as db:
+            found = chronicle.events(db, last=_EVENTS)
+    finally:
+        ledger.close()
+    return _reduced_document("EventList", events=[event_document(event) for event in found])
+
+
+def _layout(settings: Settings) -> bytes:
+    with open_driver(settings) as driver:
+        return _as_json(layouts_to_data(export_layout(driver.observe(), "current")))
+
+
+def _log(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+        text = file.read().decode(errors="replace")
+    return log_extract(text.splitlines()).encode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tranche.cli.jobs import attach, delete, describe, execute, listing, logs, wait
+from tranche.cli.jobs import delete, describe, kubectl, listing, logs, wait
 from tranche.cli.runtime import TrancheGroup
 
 
@@ -19,5 +19,13 @@ def command() -> None:
     """
 
 
-for module in (listing, describe, logs, attach, execute, wait, delete):
-    command.add_command(module.command)
+for each in (
+    listing.command,
+    describe.command,
+    logs.command,
+    kubectl.attach,
+    kubectl.execute,
+    wait.command,
+    delete.command,
+):
+    command.add_command(each)

@@ -10,12 +10,12 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.output import print_json, print_table, say, show
-from tranche.cli.profile_table import COLUMNS, WIDE_COLUMNS, profile_row, unverified_note
 from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_of, catalogue
+from tranche.core.board_difference import unverified_fields
 from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, UsageError
 from tranche.core.grid import remaining_capacity
-from tranche.core.quantity import format_memory
+from tranche.core.quantity import GIB, format_memory
 from tranche.core.state import GpuState, NodeState
 from tranche.documents import describe
 from tranche.documents.profiles import board_document, profile_document
@@ -178,8 +178,8 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
             show()
         show(sheet.title)
         wide = output == "wide"
-        columns = list(WIDE_COLUMNS if wide else COLUMNS)
-        rows = [profile_row(p, wide=wide) for p in sheet.profiles]
+        columns = list(_WIDE_COLUMNS if wide else _COLUMNS)
+        rows = [_profile_row(p, wide=wide) for p in sheet.profiles]
         if sheet.free is not None:
             columns.insert(1, "FREE")
             for row, profile in zip(rows, sheet.profiles, strict=True):
@@ -187,7 +187,7 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
         print_table(columns, rows)
         if sheet.gpus and sheet.source == "catalogue":
             say("this driver describes profiles only with MIG mode on; these are the catalogue's")
-        note = unverified_note(sheet.profiles)
+        note = _unverified_note(sheet.profiles)
         if note:
             show(note)
         if sheet.unverified:
@@ -213,3 +213,44 @@ def _show_catalogue(output: str) -> None:
     ]
     print_table(("BOARD", "MEMORY", "SM", "COMPUTE", "GRID", "ARCHITECTURE", "PROFILES", "PRODUCTS"), rows)
     show("? no source shows it")
+
+
+_COLUMNS = ("PROFILE", "ID", "MEMORY GiB", "SM", "SLICES", "CE", "DEC", "ENC", "JPEG", "OFA", "MAX", "PLACEMENTS")
+_WIDE_COLUMNS = (*_COLUMNS, "COMPUTE INSTANCES")
+
+
+def _profile_row(profile: GpuInstanceProfile, *, wide: bool) -> list[object]:
+    """The profile under _COLUMNS, or _WIDE_COLUMNS. `?` alone: no source; after a value: inferred, not seen."""
+    doubtful = unverified_fields(profile)
+
+    def shown(value: object, word: str) -> str:
+        if value is None:
+            return "?"
+        return f"{value}?" if word in doubtful else str(value)
+
+    memory = None if profile.memory is None else f"{profile.memory / GIB:.2f}"
+    starts = "{" + ",".join(map(str, profile.starts)) + f"}}:{profile.size}" if profile.starts else None
+    row: list[object] = [
+        str(profile.name),
+        shown(profile.id, "profile_id"),
+        shown(memory, "memory_mib"),
+        shown(profile.sm, "sm"),
+        profile.slices,
+        shown(profile.copy_engines, "copy_engines"),
+        shown(profile.decoders, "decoders"),
+        shown(profile.encoders, "encoders"),
+        shown(profile.jpeg, "jpeg"),
+        shown(profile.ofa, "ofa"),
+        profile.max_instances,
+        shown(starts, "placements"),
+    ]
+    if wide:
+        row.append(", ".join(f"{inside.max_instances}x {inside.name}" for inside in profile.compute_profiles))
+    return row
+
+
+def _unverified_note(profiles: Iterable[GpuInstanceProfile]) -> str:
+    """The footnote that explains the question marks; empty when there are none."""
+    if any("?" in str(cell) for profile in profiles for cell in _profile_row(profile, wide=False)):
+        return "? unverified: copied or inferred from a board of the same family; a ? alone: no source shows it"
+    return ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +15,8 @@ import click
 from tranche.cli.output import print_json, print_table, say, warn
 from tranche.cli.runtime import TrancheGroup, output_option
 from tranche.cli.sim_attach import attach
-from tranche.cli.sim_exec import exec_
 from tranche.cli.sim_inject import inject
-from tranche.core.errors import UsageError
+from tranche.core.errors import CommandNotFound, UsageError
 from tranche_simulator import MACHINE_TYPES, SimulatedMachine, SimulatorError
 
 
@@ -29,7 +30,6 @@ def command() -> None:
 
 
 command.add_command(attach)
-command.add_command(exec_)
 command.add_command(inject)
 
 
@@ -161,3 +161,27 @@ def _fish_line(variable: str, value: str) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+@command.command("exec")
+@click.argument("name")
+@click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
+def exec_(name: str, command: tuple[str, ...]) -> int:
+    """Run a command that finds machine NAME's driver on this host: NVML and the files around it.
+
+    It finds the library and nvidia-smi, and the machine's GPUs in /proc/driver/nvidia, /proc/modules, /proc/devices and
+    on the PCI bus in /sys, in a mount namespace of its own. Programs that look for the driver there find one.
+    """
+    from tranche_simulator.namespace import enter
+
+    machine = SimulatedMachine.open(name)
+    environment = {**os.environ, **machine.environment()}
+    program = shutil.which(command[0], path=environment["PATH"])
+    if program is None:
+        raise CommandNotFound(f"{command[0]}: command not found")
+    enter(machine)
+    try:
+        os.execve(program, command, environment)
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return 126

@@ -13,8 +13,7 @@ import click
 
 from tranche.cli.output import say
 from tranche.cli.runtime import Settings, TrancheCommand
-from tranche.cli.sim_target import target_uuid
-from tranche.core.errors import SimulatorError, UsageError
+from tranche.core.errors import GpuNotFound, SimulatorError, UsageError
 from tranche.core.quantity import parse_memory
 from tranche.local.child import run_child
 from tranche_simulator import SimulatedMachine
@@ -95,3 +94,13 @@ def _hold(uuids: Sequence[str]) -> int:
     say(f"attached to {', '.join(uuids)} as process {os.getpid()}; end with Ctrl-C")
     signal.sigwait(heeded)
     return 0
+
+
+def target_uuid(machine: SimulatedMachine, target: str) -> str:
+    """The UUID that a GPU index stands for; anything else is taken for a UUID. GpuNotFound past the last GPU."""
+    if not target.isdecimal():
+        return target
+    gpus = machine.gpus()
+    if int(target) >= len(gpus):
+        raise GpuNotFound(f"{machine.name} has no GPU {target}", hint=f"its GPUs are 0 to {len(gpus) - 1}")
+    return gpus[int(target)].uuid

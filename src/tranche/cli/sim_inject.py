@@ -6,7 +6,7 @@ import click
 
 from tranche.cli.output import say
 from tranche.cli.runtime import TrancheGroup
-from tranche.cli.sim_target import target_uuid
+from tranche.cli.sim_attach import target_uuid
 from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_memory
 from tranche_simulator import SimulatedMachine

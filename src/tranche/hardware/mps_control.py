@@ -2,28 +2,32 @@
 
 Version 2 of the commands, which every driver since r495 knows and which is the default still in r615. The program answers with
 exit code 0 also when it refuses, so whoever sets something reads it back.
+
+Whoever reaches the daemon's socket can set the limits of its clients. So what it says of them is compared word for word with
+what it said when Tranche set them. From 1 GiB on a daemon prints whole GiB, and nothing reads more of it.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tranche.core.errors import MpsFailed
 from tranche.hardware.mps_answers import (
     ServerStatus,
     read_limit,
     read_numbers,
+    read_percentage,
     read_status,
     read_terminated,
 )
 from tranche.hardware.mps_environment import PIPES, limit_text
-from tranche.hardware.mps_limits import TO_COME, LimitReport, ReportedLimit, said_limit
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
@@ -104,13 +108,13 @@ class MpsControlClient:
 
         def of(kind: str, server: str) -> ReportedLimit:
             memory = f"{kind}device_pinned_mem_limit {server}"
-            return said_limit(
+            return _said_limit(
                 said(f"{memory}{_ONLY_DEVICE}"),
                 said(f"{memory}{device_uuid}"),
                 said(f"{kind}active_thread_percentage {server}"),
             )
 
-        return LimitReport({TO_COME: of("default_", ""), **{str(each): of("", f"{each} ") for each in servers}})
+        return LimitReport({_TO_COME: of("default_", ""), **{str(each): of("", f"{each} ") for each in servers}})
 
     def terminate_client(self, server: int, client: int, *, seconds: float) -> bool:
         """Drain and end the contexts of a client, which may then be killed; whether the daemon says that it is done.
@@ -146,3 +150,72 @@ def find_program(environment: Mapping[str, str]) -> str:
             f"{PROGRAM} is not on the PATH", hint="it comes with the driver: install the package of its utilities"
         )
     return found
+
+
+_ALL_COMPUTE: Final = 100
+"""In percent: what a daemon gives every client until somebody says otherwise, which Tranche never does."""
+_TO_COME: Final = ""
+"""In the place of a server's process id: servers that start later."""
+
+
+class ReportedLimit(NamedTuple):
+    """What is said of the clients of one server, or of servers to come, each answer as one line.
+
+    A device has a limit of memory by its number and another by its UUID, and the one that was set last counts.
+    """
+
+    by_number: str
+    by_uuid: str
+    compute: str
+
+
+def _said_limit(by_number: str, by_uuid: str, compute: str) -> ReportedLimit:
+    """What is said, of the daemon's answers."""
+    return ReportedLimit(*(" ".join(answer.split()) for answer in (by_number, by_uuid, compute)))
+
+
+@dataclass(frozen=True, slots=True)
+class LimitReport:
+    """What a daemon says, by the server's process id, and of servers to come."""
+
+    servers: Mapping[str, ReportedLimit]
+
+    def encoded(self) -> str:
+        """The same as text."""
+        return json.dumps(self.servers)
+
+    def of(self, servers: Collection[int]) -> LimitReport:
+        """What is said of servers to come, and of these: of one that has ended meanwhile a daemon says that it is not found."""
+        heeded = {_TO_COME, *map(str, servers)}
+        return LimitReport({server: said for server, said in self.servers.items() if server in heeded})
+
+    def difference(self, before: str, memory: int) -> str:
+        """What is said otherwise than in that text of before, in words; "" when nothing is.
+
+        A server that has started since has the limits of servers to come, `memory` bytes, and no driver was seen to say so of it:
+        it may name no limit, or 0.
+        """
+        known = {server: ReportedLimit(*said) for server, said in (json.loads(before) if before else {}).items()}
+        for server, now in self.servers.items():
+            was = known.get(server)
+            if why := _unlike(now, memory, to_come=server == _TO_COME) if was is None else _changed(now, was):
+                return why
+        return ""
+
+
+def _changed(now: ReportedLimit, was: ReportedLimit) -> str:
+    for what, said, before in zip(("limit of memory", "limit of memory", "ceiling of compute"), now, was, strict=True):
+        if said != before:
+            return f"the {what} is {said or 'none'}, and was {before or 'none'}"
+    return ""
+
+
+def _unlike(said: ReportedLimit, memory: int, *, to_come: bool) -> str:
+    """What is not as Tranche sets it, by the device's number; what drivers say of another name that was never set differs."""
+    limit = read_limit(said.by_number)
+    if limit is not None and not limit.agrees(memory) and (limit.count or to_come):
+        return f"the limit of memory is {said.by_number}, and was set to {limit_text(memory)}"
+    share = read_percentage(said.compute)
+    if share is not None and 0 < share < _ALL_COMPUTE:
+        return f"the ceiling of compute is {share:g} %, and none was set"
+    return ""

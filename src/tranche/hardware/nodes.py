@@ -1,19 +1,19 @@
 """What a container must be given to use a GPU or a slice: device nodes, mounts, environment.
 
 `DeviceFiles` is the seam: `DriverFiles` reads what the NVIDIA driver has put on the host, and the simulator has an
-implementation of its own for machines without a GPU.
+implementation of its own for machines without a GPU. The driver's own libraries carry its version in their names, which tells
+them from everything else in the same folders.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
-from tranche.hardware.driver_libraries import driver_files, has_driver, library_folders
 
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 HOOK_PATH = "/usr/bin/nvidia-ctk"
@@ -157,7 +157,7 @@ class DriverFiles:
     def why_no_cdi(self) -> str:
         """The driver's library and the hook program have to be seen; where the driver's root alone is, the hook be named."""
         root = Path(self._seen_at)
-        if not has_driver(root):
+        if not _has_driver(root):
             return f"no libcuda.so of the driver is found under {self._driver_root}"
         if self._driver_root.rstrip("/"):
             if self._hook_path != HOOK_PATH:
@@ -215,3 +215,61 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+_FOLDERS = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+)
+_SUBFOLDERS = ("", "vdpau")
+_PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
+_SOCKETS = ("run/nvidia-persistenced/socket",)
+
+
+def driver_files(root: Path, version: str) -> tuple[str, ...]:
+    """Absolute paths, as the host's root would see them, of what exists under `root`; sorted, each file once."""
+    if not version:
+        return ()
+    seen: set[Path] = set()
+    found = []
+    for path in _candidates(root, version):
+        real = path.resolve()
+        if real not in seen:
+            seen.add(real)
+            found.append("/" + str(path.relative_to(root)))
+    return tuple(sorted(found))
+
+
+def _has_driver(root: Path) -> bool:
+    """Whether a driver's libcuda is under `root`, of whatever version."""
+    return any(any((root / folder).glob("libcuda.so.*.*")) for folder in _FOLDERS)
+
+
+def library_folders(files: Iterable[str]) -> tuple[str, ...]:
+    """The folders of the libraries among the files, sorted."""
+    return tuple(sorted({str(PurePosixPath(path).parent) for path in files if ".so." in PurePosixPath(path).name}))
+
+
+def _candidates(root: Path, version: str) -> Iterator[Path]:
+    for folder in _FOLDERS:
+        for sub in _SUBFOLDERS:
+            yield from sorted((root / folder / sub).glob(f"lib*.so.{version}"))
+    for program in _PROGRAMS:
+        path = root / "usr/bin" / program
+        if path.exists():
+            yield path
+    yield from sorted((root / "lib/firmware/nvidia" / version).glob("gsp_*.bin"))
+    for socket in _SOCKETS:
+        path = root / socket
+        if path.exists():
+            yield path

@@ -17,7 +17,7 @@ from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
-from tranche.node.mps.draining import UndrainedDevice, drain
+from tranche.node.mps.mps_daemons import UndrainedDevice, drain
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import ancestors_of, heeds_sigterm
 from tranche.node.state.session import StateFolder, sees_processes_of

@@ -15,8 +15,7 @@ from tranche.core.quantity import MIB
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import MigMode, NodeState
 from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, DeviceType
-from tranche.kubernetes.devices.attributes import VersionValue, version_of
-from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, counter_sets, devices_of
+from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, VersionValue, counter_sets, devices_of, version_of
 
 ALL_MEANS = MachineSharing(frozenset(Sharing), mps_clients=48)
 NO_LIMITS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)

@@ -18,8 +18,8 @@ from tranche.core.state import NodeState
 from tranche.kubernetes.claims.claim import ClaimRef, decode_claim
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
-from tranche.kubernetes.dra.encoding import encode_device
 from tranche.kubernetes.dra.given import GivenDevice, given_devices
+from tranche.kubernetes.dra.pool import encode_device
 
 REF = ClaimRef("team", "a", "uid-a")
 MEANS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)

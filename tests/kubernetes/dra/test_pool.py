@@ -24,8 +24,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
-from tranche.kubernetes.dra.encoding import taint_keys
-from tranche.kubernetes.dra.pool import PoolSlice, pool_contents
+from tranche.kubernetes.dra.pool import PoolSlice, pool_contents, taint_keys
 
 MEANS = MachineSharing(frozenset(Sharing), mps_clients=48)
 

@@ -26,9 +26,8 @@ from tranche.kubernetes.mig_manager.decision import (
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.operands import PAUSED
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, attempt_text
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, attempt_text
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wanted_layout
 from tranche.planning.steps import ResetGpu, SetMigMode
 

@@ -11,13 +11,13 @@ import pytest
 from tests.kubernetes.mig_manager.mig_node import NODE, ManagedNode, on_node
 from tests.kubernetes.waiting import until
 from tests.strategies import gpu_on, instance_of, view_of
-from tranche.boot.outcome import record_outcome
+from tranche.boot.cut import record_outcome
 from tranche.core.board import board_by_key
 from tranche.core.errors import ProfileUnknown, TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.mig_manager.boot_report import partitioned_by_system
+from tranche.kubernetes.mig_manager.state import partitioned_by_system
 
 A100 = "A100-40GB"
 BOTTLEROCKET = "Bottlerocket OS 1.54.0 (aws-k8s-1.34-nvidia)"

@@ -16,9 +16,8 @@ from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import draining_by
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.kubernetes.mig_manager.moment import Moment, parse_moment
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
-from tranche.kubernetes.mig_manager.retry import RetryState, attempt_text, parse_attempt
+from tranche.kubernetes.mig_manager.retry import Moment, RetryState, attempt_text, parse_attempt, parse_moment
 from tranche.planning.layouts.generate import generate_layouts
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import plan_layout

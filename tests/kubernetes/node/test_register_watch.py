@@ -9,8 +9,7 @@ from pathlib import Path
 from tests.kubernetes.waiting import until
 from tranche.core.allocation import NodeView
 from tranche.core.state import NodeState
-from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.register_watch import RegisterWatch
+from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 

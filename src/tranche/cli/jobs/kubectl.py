@@ -1,4 +1,7 @@
-"""`tranche job attach` and `tranche job exec` hand a terminal to kubectl, which speaks the API server's protocols for it."""
+"""`tranche job attach` and `tranche job exec`: a terminal for a job's command, or a further command in its share.
+
+Both hand the terminal to kubectl, which speaks the API server's protocols for it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from tranche.cli.jobs.target import asked_as_person
+import click
+
+from tranche.cli.jobs.target import asked_as_person, target_options
+from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import CommandNotFound, KubernetesNotFound
 
 if TYPE_CHECKING:
@@ -15,7 +21,37 @@ if TYPE_CHECKING:
     from tranche.kubernetes.jobs.job import JobPod
 
 
-def hand_to_kubectl(
+@click.command("attach", cls=TrancheCommand, short_help="A terminal for a running job.")
+@click.argument("name")
+@target_options
+@click.option("--pod", metavar="NAME", help="That pod; else the first that runs.")
+def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
+    """Attach this terminal to the command of a running job, which takes input where it was submitted with --interactive.
+
+    attach needs kubectl.
+    """
+    _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
+
+
+@click.command("exec", cls=TrancheCommand, short_help="A further command in the share of a job.")
+@click.argument("name")
+@target_options
+@click.option("--pod", metavar="NAME", help="That pod; else the first that runs.")
+@click.argument("command_line", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED, required=True)
+def execute(
+    name: str, namespace: str | None, kubeconfig: str | None, pod: str | None, command_line: tuple[str, ...]
+) -> None:
+    """Run a further command in the container of a running job; it uses the job's share.
+
+    exec needs kubectl.
+
+    \b
+    $ tranche job exec train-x7k2p -- nvidia-smi
+    """
+    _hand_to_kubectl("exec", name, pod, namespace, kubeconfig, command_line)
+
+
+def _hand_to_kubectl(
     verb: str, name: str, pod: str | None, namespace: str | None, kubeconfig: str | None, command: tuple[str, ...] = ()
 ) -> None:
     """Become `kubectl attach` or `kubectl exec` for a running pod of the job.

@@ -36,7 +36,7 @@ def command(namespace: str | None, kubeconfig: str | None, all_namespaces: bool,
 
     jobs, where = asked_as_person(kubeconfig, namespace, ask)
     if output == "json":
-        from tranche.kubernetes.jobs.documents import job_document
+        from tranche.kubernetes.jobs.job import job_document
 
         print_json("JobList", jobs=[job_document(each) for each in jobs])
         return

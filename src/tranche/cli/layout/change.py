@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -20,14 +22,14 @@ from tranche.cli.layout.options import (
     skip_reset_option,
     wait_options,
 )
-from tranche.cli.layout.report import ProgressReporter, print_plan
 from tranche.cli.looking import look_at
-from tranche.cli.output import print_json, say, warn
+from tranche.cli.output import print_json, print_table, say, warn
 from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
 from tranche.core.allocation import NodeView
-from tranche.core.errors import UsageError
+from tranche.core.errors import GpuBusy, UsageError
 from tranche.core.layout import Layout
-from tranche.documents.layout_change import decision_data, sum_up
+from tranche.core.state import GpuState, NodeState
+from tranche.documents.layout_change import counted, decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
@@ -35,6 +37,7 @@ from tranche.node.locks.deciding import WaitLimit
 from tranche.planning.layouts.generate import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.layouts.restore import plan_restore
+from tranche.planning.steps import Step
 from tranche.planning.steps.plan import Plan, plan_to_dict, with_daemons
 
 Decide = Callable[[NodeView], LayoutDecision]
@@ -202,7 +205,7 @@ def _show(host: Host, decide: Decide, output: str) -> None:
         decision.refuse_if_blocked()
         print_json("Plan", **{k: v for k, v in plan_to_dict(shown).items() if k not in ("apiVersion", "kind")})
     elif shown.steps or not (decision.lost or decision.blockers):
-        print_plan(shown, view.node)
+        _print_plan(shown, view.node)
     decision.refuse_if_blocked()
     decision.refuse_if_lost("the plan is for the other GPUs")
 
@@ -232,7 +235,7 @@ def _carry_out(
 def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, *, dry_run: bool, output: str) -> None:
     if dry_run:
         view = look_at(host)
-        print_plan(with_daemons(saved, (), view), view.node)
+        _print_plan(with_daemons(saved, (), view), view.node)
         return
     _change(host, hooks, wanted).as_saved(saved)
     if output == "json":
@@ -256,3 +259,39 @@ def _change(host: Host, hooks: HookRunner, wanted: WaitLimit) -> Change:
 def _warn_of(decision: LayoutDecision) -> None:
     for warning in decision.warnings:
         warn(warning)
+
+
+_QUIET_SECONDS = 1.0
+
+
+def _print_plan(plan: Plan, node: NodeState) -> None:
+    """The steps as a table on stdout, and their sum on stderr."""
+    labels = {gpu.uuid: gpu.index for gpu in node}
+    if plan.empty:
+        say("nothing to do: the GPUs are as declared")
+        return
+    print_table(("GPU", "STEP"), [(labels.get(step.gpu_uuid, step.gpu_uuid), step) for step in plan.steps])
+    say(f"{counted(len(plan.steps), 'step')} on {counted(len(plan.gpu_uuids), 'GPU')}")
+
+
+class ProgressReporter:
+    """Says on stderr what is going on, once it takes longer than a second."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._steps = 0
+        self._waiting_for = ""
+        self._lock = threading.Lock()
+
+    def step(self, gpu: GpuState, step: Step) -> None:
+        """A step begins; called from several threads."""
+        with self._lock:
+            self._steps += 1
+            if time.monotonic() - self._begun > _QUIET_SECONDS:
+                say(f"step {self._steps}: {gpu.label}: {step}")
+
+    def waiting(self, reason: GpuBusy) -> None:
+        """The change waits; said again only when the reason changes."""
+        if reason.message != self._waiting_for:
+            say(f"waiting: {reason.message}")
+        self._waiting_for = reason.message

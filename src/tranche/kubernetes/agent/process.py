@@ -18,8 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
-from tranche.hardware.gpu_events import GpuEventStream
-from tranche.hardware.nvml_recovery import needs_recovery
+from tranche.hardware.gpu_events import GpuEventStream, needs_recovery
 from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
@@ -40,10 +39,9 @@ from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
 from tranche.kubernetes.node.gpu_events import GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy, xid_policy
-from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
-from tranche.kubernetes.node.register_watch import RegisterWatch
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor

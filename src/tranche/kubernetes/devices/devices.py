@@ -11,6 +11,7 @@ geometry. So a set of devices fits the counters exactly when `tranche.core.grid`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,8 +24,67 @@ from tranche.core.quantity import MIB
 from tranche.core.sharing import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, Sharing, capacity
 from tranche.core.sharing_policy import GpuSharing
 from tranche.core.state import GpuState, NodeState, clients_inside
-from tranche.kubernetes.claims.vocabulary import CapacityName, profile_label
-from tranche.kubernetes.devices.attributes import AttributeValue, attributes_of
+from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, DeviceType, profile_label
+
+_MOST_CHARACTERS = 64  # of a string attribute
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class VersionValue:
+    """An attribute that is compared as a version: three numbers with dots between them."""
+
+    text: str
+
+
+AttributeValue = bool | str | int | VersionValue
+"""An attribute is one of these, and never changes its kind."""
+
+
+def _attributes_of(
+    offered: WholeGpu | Slice | FractionalShare, gpu: GpuState, number: int, node: NodeState, pcie_root: str = ""
+) -> Mapping[str, AttributeValue]:
+    """The attributes of a device that gives the grant; what is not known is left out.
+
+    `number` is the GPU's in device names. `pcie_root` is the kernel's name of the root that the GPU hangs on: `pci0000:10`.
+    """
+    device = offered.device if isinstance(offered, FractionalShare) else offered
+    profile = device.profile if isinstance(device, Slice) else None
+    walls = offered.walls
+    found: dict[str, AttributeValue | None] = {
+        AttributeName.TYPE: _type(offered),
+        AttributeName.MODEL: gpu.name[:_MOST_CHARACTERS],
+        AttributeName.ARCHITECTURE: gpu.architecture or None,
+        AttributeName.PROFILE: None if profile is None else str(profile),
+        AttributeName.UUID: gpu.uuid,
+        AttributeName.PARENT_UUID: gpu.uuid if isinstance(device, Slice) else None,
+        AttributeName.MINOR: number,
+        AttributeName.MEMORY_SLICES: device.placement.size if isinstance(device, Slice) else gpu.memory_slices or None,
+        AttributeName.CARD_MEMORY: gpu.usable_memory // MIB,
+        AttributeName.ISOLATION: str(offered.isolation),
+        AttributeName.MEMORY_WALL: str(walls.memory),
+        AttributeName.COMPUTE_WALL: str(walls.compute),
+        AttributeName.FAULT_WALL: str(walls.faults),
+        AttributeName.BANDWIDTH_WALL: str(walls.bandwidth),
+        AttributeName.MECHANISM: offered.mechanism,
+        AttributeName.NUMA_NODE: gpu.numa_node,
+        AttributeName.DRIVER_VERSION: version_of(node.driver_version),
+        AttributeName.CUDA_DRIVER_VERSION: version_of(".".join(map(str, node.cuda_version or ()))),
+        AttributeName.PCIE_ROOT: pcie_root or None,
+    }
+    return {str(name): value for name, value in found.items() if value is not None}
+
+
+def version_of(text: str) -> VersionValue | None:
+    """The first three numbers, without leading zeros, as the API wants versions: `580.65.06` is 580.65.6; None without any."""
+    numbers = [str(int(each)) for each in _NUMBER.findall(text)][:3]
+    return VersionValue(".".join([*numbers, "0", "0"][:3])) if numbers else None
+
+
+def _type(offered: WholeGpu | Slice | FractionalShare) -> str:
+    if isinstance(offered, FractionalShare):
+        return DeviceType.SHARED
+    return DeviceType.SLICE if isinstance(offered, Slice) else DeviceType.WHOLE
 
 
 class OfferKind(StrEnum):
@@ -154,7 +214,7 @@ def _devices_on(gpu: GpuState, number: int, node: NodeState, root: str) -> Itera
         counters: Mapping[str, int],
     ) -> NodeDevice:
         stands_for = offered if sharing is None else FractionalShare(offered, 1, sharing)
-        attributes = attributes_of(stands_for, gpu, number, node, root)
+        attributes = _attributes_of(stands_for, gpu, number, node, root)
         return NodeDevice(name, kind, number, offered, sharing, attributes, amounts, counters)
 
     for profile in gpu.profiles:

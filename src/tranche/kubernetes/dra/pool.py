@@ -4,9 +4,10 @@ What is allocated stays as it was shown, whatever becomes of its GPU: the schedu
 So a device that a claim has is shown on as before, and so is everything of a GPU that the driver has lost, or of which claims
 still have something; only taints change.
 
-Devices of one kind on all GPUs stand in one ResourceSlice, so that one write can reorder them. From Kubernetes 1.36 on, the
-scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try first: slices of the least
-memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters stand apart, as the API wants them.
+Devices of one kind on all GPUs stand in one ResourceSlice of `resource.k8s.io/v1`, so that one write can reorder them. From
+Kubernetes 1.36 on, the scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try
+first: slices of the least memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters stand apart, as the
+API wants them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,21 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tranche.core.allocation import FractionalShare, Grant, NodeView, overlap
+from tranche.core.errors import UsageError
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.quantity import MIB
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity
 from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, TaintKey, profile_label
-from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, counter_sets
+from tranche.kubernetes.devices.devices import (
+    AttributeValue,
+    DeviceCapacity,
+    NodeDevice,
+    OfferKind,
+    VersionValue,
+    counter_sets,
+)
 from tranche.kubernetes.devices.order import in_order
-from tranche.kubernetes.dra.encoding import encode_counters, encode_device, tainted
 
 MOST_DEVICES = 64
 """In one ResourceSlice whose devices have taints or counters; the API's limit."""
@@ -63,11 +72,11 @@ def pool_contents(
         for each in in_order(members, view):
             found = encode_device(each, reasons.get(each.name, ()))
             if (each.offered, each.sharing is not None) in held and each.name in before:
-                found = tainted(before[each.name], reasons.get(each.name, ()))
+                found = _tainted(before[each.name], reasons.get(each.name, ()))
             entries.append(_Entry(group.title, each.number, found))
     entries += _remembered(node_name, devices, view, shown)
     sets: dict[str, Json] = {
-        name: {"name": name, "counters": encode_counters(each)} for name, each in counter_sets(view.node).items()
+        name: {"name": name, "counters": _encode_counters(each)} for name, each in counter_sets(view.node).items()
     }
     needed = {str(used["counterSet"]) for each in entries for used in each.device.get("consumesCounters") or ()}
     sets |= {str(each["name"]): each for content in shown for each in content.counters if each["name"] not in sets}
@@ -137,7 +146,7 @@ def _remembered(
             if each["name"] not in names and (uuid in held or (gone and (nameless or uuid in lost))):
                 number = _attribute(each, AttributeName.MINOR, "int")
                 reason = TaintKey.LOST if gone else TaintKey.MODE
-                yield _Entry(title, number if isinstance(number, int) else 0, tainted(each, (reason,)))
+                yield _Entry(title, number if isinstance(number, int) else 0, _tainted(each, (reason,)))
 
 
 def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
@@ -201,3 +210,86 @@ def grouped(devices: Iterable[NodeDevice]) -> Mapping[_OfferGroup, tuple[NodeDev
     for each in devices:
         found.setdefault(_group_of(each), []).append(each)
     return {group: tuple(found[group]) for group in sorted(found)}
+
+
+_QUANTITIES = ("value", "default", "min", "max", "step")
+
+
+def encode_device(device: NodeDevice, reasons: Sequence[TaintKey] = ()) -> Json:
+    """The device with a taint for each reason against it."""
+    found: dict[str, Any] = {
+        "name": device.name,
+        "attributes": {name: _encoded(value) for name, value in device.attributes.items()},
+        "capacity": {name: _capacity(name, amount) for name, amount in device.capacity.items()},
+        "consumesCounters": [{"counterSet": device.counter_set, "counters": _encode_counters(device.counters)}],
+    }
+    if device.sharing is not None:
+        found["allowMultipleAllocations"] = True
+    return _tainted(found, reasons)
+
+
+def _tainted(device: Json, reasons: Iterable[TaintKey]) -> Json:
+    """The device with those taints in the place of its own; no pod is given it that does not tolerate them."""
+    bare = {name: value for name, value in device.items() if name != "taints"}
+    taints = [{"key": str(reason), "effect": "NoSchedule"} for reason in reasons]
+    return {**bare, "taints": taints} if taints else bare
+
+
+def _encode_counters(counters: Mapping[str, int]) -> Json:
+    """Counters with their values."""
+    return {name: {"value": str(value)} for name, value in counters.items()}
+
+
+def taint_keys(device: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of a device's taints."""
+    return frozenset(str(each.get("key", "")) for each in device.get("taints") or ())
+
+
+def with_times(device: Json, shown: Mapping[str, Any]) -> Json:
+    """The device with the times that the API server wrote at the taints that it has already."""
+    times = {(each.get("key"), each.get("effect")): each.get("timeAdded") for each in shown.get("taints") or ()}
+    if not device.get("taints"):
+        return device
+    taints = [
+        {**each, "timeAdded": time} if (time := times.get((each["key"], each["effect"]))) else each
+        for each in device["taints"]
+    ]
+    return {**device, "taints": taints}
+
+
+def plain(text: Any) -> Any:
+    """What two texts of one meaning have in common: without the times of taints, and with quantities as numbers."""
+    if isinstance(text, Mapping):
+        known = {name: value for name, value in text.items() if name != "timeAdded" and value is not None}
+        return {name: _number(value) if name in _QUANTITIES else plain(value) for name, value in known.items()}
+    return [plain(each) for each in text] if isinstance(text, list | tuple) else text
+
+
+def _number(value: Any) -> Any:
+    try:
+        return parse_quantity(value) if isinstance(value, str) else plain(value)
+    except UsageError:
+        return value
+
+
+def _encoded(value: AttributeValue) -> Json:
+    match value:
+        case VersionValue(text):
+            return {"version": text}
+        case bool():
+            return {"bool": value}
+        case int():
+            return {"int": value}
+        case str():
+            return {"string": value}
+
+
+def _capacity(name: str, amount: DeviceCapacity) -> Json:
+    def quantity(value: int) -> str:
+        return format_bytes(value) if name == CapacityName.MEMORY else str(value)
+
+    found: dict[str, Any] = {"value": quantity(amount.value)}
+    if amount.default is not None:
+        limits = {"min": quantity(amount.least), "max": quantity(amount.value), "step": quantity(amount.step)}
+        found["requestPolicy"] = {"default": quantity(amount.default), "validRange": limits}
+    return found

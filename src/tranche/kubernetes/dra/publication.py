@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.resource_slices import NodeSlice
 from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.dra.encoding import plain, with_times
-from tranche.kubernetes.dra.pool import PoolSlice
+from tranche.kubernetes.dra.pool import PoolSlice, plain, with_times
 
 
 @dataclass(frozen=True, slots=True)

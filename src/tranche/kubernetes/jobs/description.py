@@ -20,8 +20,7 @@ from tranche.kubernetes.fleet.reading import read_fleet
 from tranche.kubernetes.gated.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gated.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient
-from tranche.kubernetes.jobs.documents import job_document
-from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order
+from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job_pod, in_order, job_document
 
 _EVENTS = 5
 

@@ -1,8 +1,8 @@
-"""Jobs and their pods as a person follows them, decoded from API objects. Only the fields that are named here are read."""
+"""Jobs and their pods as a person follows them, decoded from API objects, and as JSON data. Only fields named here are read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -163,3 +163,40 @@ def _moment(text: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         return None
+
+
+def job_document(job: KubeJob, pods: Sequence[JobPod] = ()) -> dict[str, object]:
+    """A job with its pods."""
+    return {
+        "namespace": job.namespace,
+        "name": job.name,
+        "request": job.request,
+        "status": str(job.status),
+        "message": job.message,
+        "created": _time(job.created),
+        "completions": job.completions,
+        "active": job.active,
+        "ready": job.ready,
+        "succeeded": job.succeeded,
+        "failed": job.failed,
+        "pods": [pod_document(each) for each in pods],
+    }
+
+
+def pod_document(pod: JobPod) -> dict[str, object]:
+    """A pod of a job."""
+    return {
+        "name": pod.name,
+        "index": int(pod.index) if pod.index.isdigit() else None,
+        "phase": pod.phase,
+        "node": pod.node or None,
+        "ready": pod.ready,
+        "waiting": pod.waiting or None,
+        "message": pod.message,
+        "exitCode": pod.exit_code,
+        "claims": dict(pod.claims),
+    }
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat().replace("+00:00", "Z")

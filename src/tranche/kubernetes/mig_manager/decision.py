@@ -29,10 +29,10 @@ from tranche.kubernetes.mig_manager.drain import (
     pods_of,
 )
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.retry import (
     ATTEMPT_ANNOTATION,
     REBOOT_SPENT,
+    Moment,
     RetryState,
     attempt_text,
     parse_attempt,

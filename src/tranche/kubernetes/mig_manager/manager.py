@@ -29,7 +29,6 @@ from tranche.kubernetes.api.objects import (
 )
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.mig_manager.boot_report import failed_boot, partitioned_by_system
 from tranche.kubernetes.mig_manager.decision import (
     LayoutTask,
     NodeDecision,
@@ -46,11 +45,17 @@ from tranche.kubernetes.mig_manager.exclusion import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
-from tranche.kubernetes.mig_manager.moment import Moment
 from tranche.kubernetes.mig_manager.newcomers import NewPodTracker
 from tranche.kubernetes.mig_manager.operands import other_managers
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, RetryState, attempt_text
-from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NO_LAYOUT, asking, wanted_layout
+from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, RetryState, attempt_text
+from tranche.kubernetes.mig_manager.state import (
+    CONDITION_TYPE,
+    NO_LAYOUT,
+    asking,
+    failed_boot,
+    partitioned_by_system,
+    wanted_layout,
+)
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.node.change import keep_for_layout

@@ -1,4 +1,8 @@
-"""What is remembered of an attempt that failed: an annotation, so that a restarted manager keeps the same patience. Pure."""
+"""What is remembered of an attempt that failed: an annotation, so that a restarted manager keeps the same patience. Pure.
+
+Moments are told so that a restarted manager can still reckon with them: seconds of the machine's monotonic clock, and which
+start of it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,32 @@ import json
 from dataclasses import asdict, dataclass
 
 from tranche.core.json_text import read_json
-from tranche.kubernetes.mig_manager.moment import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """`seconds` are of a clock that only goes forward, but begins anew with each start of the machine; `boot` names the start."""
+
+    boot: str
+    seconds: float
+
+    def until(self, now: Moment) -> float | None:
+        """How many seconds ago it was; None when that cannot be told: the machine was restarted since."""
+        passed = now.seconds - self.seconds
+        return passed if self.boot == now.boot and passed >= 0 else None
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3f}@{self.boot}"
+
+
+def parse_moment(text: str) -> Moment:
+    """The moment that `str` wrote; for any other text one of which nothing can be told."""
+    seconds, _, boot = text.partition("@")
+    try:
+        return Moment(boot, float(seconds))
+    except ValueError:
+        return Moment(boot, float("inf"))
+
 
 FIRST_DELAY_SECONDS = 5.0
 LONGEST_DELAY_SECONDS = 300.0

@@ -2,7 +2,8 @@
 
 `nvidia.com/mig.config` names the wanted layout, `nvidia.com/mig.config.state` says how far it is: the two labels, and the four
 values of the second, are those of NVIDIA's MIG manager. Why it is not further is said by a label of ours in one word, and by
-the node's condition in a sentence.
+the node's condition in a sentence. The machine itself may have done something to its GPUs when it booted: a cut of ours that
+failed, or partitions that its system made.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from tranche.core.allocation import NodeView
+from tranche.core.events import BootEnded, Event
 from tranche.core.printable import shortened
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConditionStatus, KubeEventType, KubeNode, NodeCondition
@@ -105,3 +108,26 @@ def asking(node: KubeNode, default: str, machine: NodeState, *, heeds_mode: bool
 def needed(wanted: Mapping[str, str | None], present: Mapping[str, str]) -> dict[str, str | None]:
     """The part of a metadata patch that changes something."""
     return {key: value for key, value in wanted.items() if present.get(key) != value}
+
+
+_BOTTLEROCKET = "Bottlerocket"
+
+
+def failed_boot(ended: Event | None) -> Report | None:
+    """What to say of a cut at boot that failed; None of one that succeeded, or when none was asked for."""
+    if ended is None or not isinstance(ended.data, BootEnded) or not ended.data.reason:
+        return None
+    return Report(MigState.FAILED, ended.data.reason, ended.message)
+
+
+def partitioned_by_system(node: KubeNode, view: NodeView) -> str | None:
+    """Who partitions the node's GPUs at each boot beside Tranche, as a phrase; None when nobody is known to.
+
+    Bottlerocket does, where its settings say so. A node shows its system, but not the system's settings; so GPU instances on such
+    a node that Tranche did not make are taken for Bottlerocket's.
+    """
+    if not node.os_image.startswith(_BOTTLEROCKET):
+        return None
+    if all(gpu.key(instance) in view.owned for gpu in view.node for instance in gpu.instances):
+        return None
+    return f"{node.os_image}, which made the GPU instances by settings.kubelet-device-plugins.nvidia"

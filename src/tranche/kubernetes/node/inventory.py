@@ -3,6 +3,9 @@
 One `Inventory` serves the device plugin, the MIG manager and the feature labels. A change of the GPUs goes through
 `Inventory.mark as draining`: what is to go is marked first, so that the device plugin hands it to nobody new; then the register
 is settled; what is held after that stays held, and what is free stays free until the marks are replaced.
+
+It looks again when another process of the machine wrote into the register: what a command takes must leave the device plugin's
+offers soon, and what it gives back must return.
 """
 
 from __future__ import annotations
@@ -167,3 +170,31 @@ class Inventory:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._marks_are_known.wait()
+
+
+_PERIOD_SECONDS = 1.0
+
+
+class RegisterWatch:
+    """Asks for the register's version once a second; `version` blocks and runs on a thread."""
+
+    name = "register-watch"
+
+    def __init__(self, version: Callable[[], int], inventory: Inventory, *, period: float = _PERIOD_SECONDS) -> None:
+        self._version = version
+        self._inventory = inventory
+        self._period = period
+
+    def ready(self) -> Readiness:
+        """Always: whether the register can be read is the inventory's to say."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Watch until cancelled; LedgerUnavailable when the register cannot be asked."""
+        seen = await asyncio.to_thread(self._version)
+        while True:
+            await asyncio.sleep(self._period)
+            now = await asyncio.to_thread(self._version)
+            if now != seen:
+                seen = now
+                self._inventory.poke()

@@ -1,7 +1,12 @@
 """The MPS daemons of this machine that are Tranche's: started and ended for acts, and seen beside what the driver says.
 
-Whoever calls what changes something holds the GPU's lock. A server that is wedged or stopped shows it to nobody but its clients,
-who wait in cuInit without end. So one is sent ahead before a program is let in, after the decision and with no lock held.
+Whoever calls what changes something holds the GPU's lock. A server that is wedged or stopped shows it to nobody but its
+clients, who wait in cuInit without end. So one is sent ahead before a program is let in, after the decision and with no lock
+held.
+
+Clients are drained before they are killed: one that dies in the middle of a kernel can take its neighbours with it. The server
+ends their contexts, and their next call of CUDA fails. Where it does not, they are killed all the same when somebody insists:
+the server then lets nobody more in, and whoever killed says so.
 """
 
 from __future__ import annotations
@@ -26,6 +31,10 @@ from tranche.planning.steps.plan import Plan
 
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
+
+
+from collections.abc import Set
+from typing import NamedTuple
 
 _SERVER_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
@@ -254,3 +263,36 @@ def _refuse_unavailable(daemons: MpsDaemonManager, part: FractionalShare, second
         error = GpuBusy(f"device {record.device_uuid} is not shared further: its MPS daemon lets nobody in: {why}")
         error.gpu_uuid = part.gpu_uuid
         raise error
+
+
+class UndrainedDevice(NamedTuple):
+    """A device whose server did not let go of its clients, by its UUID, and why it did not."""
+
+    device_uuid: str
+    why: str
+
+
+def drain(daemons: MpsDaemonManager, allocation: Allocation, pids: Set[int]) -> tuple[UndrainedDevice, ...]:
+    """End the contexts of these processes of the allocation; the devices whose servers did not.
+
+    A server that does not within its time lets nobody more in from here on, and no more does a daemon that does not answer.
+    """
+    if not pids:
+        return ()
+    parts = [each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS]
+    records = [daemons.records.find(part.gpu_uuid, part.slot) for part in parts]
+    found = [UndrainedDevice(each.device_uuid, _let_go(daemons, each, pids)) for each in records if each is not None]
+    return tuple(each for each in found if each.why)
+
+
+def _let_go(daemons: MpsDaemonManager, record: DaemonRecord, pids: Set[int]) -> str:
+    if halted := record.halted:
+        return halted  # it answers nobody until it is continued, and need not be waited for
+    clients = daemons.health.clients(record.device_uuid)
+    if clients is None:
+        return daemons.health.fence(record, "it did not say who its clients are when some were to be ended")
+    for server, client in clients:
+        # A server that did not let go of one lets go of none.
+        if client in pids and (why := daemons.health.terminate(record, server, client)):
+            return why
+    return ""

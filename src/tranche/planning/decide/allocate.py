@@ -2,7 +2,7 @@
 
 Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
 as the request accepts them. On a machine that is careful with its room, what takes the least from those to come goes before
-(`tranche.planning.decide.packing_cost`). Among equals: what needs no change; an instance that only lacks its compute instance; a
+(`tranche.planning.decide.answers`). Among equals: what needs no change; an instance that only lacks its compute instance; a
 new instance in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is.
 Parts go together, onto the device that has the least room left. A slice that is not all of a GPU goes where it costs the GPU
 least, and idle slices that were made for requests are reused or destroyed for that.
@@ -17,11 +17,10 @@ from tranche.core.allocation import FractionalShare, Grant, NodeView
 from tranche.core.quantity import format_memory
 from tranche.core.request import Request
 from tranche.core.state import NodeState
-from tranche.planning.decide.answers import Preference, Reserved, answers, asked_gpus
+from tranche.planning.decide.answers import Preference, Reserved, answers, asked_gpus, why_thrifty
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission
-from tranche.planning.decide.packing_cost import why_thrifty
 from tranche.planning.steps.plan import Plan, with_daemons
 
 

@@ -3,24 +3,27 @@
 A GPU serves a candidate by something for one holder alone, or else by a part of a shared device. It withholds places from
 requests. One that has reported an error is withheld from everybody. One that is kept for large requests is withheld from those
 that name an amount, or a smaller size.
+
+A machine with room to spare gives the strongest fence that is free. One that fills up looks first at what it keeps for others:
+GPUs on which nothing is, which only a request for a whole GPU, a large one or one for slices makes full use of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 
-from tranche.core.allocation import FractionalShare, NodeView, WithheldDevice, out_of_reach
+from tranche.core.allocation import ComputeSlice, FractionalShare, NodeView, WithheldDevice, memory_of, out_of_reach
 from tranche.core.profile import size_rank
-from tranche.core.request import Request
-from tranche.core.sharing import Sharing
+from tranche.core.request import GpuMemory, GpuShare, Request
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState
-from tranche.planning.decide.candidates import Candidate, candidate
+from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
-from tranche.planning.decide.options import Option, OptionKind, PlanPermission, slice_obstacle, ways_alone
-from tranche.planning.decide.packing_cost import toll
+from tranche.planning.decide.options import Option, OptionKind, PlanPermission, gpu_blocked, slice_obstacle, ways_alone
 from tranche.planning.decide.part_options import part_options
-from tranche.planning.decide.share_options import rules_of
+from tranche.planning.decide.share_options import ShareOptions, accepted, rules_of
 from tranche.planning.decide.tables import geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
 
@@ -138,7 +141,7 @@ def best_option(
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
 
     def preference(option: Option) -> Preference:
-        taken = toll(here, option, answer.part) * (_WEAKEST + 1) if thrifty else 0
+        taken = _toll(here, option, answer.part) * (_WEAKEST + 1) if thrifty else 0
         mode = option.change is OptionKind.MODE
         if isinstance(option.grant, FractionalShare):
             strength = taken + _STRENGTHS[option.grant.sharing]
@@ -250,3 +253,60 @@ def _all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissi
     found = (ways_alone(here, candidate, freedom), part_options(here, candidate.part, freedom))
     every = tuple(option for each in found if not isinstance(each, Obstacle) for option in each)
     return _permitted(here, every)
+
+
+class _PackingCost(IntEnum):
+    """What an option takes from those to come, least first; GPUs in use are those that nobody could have whole now anyway.
+
+    FITTING: a slice of a GPU in use, of which the request needs more than half. JOINED: one more part of a shared device. BESIDE:
+    the first part of a slice, on a GPU in use. ROOMY: a slice of a GPU in use, of which the request leaves half or more unused.
+    WHOLE: a whole GPU, of which the request needs more than half. OPENED: the first part of a GPU that is not cut. CUT: what lies
+    on a GPU that is cut and on which nothing is. SPREAD: all else, such as cutting one more GPU.
+    """
+
+    FITTING = 0
+    JOINED = 1
+    BESIDE = 2
+    ROOMY = 3
+    WHOLE = 4
+    OPENED = 5
+    CUT = 6
+    SPREAD = 7
+
+
+def why_thrifty(request: Request, means: MachineSharing, gpus: Sequence[GpuOccupancy]) -> str:
+    """Why the machine is careful with its room, in words that follow "because"; "" when it has room to spare.
+
+    It has as long as slices are all that anybody holds, and half of its GPUs would stay untouched if the request took one more.
+    Where nothing can be shared, and for a request that accepts no part, there is nothing to be careful with.
+    """
+    if not isinstance(request.demand, GpuMemory | GpuShare) or not accepted(request):
+        return ""
+    if not means.offered:
+        return ""
+    if any(here.whole for here in gpus):
+        return "GPUs are held whole or in parts here"
+    untouched = sum(
+        here.untouched and not here.changing and not here.withheld and gpu_blocked(here) is None for here in gpus
+    )
+    if 2 * (untouched - gpus_needed(request)) < len(gpus):
+        return "fewer than half of the GPUs would stay untouched"
+    return ""
+
+
+def _toll(here: GpuOccupancy, option: Option, wish: ShareOptions | None) -> _PackingCost:
+    """What the option takes from those to come; `wish` is the part that would serve the request, where one would."""
+    whole = option.grant.slot is None
+    if isinstance(option.grant, FractionalShare):
+        if option.change is OptionKind.NONE:
+            return _PackingCost.JOINED
+        if not here.untouched:
+            return _PackingCost.BESIDE
+        return _PackingCost.OPENED if whole else _PackingCost.CUT
+    assert not isinstance(option.grant, ComputeSlice)
+    fitting = wish is not None and 2 * wish.amount > memory_of(option.grant, here.gpu)
+    if not here.untouched:
+        return _PackingCost.FITTING if fitting else _PackingCost.ROOMY
+    if whole:
+        return _PackingCost.WHOLE if fitting else _PackingCost.SPREAD
+    return _PackingCost.CUT if fitting and option.change is not OptionKind.MODE else _PackingCost.SPREAD

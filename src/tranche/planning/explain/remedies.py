@@ -20,12 +20,11 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState, InstanceKey
 from tranche.planning.decide.allocate import Granted, decide
-from tranche.planning.decide.answers import NAMED_AT_MOST, Reserved, asked_gpus
+from tranche.planning.decide.answers import NAMED_AT_MOST, Reserved, asked_gpus, why_thrifty
 from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed, one_of, plain_profiles
 from tranche.planning.decide.foresee import with_granted, without
 from tranche.planning.decide.obstacle import Obstacle, Reason
 from tranche.planning.decide.options import PlanPermission
-from tranche.planning.decide.packing_cost import why_thrifty
 from tranche.planning.decide.share_options import rules_of
 from tranche.planning.occupancy.gpu_occupancy import tenancies, tenancy
 

@@ -9,9 +9,8 @@ from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_na
 from tranche.core.errors import CheckpointInvalid
 from tranche.core.grid import PlacedInstance, fits
 from tranche.core.state import GpuInstance, GpuState
-from tranche.planning.layouts.packing import Contents
 from tranche.planning.layouts.reconfigure import GpuChange, LayoutDecision, change_mode
-from tranche.planning.layouts.recut import Cut
+from tranche.planning.layouts.recut import Contents, Cut
 from tranche.planning.occupancy.layout_occupancy import LayoutOccupancy, User, gpu_users
 
 _PURPOSE = "restore"
