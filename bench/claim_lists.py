@@ -18,8 +18,8 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import MigSlice, Request
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of
-from tranche.kubernetes.devices.kept_room import kept_places, parse_kept, set_apart
 from tranche.kubernetes.devices.order import in_order
+from tranche.kubernetes.devices.taints import kept_places, parse_kept, set_apart
 
 OUR_ORDER, LISTING_ORDER, RANDOM_ORDER = ORDERS
 

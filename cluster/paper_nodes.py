@@ -10,8 +10,7 @@ from tranche.core.allocation import NodeView
 from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.devices.devices import devices_of
-from tranche.kubernetes.devices.kept_room import kept_places, parse_kept, set_apart
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import PoolSlice, pool_contents
 from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tranche.node.health.checkup import Status
-from tranche.node.health.container_toolkit import check_container_toolkit
+from tranche.node.health.checkup import Status, check_container_toolkit
 
 OPTION = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 

@@ -23,6 +23,7 @@ from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.health.checkup import (
     Finding,
     Status,
+    check_container_toolkit,
     check_daemons,
     check_decisions,
     check_ledger,
@@ -35,7 +36,6 @@ from tranche.node.health.checkup import (
     check_strays,
     failed,
 )
-from tranche.node.health.container_toolkit import check_container_toolkit
 from tranche.node.host import Host
 from tranche.node.limits.limited_shares import LimitTrialRunner
 from tranche.node.limits.memory_groups import MemoryGroupManager

@@ -45,7 +45,7 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
         from tranche.kubernetes.agent.claims_left import say_claims_left
         from tranche.kubernetes.agent.leaving import leave
         from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
-        from tranche.kubernetes.webhook.leaving import remove_templates
+        from tranche.kubernetes.webhook.template_store import remove_templates
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche leave'", "kubernetes", error) from error
     parts = {MIG_MANAGER, FEATURE_LABELS} - set(without)

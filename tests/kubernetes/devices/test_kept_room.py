@@ -20,8 +20,7 @@ from tranche.core.state import GpuState
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import AttributeName, TaintKey
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
-from tranche.kubernetes.devices.kept_room import KeptRoom, kept_places, parse_kept, set_apart
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import is_taken
 
 MIXED = TaintFacts(NodeMode.MIXED)

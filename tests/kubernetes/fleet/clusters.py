@@ -19,8 +19,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.devices.devices import devices_of
-from tranche.kubernetes.devices.kept_room import kept_places, parse_kept, set_apart
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.fleet.device_request import demanded_by
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_pools

@@ -17,8 +17,7 @@ from tranche.core.request import parse_request
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.devices.devices import devices_of
-from tranche.kubernetes.devices.kept_room import kept_places, parse_kept, set_apart
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.documents import gpu_document

@@ -20,8 +20,7 @@ from tranche.core.errors import (
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.spec import claim_spec
-from tranche.kubernetes.jobs.client import JobClient
-from tranche.kubernetes.jobs.following import follow_logs
+from tranche.kubernetes.jobs.client import JobClient, follow_logs
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob
 from tranche.kubernetes.jobs.manifest import objects_of
 

@@ -19,13 +19,13 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.webhook.injection import TEMPLATE_LABEL, USED_ANNOTATION, template_name
-from tranche.kubernetes.webhook.leaving import remove_templates
 from tranche.kubernetes.webhook.template_store import (
     KEPT,
     MADE_SECONDS,
     MOST_MADE,
     NOTE_SECONDS,
     TemplateStore,
+    remove_templates,
 )
 
 FOLDER = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaimtemplates"

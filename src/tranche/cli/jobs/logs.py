@@ -34,8 +34,7 @@ def command(
     """
 
     async def ask(api: ApiConnection, where: str) -> None:
-        from tranche.kubernetes.jobs.client import JobClient
-        from tranche.kubernetes.jobs.following import follow_logs, print_logs
+        from tranche.kubernetes.jobs.client import JobClient, follow_logs, print_logs
 
         client = JobClient(api)
         job = await client.job(where, name)

@@ -23,7 +23,7 @@ from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
-from tranche.kubernetes.devices.kept_room import kept_sizes
+from tranche.kubernetes.devices.taints import kept_sizes
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler, ClaimUserReader
 from tranche.kubernetes.dra.given import GivenDevice, Permission
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer

@@ -17,8 +17,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mo
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
-from tranche.kubernetes.devices.kept_room import KeptRoom, kept_places, kept_sizes, set_apart
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, kept_sizes, reasons_against, set_apart
 from tranche.kubernetes.dra.claimable_devices import (
     UNKNOWN,
     ClaimableDevices,

@@ -11,8 +11,7 @@ from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.claims.vocabulary import CapacityName, TaintKey
 from tranche.kubernetes.devices.devices import DeviceCapacity, NodeDevice, counter_sets, devices_of
-from tranche.kubernetes.devices.kept_room import set_apart
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import TaintFacts, reasons_against, set_apart
 from tranche.kubernetes.fleet.devices import FleetDevice, Pool, fleet_device
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode

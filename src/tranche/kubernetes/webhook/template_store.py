@@ -3,22 +3,26 @@
 Name and content go together, so it does not matter who makes one, nor how often. Each use is noted on the template every few
 minutes. It is removed an hour after its last use, in the version that was seen unused; a use in between is a newer version.
 
-Whoever reaches the webhook's port can ask as the API server asks. So no more than a hundred templates are made in a minute: with
-the hour after which they go, nobody fills the cluster with them.
+Whoever reaches the webhook's port can ask as the API server asks. So no more than a hundred templates are made in a minute:
+with the hour after which they go, nobody fills the cluster with them.
+
+When the controller goes for good, what it has written goes too: the templates that no pod needs any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tranche.core.errors import KubernetesUnavailable, TrancheError
+from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesUnavailable, TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json, timestamp
+from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.webhook.injection import (
     TEMPLATE_LABEL,
@@ -166,3 +170,30 @@ class TemplateCleanupTask:
                 await self._store.sweep()
             except TrancheError as error:
                 _log.warning("templates not swept", extra={"reason": error.reason, "error": error.message})
+
+
+def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Remove the templates that no pod needs, and say how many. Nothing happens on a cluster that knows no claims.
+
+    A caller who may not is told so, and nothing is removed. Raises KubeconfigInvalid when no API server is known, and what
+    `KubeClient` says.
+    """
+
+    async def run() -> int:
+        connection = ApiConnection(find_api_server(kubeconfig, environ))
+        try:
+            store = TemplateStore(connection, now=lambda: datetime.now(UTC), clock=time.monotonic)
+            # One that was used a moment ago has its pod, or is not needed: whoever used it goes as well.
+            return await store.sweep(timedelta.min)
+        finally:
+            await connection.close()
+
+    try:
+        removed = asyncio.run(run())
+    except KubernetesNotFound:
+        return
+    except KubernetesForbidden as error:
+        say(f"claim templates stay: {error.message}")
+        return
+    if removed:
+        say(f"{removed} claim template{'s' if removed > 1 else ''} removed")

@@ -33,6 +33,10 @@ from tranche.node.store.register import contradictory_tables
 FORGOTTEN = "the kubelet has lost its checkpoint, and its next start ends pods that run"
 FORGOTTEN_HINT = "let them end, or delete them, before the kubelet starts again"
 
+_TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
+_KUBELET = Path("/var/lib/kubelet")
+_TOOLKIT_REFUSES = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+
 
 class Status(StrEnum):
     """FAIL: something cannot work. WARN: something is limited, or worth a look."""
@@ -290,3 +294,34 @@ def _catalogue_findings(gpu: GpuState) -> Iterator[Finding]:
         status = Status.PASS if each.explained else Status.WARN
         hint = "" if each.explained else "the driver's answer is used; please report the difference"
         yield Finding("catalogue", status, f"{board.key} {each}", hint, gpu.index)
+
+
+def check_container_toolkit(config: Path = _TOOLKIT_CONFIG, kubelet: Path = _KUBELET) -> Iterator[Finding]:
+    """Whether the NVIDIA container runtime gives every GPU to whatever container asks for all by a variable.
+
+    Asked of a node of a cluster with the toolkit's configuration at its usual place; of another machine nothing is said.
+    """
+    import tomllib  # only a node of a cluster needs it
+
+    try:
+        if not kubelet.is_dir():
+            return
+        accepts = tomllib.loads(config.read_text()).get(_TOOLKIT_REFUSES, True)
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        yield Finding(
+            "container-toolkit", Status.WARN, f"{config} cannot be read: {error}", "run the command with sudo"
+        )
+        return
+    if accepts is False:
+        text = f"the NVIDIA container runtime heeds NVIDIA_VISIBLE_DEVICES of privileged containers alone ({config})"
+        yield Finding("container-toolkit", Status.PASS, text)
+        return
+    yield Finding(
+        "container-toolkit",
+        Status.WARN,
+        "a container that the NVIDIA runtime starts sees every GPU if it sets NVIDIA_VISIBLE_DEVICES=all, also without a device "
+        f"of its own: {config} has not {_TOOLKIT_REFUSES} = false",
+        f"where devices are given by CDI or volume mounts: sudo nvidia-ctk config --in-place --set {_TOOLKIT_REFUSES}=false",
+    )

@@ -1,7 +1,6 @@
 """What of a node's GPUs is withheld from those whose share a controller chooses: what is faulty, and room that is kept. Pure.
 
-The rules are those of devices for claims: `tranche.kubernetes.node.device_health_watch`,
-`tranche.kubernetes.devices.kept_room`.
+The rules are those of devices for claims: `tranche.kubernetes.node.device_health_watch`, `tranche.kubernetes.devices.taints`.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from tranche.core.allocation import Allocation, NodeView, Slice, WholeGpu, Withh
 from tranche.core.keeper import ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.devices.devices import devices_of
-from tranche.kubernetes.devices.kept_room import KeptRoom, kept_places
-from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
+from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, reasons_against
 
 
 def withheld_places(
