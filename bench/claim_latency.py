@@ -24,8 +24,7 @@ from cluster.waiting import wait_for
 from cluster.workloads import phases, pod, pods_in
 
 from bench import nvidia_driver
-from bench.claim_batches import ClaimBatch, compare
-from bench.kubelet_calls import LOG_LEVEL, preparations
+from bench.kubelet_calls import LOG_LEVEL, ClaimBatch, compare, preparations
 from bench.own_cluster import P4D, own_cluster, say
 from bench.report import Report
 

@@ -18,7 +18,7 @@ from release.image import make_image
 
 from cluster.agent_health import AgentHealth
 from cluster.agent_rights import ACCOUNT, NAMESPACE, install_rights, rights_to_drain, write_rights
-from cluster.agent_values import values_of
+from cluster.chart_values import values_of
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 from cluster.node import Node

@@ -19,7 +19,7 @@ from tranche.core.quantity import GIB
 from tranche.core.readings import GpuReading, SliceReading
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
-from tranche.documents.readings import reading_document
+from tranche.documents.overview import reading_document
 from tranche.documents.waste import use_over_time, waste_data
 
 

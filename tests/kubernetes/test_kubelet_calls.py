@@ -7,8 +7,7 @@ from io import StringIO
 from random import Random
 
 import pytest
-from bench.claim_batches import ClaimBatch, compare
-from bench.kubelet_calls import Preparation, percentile, preparations
+from bench.kubelet_calls import ClaimBatch, Preparation, compare, percentile, preparations
 from bench.nvidia_driver import GO_MODULE, pinned_version
 from bench.report import Report
 from hypothesis import given

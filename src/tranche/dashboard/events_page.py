@@ -1,14 +1,68 @@
-"""What happened, newest first, with what led to what; and a share's whole life."""
+"""What happened, newest first or as somebody asks for it, with what led to what; and a share's whole life."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from tranche.dashboard.event_choice import EventFilter
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, share_link, span_since, table
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.markup import Child, Element, element
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Events of that `kind` in which that text is said, "" for all; newest first, or the `oldest`."""
+
+    kind: str = ""
+    text: str = ""
+    oldest: bool = False
+
+    @classmethod
+    def asked(cls, query: Mapping[str, str]) -> EventFilter:
+        """What the address asks for."""
+        return cls(query.get("kind", ""), query.get("q", ""), query.get("order", "") == "oldest")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it is not everything."""
+        return bool(self.kind or self.text)
+
+    @property
+    def caption(self) -> str:
+        """Of the table."""
+        return "Events, oldest first" if self.oldest else "Events, newest first"
+
+    def takes(self, kind: str, said: str) -> bool:
+        """Whether an event of that kind, of which that is said, is one of those."""
+        return (not self.kind or self.kind == kind) and self.text.casefold() in said.casefold()
+
+    def said(self, found: int, of: int) -> str:
+        """How many are."""
+        return f"{found:,} of {of:,} events are such."
+
+    def form(self, kinds: Collection[str]) -> Element:
+        """Asks for others."""
+        offered = {"": "every"} | {each: each for each in sorted({*kinds, self.kind} - {""})}
+        orders = {"": "newest first", "oldest": "oldest first"}
+        return element(
+            "form",
+            element("label", "Find", element("input", type="search", name="q", value=self.text, id="q")),
+            _select("kind", "What", offered, self.kind),
+            _select("order", "Order", orders, "oldest" if self.oldest else ""),
+            element("button", "Show"),
+            action="/events",
+            method="get",
+            role="search",
+            class_="ask",
+        )
+
+
+def _select(name: str, word: str, offered: Mapping[str, str], chosen: str) -> Element:
+    options = [element("option", said, value=value, selected=value == chosen) for value, said in offered.items()]
+    return element("label", word, element("select", options, name=name, id=name))
+
 
 MOST = 300
 """Events on one page."""

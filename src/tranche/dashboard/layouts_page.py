@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tranche.dashboard.before_after import before_and_after
+from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, table
-from tranche.documents.blocks import Document
+from tranche.documents.blocks import Document, blocks_of
 from tranche.documents.markup import Child, Element, element
 
 
@@ -55,3 +55,34 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     steps = [(f"GPU {gpu['index']}", each) for gpu in preview["gpus"] for each in gpu["steps"]]
     yield table("What would be done" if not blockers else "What would be done where nothing is in the way",
                 ("GPU", "Step"), steps, "Nothing is to be done.")  # fmt: skip
+
+
+def before_and_after(
+    before: Sequence[Document], after: Sequence[Document], holders: Sequence[Document]
+) -> Iterator[Element]:
+    """What the looks mean, and the bars of each GPU of `after` that was there before. `holders` are the allocations of before."""
+    was = {gpu.uuid: gpu for gpu in blocks_of(before, holders)}
+    expected = blocks_of(after, holders)
+    yield key([*was.values(), *expected])
+    rows = [
+        element(
+            "div",
+            element("p", element("strong", gpu.label), element("br"), element("span", gpu.model, class_="muted")),
+            element(
+                "div",
+                _when("before"),
+                gpu_bar(was[gpu.uuid], "Before: "),
+                _when("after"),
+                gpu_bar(gpu, "After: "),
+                class_="pair",
+            ),
+            class_="gpu",
+        )
+        for gpu in expected
+        if gpu.uuid in was
+    ]
+    yield element("div", rows, class_="gpus")
+
+
+def _when(word: str) -> Element:
+    return element("span", word, class_="muted", aria_hidden="true")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
-from tranche.dashboard.asking import answer
+from tranche.dashboard.asking import answer, layout_names, layout_preview
 from tranche.dashboard.events_page import events_page, share_page
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
@@ -16,7 +16,6 @@ from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.layouts_page import layouts_page
 from tranche.dashboard.machine_needs import machine_needs
 from tranche.dashboard.needs import needs_line
-from tranche.dashboard.previewing import layout_names, layout_preview
 from tranche.dashboard.queue_page import ASKED, ask_page, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.state_history import StateHistory

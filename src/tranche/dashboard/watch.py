@@ -20,9 +20,7 @@ from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.use_file import UseFile
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
-from tranche.documents.overview import overview_data
-from tranche.documents.readings import reading_document
-from tranche.documents.running_plans import plan_document
+from tranche.documents.overview import overview_data, plan_document, reading_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.local.wakeup_pipe import silent
 from tranche.node.host import Host

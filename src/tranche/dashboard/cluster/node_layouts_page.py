@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tranche.dashboard.before_after import before_and_after
 from tranche.dashboard.cluster.cluster_action import ClusterAction
 from tranche.dashboard.cluster.layout_outlook import LayoutPreview
 from tranche.dashboard.cluster.node_layouts import NodeLayoutView
 from tranche.dashboard.cluster.node_page import layouts_address, node_link, not_of_now
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.layouts_page import before_and_after
 from tranche.dashboard.parts import notes, table
 from tranche.documents.markup import Child, Element, element
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from tranche.dashboard.cluster.kube_event import KubeEvent
 from tranche.dashboard.cluster.node_page import node_link
 from tranche.dashboard.cluster.pending import WaitingPod
-from tranche.dashboard.event_choice import EventFilter
+from tranche.dashboard.events_page import EventFilter
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, moment, notes, span_since, table
 from tranche.dashboard.queue_page import ask_form, nothing_asked

@@ -14,7 +14,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.readings import GpuReading
 from tranche.core.state import NodeState
 from tranche.documents.gauge_samples import GaugeSample, mean_of, sample_of
-from tranche.documents.readings import reading_document
+from tranche.documents.overview import reading_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
