@@ -6,10 +6,10 @@ and its data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, get_args
 
 from tranche.core.allocation import Grant
 from tranche.core.keeper import (
@@ -191,7 +191,7 @@ class SharingRefused:
     """A mechanism that this machine should have was refused, for the reason in `why`, and is not used from then on."""
 
     kind: ClassVar = EventKind.SHARING_REFUSED
-    sharing: Sharing
+    mechanism: Sharing
     why: str
 
 
@@ -326,102 +326,55 @@ def event_name(data: EventData) -> str:
     return str(data.step["action"]) if isinstance(data, StepDone) else str(data.kind)
 
 
+class _Codec(NamedTuple):
+    """How a field of the data is written: under which key, and how its value becomes JSON data and is read again."""
+
+    key: str
+    encode: Callable[[Any], Any] = lambda value: value
+    decode: Callable[[Any], Any] = lambda value: value
+
+
+# Every field whose key is not its own name, or whose value is not written as it is.
+_CODECS: Mapping[str, _Codec] = {
+    "plan_id": _Codec("planId"),
+    "waiter_id": _Codec("waiterId"),
+    "boot_id": _Codec("bootId"),
+    "failed_gpu": _Codec("failedGpu"),
+    "gpu_uuid": _Codec("gpuUUID"),
+    "device_uuid": _Codec("deviceUUID"),
+    "step": _Codec("step", dict),
+    "pids": _Codec("pids", list, tuple),
+    "mechanism": _Codec("mechanism", str, Sharing),
+    "actor": _Codec("actor", actor_to_dict, actor_from_dict),
+    "owner": _Codec("owner", owner_to_dict, owner_from_dict),
+    "keeper": _Codec("keeper", keeper_to_dict, keeper_from_dict),
+    "request": _Codec("request", request_to_dict, request_from_dict),
+    "grants": _Codec(
+        "grants", lambda given: [*map(grant_to_dict, given)], lambda data: tuple(map(grant_from_dict, data))
+    ),
+}
+_KINDS: Mapping[str, type[EventData]] = {each.kind: each for each in get_args(EventData)}
+
+
+# The fields of each kind of data by name, each with how it is written.
+_WRITTEN: Mapping[type, Sequence[tuple[str, _Codec]]] = {
+    kind: [(each.name, _CODECS.get(each.name, _Codec(each.name))) for each in fields(kind)] for kind in _KINDS.values()
+}
+
+
 def event_data_to_dict(data: EventData) -> dict[str, Any]:
     """The data as JSON data."""
-    match data:
-        case ChangeBegun(plan_id, purpose, actor):
-            return {"planId": plan_id, "purpose": purpose, "actor": actor_to_dict(actor)}
-        case PlanRecovered(plan_id, purpose):
-            return {"planId": plan_id, "purpose": purpose}
-        case StepDone(plan_id, step):
-            return {"planId": plan_id, "step": dict(step)}
-        case ShareGranted(plan_id, waiter_id, request, grants, owner):
-            asked, given = request_to_dict(request), [grant_to_dict(grant) for grant in grants]
-            of = owner_to_dict(owner)
-            return {"planId": plan_id, "waiterId": waiter_id, "request": asked, "grants": given, "owner": of}
-        case RequestCancelled(waiter_id, actor):
-            return {"waiterId": waiter_id, "actor": actor_to_dict(actor)}
-        case ShareKept(pids, suspected):
-            return {"pids": list(pids), "suspected": suspected}
-        case HeldTwice(keeper, grants):
-            return {"keeper": keeper_to_dict(keeper), "grants": [grant_to_dict(grant) for grant in grants]}
-        case ReleaseBegun(pids, actor):
-            return {"pids": list(pids), "actor": actor_to_dict(actor)}
-        case ShareReleased(why, actor):
-            return {"why": why, "actor": actor_to_dict(actor)}
-        case PlanUndone(plan_id, reason, failed_gpu):
-            return {"planId": plan_id, "reason": reason, "failedGpu": failed_gpu}
-        case UndoIncomplete(plan_id, reason):
-            return {"planId": plan_id, "reason": reason}
-        case LimitsLost(grants) | LimitExceeded(grants):
-            return {"grants": [grant_to_dict(grant) for grant in grants]}
-        case SharingRefused(sharing, why):
-            return {"mechanism": str(sharing), "why": why}
-        case DaemonFault(device_uuid, fault):
-            return {"deviceUUID": device_uuid, "fault": fault}
-        case FaultShared(device_uuid) | DaemonRecovered(device_uuid):
-            return {"deviceUUID": device_uuid}
-        case ServerEnded(pid):
-            return {"pid": pid}
-        case PolicyChanged(gpu_uuid, sharing):
-            return {"gpuUUID": gpu_uuid, "sharing": sharing}
-        case GpuCordoned(user, reason, actor):
-            return {"user": user, "reason": reason, "actor": actor_to_dict(actor)}
-        case GpuUncordoned(user, actor):
-            return {"user": user, "actor": actor_to_dict(actor)}
-        case BootEnded(boot_id, asked, reason):
-            return {"bootId": boot_id, "asked": asked, "reason": reason}
+    return {codec.key: codec.encode(getattr(data, name)) for name, codec in _WRITTEN[type(data)]}
 
 
 def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None:
-    """The data that event_data_to_dict wrote for an event of that name; None when it is of an unknown kind."""
-    match name:
-        case EventKind.CHANGE_BEGUN:
-            return ChangeBegun(data["planId"], data["purpose"], actor_from_dict(data.get("actor")))
-        case EventKind.GRANTED:
-            grants = tuple(map(grant_from_dict, data["grants"]))
-            request, owner = request_from_dict(data["request"]), owner_from_dict(data.get("owner"))
-            return ShareGranted(data["planId"], data["waiterId"], request, grants, owner)
-        case EventKind.CANCELLED:
-            return RequestCancelled(data["waiterId"], actor_from_dict(data.get("actor")))
-        case EventKind.KEPT:
-            return ShareKept(tuple(data["pids"]), data["suspected"])
-        case EventKind.HELD_TWICE:
-            return HeldTwice(keeper_from_dict(data["keeper"]), tuple(map(grant_from_dict, data["grants"])))
-        case EventKind.RELEASE_BEGUN:
-            return ReleaseBegun(tuple(data["pids"]), actor_from_dict(data.get("actor")))
-        case EventKind.RELEASED:
-            return ShareReleased(data["why"], actor_from_dict(data.get("actor")))
-        case EventKind.UNDONE:
-            return PlanUndone(data["planId"], data["reason"], data["failedGpu"])
-        case EventKind.UNDO_INCOMPLETE:
-            return UndoIncomplete(data["planId"], data["reason"])
-        case EventKind.RECOVERED:
-            return PlanRecovered(data["planId"], data["purpose"])
-        case EventKind.LIMITS_LOST:
-            return LimitsLost(tuple(map(grant_from_dict, data["grants"])))
-        case EventKind.LIMIT_EXCEEDED:
-            return LimitExceeded(tuple(map(grant_from_dict, data["grants"])))
-        case EventKind.SHARING_REFUSED:
-            return SharingRefused(Sharing(data["mechanism"]), data["why"])
-        case EventKind.DAEMON_FAULT:
-            # An earlier version wrote a recovery as a fault without a reason.
-            return (
-                DaemonFault(data["deviceUUID"], data["fault"]) if data["fault"] else DaemonRecovered(data["deviceUUID"])
-            )
-        case EventKind.DAEMON_RECOVERED:
-            return DaemonRecovered(data["deviceUUID"])
-        case EventKind.FAULT_SHARED:
-            return FaultShared(data["deviceUUID"])
-        case EventKind.SERVER_ENDED:
-            return ServerEnded(data["pid"])
-        case EventKind.POLICY_CHANGED:
-            return PolicyChanged(data["gpuUUID"], data["sharing"])
-        case EventKind.CORDONED:
-            return GpuCordoned(data["user"], data["reason"], actor_from_dict(data["actor"]))
-        case EventKind.UNCORDONED:
-            return GpuUncordoned(data["user"], actor_from_dict(data["actor"]))
-        case EventKind.BOOT_ENDED:
-            return BootEnded(data["bootId"], data["asked"], data["reason"])
-        case _:
-            return StepDone(data["planId"], data["step"]) if "step" in data else None
+    """The data that event_data_to_dict wrote for an event of that name; None when it is of an unknown kind.
+
+    An earlier version did not write every field that has a default.
+    """
+    kind = _KINDS.get(name, StepDone if "step" in data else None)
+    if kind is None:
+        return None
+    if kind is DaemonFault and not data["fault"]:
+        return DaemonRecovered(data["deviceUUID"])  # an earlier version wrote a recovery as a fault without a reason
+    return kind(**{name: codec.decode(data[codec.key]) for name, codec in _WRITTEN[kind] if codec.key in data})
