@@ -37,9 +37,10 @@ def tell(
     *,
     lasts: int | None = None,
     layouts: LayoutReport | None = WAITING,
+    use: str = "",
 ) -> None:
     """As the node's agent does it; what it tells counts for `lasts` seconds, or for as long as an agent says."""
-    lease = told_to_lease(ViewReport(node, told(view), layouts=layouts), (node, f"uid-{node}"))
+    lease = told_to_lease(ViewReport(node, told(view), layouts=layouts, use=use), (node, f"uid-{node}"))
     moment = (renewed or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     server.put(
         f"{_LEASES}/{lease_name(REPORT, node)}",

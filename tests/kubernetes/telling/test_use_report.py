@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.kubernetes.telling.garbling import garbled_text
 from tranche.core.errors import UsageError
-from tranche.core.quantity import GIB, MIB
+from tranche.core.quantity import GIB
 from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample
 from tranche.kubernetes.telling.packing import unpacked
 from tranche.kubernetes.telling.use_report import (
@@ -39,7 +40,7 @@ READING = {
 
 
 def line(taken: float, busy: float | None = 0.5, uuids: tuple[str, ...] = (UUID,)) -> GaugeSample:
-    values = (4 * MIB, busy, 60.0, 40.0)
+    values = (4 * GIB, busy, 60.0, 40.0)
     return GaugeSample(taken, {uuid: dict(zip(KEPT_GAUGES, values, strict=True)) for uuid in uuids})
 
 
@@ -83,33 +84,43 @@ def test_what_is_written_is_read_again(percent: list[int | None]) -> None:
     assert [each.taken for each in found.long_lines] == [each.taken for each in use.long_lines]
 
 
-def test_a_week_of_sixteen_restless_gpus_fits_and_what_does_not_fit_is_the_oldest() -> None:
-    numbers = random.Random(1)
+def restless(count: int, noise: float) -> UseReport:
+    """Seven days of GPUs whose gauges go up and down, and change with each line."""
+    numbers, use = random.Random(1), UseReport(BEGAN, (READING,))
 
-    def restless(count: int) -> UseReport:
-        def of_gpu() -> dict[str, Any]:
-            return {
-                "memoryUsedBytes": numbers.randrange(80 * GIB),
-                "busy": numbers.random(),
-                "powerWatts": numbers.uniform(50, 700),
-                "temperatureCelsius": numbers.randrange(30, 90),
-            }
+    def of_gpu(at: float) -> dict[str, Any]:
+        wave = (1 + math.sin(at)) / 2
+        return {
+            "memoryUsedBytes": wave * 78 * GIB + noise * numbers.random() * GIB,
+            "busy": min(1.0, wave + noise * numbers.random() / 10),
+            "powerWatts": 50 + 600 * wave + noise * numbers.uniform(0, 10),
+            "temperatureCelsius": 30 + 50 * wave,
+        }
 
-        lines = tuple(
-            GaugeSample(BEGAN + at * LONG_LINE_SECONDS, {f"GPU-{gpu:036}": of_gpu() for gpu in range(count)})
-            for at in range(KEPT_DAYS * 48)
-        )
-        return UseReport(BEGAN, (READING,), lines[:73], lines)
+    for number in range(KEPT_DAYS * 288):
+        gpus = {f"GPU-{gpu:036}": of_gpu(number / 60 + gpu) for gpu in range(count)}
+        use = use.with_line(GaugeSample(BEGAN + number * LINE_SECONDS, gpus))
+    return use
 
-    for count in (8, 16, 64):
-        use = restless(count)
+
+def test_a_week_of_eight_restless_gpus_fits_and_most_of_one_of_sixteen() -> None:
+    for count, share in ((8, 1.0), (16, 0.75)):
+        use = restless(count, 1.0)
         text = use_to_text(use)
         found = use_from_text(text)
         assert len(text) <= MOST_USE_BYTES
+        assert len(found.long_lines) >= share * len(use.long_lines)
         assert found.readings == use.readings
-        taken = [each.taken for each in found.long_lines]
-        assert taken
-        assert taken == [each.taken for each in use.long_lines][-len(taken) :]
+
+
+def test_what_does_not_fit_is_the_oldest() -> None:
+    use = restless(32, 100.0)
+    text = use_to_text(use)
+    found = use_from_text(text)
+    taken = [each.taken for each in found.long_lines]
+    assert len(text) <= MOST_USE_BYTES
+    assert 0 < len(taken) < len(use.long_lines)
+    assert taken == [each.taken for each in use.long_lines][-len(taken) :]
 
 
 @pytest.mark.parametrize("text", ["", "x", "null", "[]", "[" * 100_000, '{"format": 2}'])

@@ -52,7 +52,9 @@ def past_view(
         charts or element("p", f"Nothing is known of its use in this time. {_GAUGES}", class_="muted"),
         element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
         [_silence(each) for each in past.silences if each.until is None or each.until >= since],
-        spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours),
+        spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours)
+        if slices or shares
+        else None,
         _held(shares),
         _there(slices),
         element("p", _NO_CAUSE, class_="muted"),

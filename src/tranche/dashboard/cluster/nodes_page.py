@@ -18,7 +18,8 @@ from tranche.documents.blocks import BlockStatus
 from tranche.documents.markup import Element, element
 
 _CAPTION = (
-    "Nodes that have GPUs, or whose agent tells of them; each bar is a GPU, its slices in the order of their placement"
+    "Nodes that have GPUs, or whose agent tells of them. Each bar is a GPU, its slices in the order of their placement. "
+    "Used is how much of their memory programs use."
 )
 
 
