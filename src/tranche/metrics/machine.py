@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from importlib.metadata import version
 
 from tranche.core.allocation import NodeView
@@ -37,16 +38,7 @@ def facts_without_machine() -> NodeFacts:
 def facts_of_machine(host: Host, view: NodeView) -> NodeFacts:
     """All that one look can tell, which showed that. It takes two readings, since activity is what happened between two."""
     readings = _two_readings(view)
-    found = facts_of_ledger(host, time.time())
-    return NodeFacts(
-        now=found.now,
-        version=found.version,
-        view=view,
-        readings=readings,
-        waiting_since=found.waiting_since,
-        changes=found.changes,
-        nvml_errors=NVML_ERRORS.counts(),
-    )
+    return replace(facts_of_ledger(host, time.time()), view=view, readings=readings)
 
 
 def _two_readings(view: NodeView) -> tuple[GpuReading, ...]:
