@@ -7,9 +7,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
-from tranche.hardware.gpu_events import GpuEvent
+from tranche.hardware.gpu_events import GpuEvent, GpuEventStream
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.node.inventory import Inventory, Snapshot
 
@@ -21,24 +20,12 @@ _log = logging.getLogger(__name__)
 Gpus = frozenset[tuple[str, str]]
 
 
-class _EventStream(Protocol):
-    """Reports about some GPUs; see `tranche.hardware.gpu_events.GpuEventStream`."""
-
-    def wait(self, seconds: float) -> GpuEvent | None:
-        """The next report, or None when there is none in that time."""
-        ...
-
-    def close(self) -> None:
-        """Stop listening."""
-        ...
-
-
 class GpuEventWatch:
     """Listens to every GPU of the inventory; anew when a GPU comes, goes, or changes its MIG mode, which may mean a reset."""
 
     name = "gpu-events"
 
-    def __init__(self, open_stream: Callable[[list[str]], _EventStream], inventory: Inventory) -> None:
+    def __init__(self, open_stream: Callable[[list[str]], GpuEventStream], inventory: Inventory) -> None:
         """`open_stream` is given GPU UUIDs; it and the stream block, and run on a thread."""
         self._open_stream = open_stream
         self._inventory = inventory
