@@ -23,8 +23,7 @@ from tranche.core.events import EventKind
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, inside, own_group, remove_group
-from tranche.node.limits.limited_shares import CANARY, LimitTrialRunner
-from tranche.node.limits.memory_groups import MemoryGroup, MemoryGroupManager
+from tranche.node.limits.limited_shares import CANARY, LimitTrialRunner, MemoryGroup, MemoryGroupManager
 from tranche.node.state.session import StateFolder, boot_id
 
 TOTAL = GREEDY.replace("tell([len(sizes)", "tell([check(cu.cuMemGetInfo())[1] >> 20, len(sizes)")

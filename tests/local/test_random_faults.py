@@ -24,7 +24,7 @@ from tests.machines import TestMachine, machine_in, remove_under_writers, wait_u
 from tests.simulator.control_groups import hierarchy
 from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
 from tranche.hardware.mps_process import DaemonProcess
-from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.limited_shares import MemoryGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder

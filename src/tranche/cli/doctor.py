@@ -37,8 +37,7 @@ from tranche.node.health.checkup import (
     failed,
 )
 from tranche.node.host import Host
-from tranche.node.limits.limited_shares import LimitTrialRunner
-from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
 from tranche.node.mps.daemon_due import node_as_said, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.recovery.adoption import find_strays

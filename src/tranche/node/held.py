@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tranche.core.allocation import Allocation
-from tranche.node.limits.memory_groups import MemoryGroup
+from tranche.node.limits.limited_shares import MemoryGroup
 from tranche.node.locks.locks import FileLock
 from tranche.node.store.records import Waiter
 from tranche.planning.steps.plan import Plan

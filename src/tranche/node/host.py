@@ -35,8 +35,7 @@ from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
 from tranche.node.execution.timeslices import TimesliceStore
 from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.inspection import MachineReader
-from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryLimitManager
-from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager, MemoryLimitManager
 from tranche.node.locks.deciding import slow_decision, taking_turn
 from tranche.node.locks.interrupts import WaitInterrupted
 from tranche.node.locks.locks import FileLock

@@ -21,8 +21,7 @@ from tranche.core.keeper import NOT_KNOWN_YET
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.limits.limited_shares import LimitTrialRunner
-from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_daemons import MpsDaemonManager

@@ -17,7 +17,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, NodeState
 from tranche.node.execution.executor import Executor
 from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.limits.memory_groups import MemoryGroupManager
+from tranche.node.limits.limited_shares import MemoryGroupManager
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.mps.daemon_due import DaemonFailureLog, DeviceKey, care_needed, is_due, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
