@@ -25,8 +25,7 @@ from tranche.metrics import catalogue, dcgm
 from tranche.metrics.exposition import openmetrics_text, textfile_text
 from tranche.metrics.facts import NodeFacts
 from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
-from tranche.metrics.names import MetricNameSet, named_samples
-from tranche.metrics.samples import node_samples
+from tranche.metrics.samples import MetricNameSet, named_samples, node_samples
 
 few = settings(max_examples=25)  # nodes are large: 25 have thousands of samples
 

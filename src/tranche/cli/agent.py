@@ -139,7 +139,7 @@ def _backend(values: dict[str, Any]) -> AllocationBackend | None:
 
 def _metrics(values: dict[str, Any]) -> MetricsSettings | None:
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
-    from tranche.metrics.names import MetricNameSet
+    from tranche.metrics.samples import MetricNameSet
 
     if "metrics" in values["without"]:
         return None

@@ -46,7 +46,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche metrics'", "metrics", error) from error
     from tranche.metrics.machine import facts_of_machine, facts_without_machine
-    from tranche.metrics.names import MetricNameSet, named_samples
+    from tranche.metrics.samples import MetricNameSet, named_samples
 
     if textfile is not None and not textfile.parent.is_dir():
         raise UsageError(

@@ -1,19 +1,41 @@
-"""What is known of a node as samples of the catalogue's metrics. Pure. What is not known has no sample."""
+"""What is known of a node as samples, under our names for metrics, DCGM's, or both. Pure. What is not known has no sample."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
 
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, device_uuid
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper
 from tranche.core.readings import NOT_MEASURED
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, unavailable
-from tranche.metrics import catalogue
+from tranche.metrics import catalogue, dcgm
 from tranche.metrics.devices import MeasuredGpu, MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import AgentFacts, NodeFacts
 from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
 from tranche.node.store.journal import BOUNDS
+
+
+class MetricNameSet(StrEnum):
+    """DCGM: only what dcgm-exporter has a name for."""
+
+    TRANCHE = "tranche"
+    DCGM = "dcgm"
+    BOTH = "both"
+
+
+def named_samples(
+    facts: NodeFacts, names: MetricNameSet, hostname: str
+) -> tuple[tuple[MetricFamily, ...], tuple[MetricSample, ...]]:
+    """The families in their order, and every sample; `hostname` is a label of DCGM's."""
+    families: tuple[MetricFamily, ...] = ()
+    samples: tuple[MetricSample, ...] = ()
+    if names is not MetricNameSet.DCGM:
+        families, samples = catalogue.FAMILIES, node_samples(facts)
+    if names is not MetricNameSet.TRANCHE:
+        families, samples = (*families, *dcgm.FAMILIES), (*samples, *dcgm.dcgm_samples(facts, hostname))
+    return families, samples
 
 
 def node_samples(facts: NodeFacts) -> tuple[MetricSample, ...]:

@@ -16,7 +16,7 @@ from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettin
 from tranche.kubernetes.agent.process import metrics_server
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.component import Component, Readiness
-from tranche.metrics.names import MetricNameSet
+from tranche.metrics.samples import MetricNameSet
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 _LINE = re.compile(r"(\w+)(?:\{(.*)\})? (\S+)")

@@ -20,7 +20,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.names import MetricNameSet
+from tranche.metrics.samples import MetricNameSet
 
 
 async def cut(node: ManagedNode, layout: str) -> None:

@@ -26,7 +26,7 @@ from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 from tranche.metrics.exposition import exposed, wants_openmetrics
 from tranche.metrics.facts import AgentFacts, LayoutFacts, NodeFacts, XidRecord
 from tranche.metrics.machine import facts_of_ledger
-from tranche.metrics.names import MetricNameSet, named_samples
+from tranche.metrics.samples import MetricNameSet, named_samples
 
 _OLDEST_READING_SECONDS = 120.0
 _SAID_AGAIN_SECONDS = 1.0
