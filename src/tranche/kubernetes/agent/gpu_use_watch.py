@@ -73,12 +73,15 @@ class GpuUseWatch:
 
     async def _kept(self) -> UseReport:
         """What the node's report says; nothing where it says none that can be read."""
+        said = ""
         while True:
             try:
                 lease = await self._services.leases.get(lease_name(REPORT, self._services.node_name))
                 break
             except TrancheError as error:
-                _log.warning("the use of GPUs so far is not known yet", extra={"error": str(error)})
+                if str(error) != said:
+                    _log.warning("the use of GPUs so far is not known yet", extra={"error": str(error)})
+                said = str(error)
                 await self._sleep(_RETRY_SECONDS)
         try:
             text = "" if lease is None else use_of_lease(lease)
