@@ -1,4 +1,6 @@
-"""Making room for a layout: who is in the way, who of them may be evicted, and whether the node is cordoned meanwhile. Pure.
+"""Making room for a layout: which pods in the way eviction helps with, and the cordon meanwhile. Pure.
+
+`decision` says whether pods are evicted at all.
 
 Only pods that hold what has to go are evicted, by the eviction API, which respects disruption budgets. The node is cordoned
 while that goes on, so that what is evicted does not come straight back: until the kubelet has freed its devices, which may be
@@ -58,7 +60,7 @@ def cordoning(node: KubeNode, *, wanted: bool | None) -> _Cordoning:
 
 
 def pods_of(user: User) -> tuple[PodRef, ...]:
-    """The pods that the user stands for; none for a process, and for shares that were not given to pods."""
+    """The pods that the user stands for; none for a process, nor for shares by claims, gates or commands: they are waited for."""
     return pods_having(user.allocations)
 
 

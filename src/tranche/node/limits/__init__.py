@@ -1,1 +1,1 @@
-"""Memory limits of shares: put in force, tried, and watched."""
+"""Memory limits of shares that the driver keeps: put in force, tried, and watched. Those of MPS are in `tranche.node.mps`."""

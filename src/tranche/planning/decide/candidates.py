@@ -1,4 +1,4 @@
-"""Which profile of a GPU serves a request, when the GPU is empty.
+"""Which profile of a GPU is the smallest that serves a request, when the GPU is empty.
 
 Memory is compared with what the driver reports for a profile, which is less than the profile's name says: 1g.5gb of an
 A100-40GB holds 4864 MiB. A share is compared in memory slices instead, because the driver keeps a part of the memory for itself:
@@ -71,14 +71,14 @@ def _fitting(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | 
 
 def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
     part = part_wish(request, gpu, rules)
-    alone = _alone(request, gpu, rules)
+    alone = _smallest_for_one_holder(request, gpu, rules)
     if isinstance(alone, Candidate):
         return alone if part is None else replace(alone, part=part)
     return alone if part is None else Candidate(None, False, part)
 
 
-def _alone(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
-    """What of the GPU serves the request for one holder alone."""
+def _smallest_for_one_holder(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
+    """The first of the profiles, smallest first, that holds the request; or the GPU, whole."""
     cuttable = gpu.mig_capable and rules.use in (GpuPolicy.AUTO, GpuPolicy.MIG)
     profiles = plain_profiles(gpu) if cuttable else ()
     match request.demand:
