@@ -140,6 +140,7 @@ class Neighbour:
         return str(status["containerID"]) if "running" in status["state"] else str(status["state"])
 
 
+@pytest.mark.long
 def test_what_a_scheduler_got_wrong_is_refused_in_the_pods_events(cluster: Cluster, p4d: Node, namespace: str) -> None:
     planter = Planter(cluster, p4d, namespace)
     with claims_on(cluster, p4d):

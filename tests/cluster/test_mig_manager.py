@@ -106,6 +106,7 @@ def test_56_of_100_pods_run_in_56_slices_and_then_three_sizes_at_once(
         assert len(set(first_lines(cluster, namespace).values())) == 32
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("turn", range(int(os.environ.get("TRANCHE_BACKLOG_TURNS", "1"))))
 def test_over_a_backlog_three_sizes_come_about_when_the_pods_are_deleted(
     cluster: Cluster, p4d: Node, namespace: str, turn: int

@@ -64,6 +64,7 @@ def least(request: tuple[str, ...]) -> Isolation:
     return Isolation(request[request.index("--isolation") + 1]) if "--isolation" in request else Isolation.SOFT
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_forty_mixed_requests_are_served_as_foretold(p4d: TestMachine) -> None:
     first = list(_FEW_FIRST)
