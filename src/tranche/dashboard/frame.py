@@ -25,7 +25,8 @@ VIEWS = (
 class DashboardPage:
     """A page: `live` is replaced when something changes; `above` and `below` it stays what a person may be typing in.
 
-    With a `feed` single rows of it are replaced: that address tells of them.
+    With a `feed` single rows of it are replaced: that address tells of them. With `every` it is asked for again after so many
+    seconds although nothing is said to have changed.
     """
 
     title: str
@@ -33,6 +34,7 @@ class DashboardPage:
     above: Element | None = None
     below: Element | None = None
     feed: str = ""
+    every: int = 0
 
 
 def whole_page(
@@ -71,6 +73,7 @@ def whole_page(
                 element("svg", PATTERNS, class_="patterns", aria_hidden="true", width=0, height=0),
                 data_version=version,
                 data_feed=page.feed or None,
+                data_every=page.every or None,
             ),
             lang="en",
         )

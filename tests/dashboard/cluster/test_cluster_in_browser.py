@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tests.dashboard.cluster.test_proxied_acting import named, served
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.fleet.clusters import node as node_object
+from tranche.documents.gauge_samples import KEPT_GAUGES
+from tranche.kubernetes.telling.use_report import UseReport, use_to_text
 
 pytestmark = pytest.mark.browser
 
@@ -97,6 +100,25 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
     viewer.page.get_by_text("You have left.").wait_for()
     viewer.page.goto(f"{viewer.address}/queue")
     viewer.page.get_by_text("Who are you?").wait_for()
+
+
+def test_an_open_page_shows_what_is_used_now_though_nothing_else_has_changed(
+    browser: Any, page: ServedClusterPage
+) -> None:
+    viewer = entered(browser, page.address, "t-olga")
+    viewer.page.clock.install()
+    viewer.open("/nodes/n1")
+    view = held_by(a100s(2), ("blue", 0), ("zebra", 1))
+    before = viewer.page.evaluate("document.body.dataset.version")
+    reading = {"gpuUUID": view.node.gpus[0].uuid, **dict.fromkeys(KEPT_GAUGES), "busy": 0.93, "slices": []}
+    use = use_to_text(UseReport(time.time(), (reading,)))
+    page.api.change(lambda server: tell(server, "n1", view, use=use))
+    wait_until(page, lambda: "93% busy" in page.ask("/nodes/n1", "t-olga").text)
+    again = entered(browser, page.address, "t-olga")
+    again.open("/nodes/n1")
+    assert again.page.evaluate("document.body.dataset.version") == before, "it is no change of the node"
+    viewer.page.clock.fast_forward(61_000)
+    viewer.page.locator("#view", has_text="93% busy").wait_for()
 
 
 def test_a_node_is_cordoned_after_its_plan_was_seen(browser: Any, page: ServedClusterPage) -> None:

@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.dashboard.cluster.teams import OUR_SIGHT
+from tests.dashboard.cluster.test_cluster_server import held_by
 from tests.dashboard.cluster.test_other_nodes import NODES, RIGHTS, answers
 from tests.dashboard.reading import parsed, tables, text_of
 from tests.kubernetes.devices.test_order import a100s
@@ -15,6 +17,7 @@ from tranche.core.quantity import GIB
 from tranche.core.state import NodeState
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.user_view import ViewerPermission
 from tranche.documents.gauge_samples import sample_of
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.telling.told_view import ViewReport
@@ -48,11 +51,13 @@ def recorded(days: float) -> UseReport:
     return use
 
 
-def pages(text: str, *paths: str, trouble: str = "", view: NodeView = VIEW) -> list[str]:
+def pages(
+    text: str, *paths: str, trouble: str = "", view: NodeView = VIEW, rights: ViewerPermission = ALL
+) -> list[str]:
     node = SeenNode("good", overview=overview_data(view, (), ()), seen=NOW, trouble=trouble)
     snapshot = ClusterSnapshot().after([node], NOW)
     seen = ClusterObservation(snapshot, {"good": ViewReport("good", view, use=text)}, NODES)
-    found = answers(seen, ALL, *paths)
+    found = answers(seen, rights, *paths)
     assert {status for status, _ in found.values()} == {200}
     return [found[path][1] for path in paths]
 
@@ -110,3 +115,35 @@ def test_the_first_view_says_how_much_memory_of_each_node_is_used() -> None:
     (unknown,) = pages("", "/", trouble="its agent is silent")
     (row,) = (each for each in parsed(unknown).iter("tr") if each.get("id") == "node-good")
     assert {cell.get("data-label"): "".join(cell.itertext()) for cell in row.iter("td")}["Used"] == "unknown"
+
+
+def test_who_may_not_list_nodes_is_not_told_what_went_on_before_he_came() -> None:
+    holds = held_by(VIEW, ("blue", 0))
+    rights = ViewerPermission(OUR_SIGHT)
+    node, gpu = pages(use_to_text(recorded(1)), "/nodes/good", f"{GPU}?hours=24", view=holds, rights=rights)
+    assert "busy" not in text_of(parsed(node))
+    assert "Use since then" not in tables(parsed(gpu))
+    again = pages(use_to_text(recorded(1)), f"{GPU}?hours=24", view=holds, rights=replace(rights, all_nodes=True))
+    assert "Use since then" in tables(parsed(again[0]))
+
+
+def test_an_open_page_asks_again_for_what_nobody_says_has_changed() -> None:
+    node, gpu, fleet = pages("", "/nodes/good", GPU, "/")
+    assert [parsed(each).find("body").get("data-every") for each in (node, gpu, fleet)] == ["60", "60", None]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("start", "shown"), [(0, True), (1, False)])
+def test_the_use_of_a_slice_that_is_gone_is_not_that_of_its_successor(start: int, shown: bool) -> None:
+    view = held_by(VIEW, ("blue", 0))
+    (there,) = overview_data(view, (), ())["gpus"][0]["slices"]
+    slices = [
+        {
+            "gpuInstanceId": there["gpuInstanceId"],
+            "memoryUsedBytes": 3 * GIB,
+            "busy": None,
+            "placement": {**there["placement"], "start": start},
+        }
+    ]
+    reading = {**recorded(0.01).readings[0], "slices": slices}
+    (page,) = pages(use_to_text(UseReport(NOW, (reading,))), GPU, view=view)
+    assert ("3 GiB" in text_of(parsed(page))) == shown

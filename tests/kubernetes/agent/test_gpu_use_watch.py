@@ -8,6 +8,8 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.waiting import until
 from tranche.core.errors import KubernetesUnavailable
@@ -28,8 +30,9 @@ UUID = VIEW.node.gpus[0].uuid
 class Recording:
     """A watch on a node, with a clock of its own; the lease is what the API server has."""
 
-    def __init__(self, lease: Lease | None = None, refusals: int = 0) -> None:
-        self.now = BEGAN
+    def __init__(self, lease: Lease | None = None, refusals: int = 0, now: float = BEGAN) -> None:
+        self.now = now
+        self.ticks = 0.0
         self.busy: float | None = 0.5
         self.use: LatestValue[str] = LatestValue()
         self.asked = 0
@@ -40,7 +43,8 @@ class Recording:
         services: Any = SimpleNamespace(
             node_name="n1", inventory=SimpleNamespace(latest=snapshots), leases=SimpleNamespace(get=self._get)
         )
-        self.watch = GpuUseWatch(services, self.use, read=self._read, now=lambda: self.now, sleep=self._sleep)
+        clocks: Any = {"now": lambda: self.now, "clock": lambda: self.ticks, "sleep": self._sleep}
+        self.watch = GpuUseWatch(services, self.use, read=self._read, **clocks)
 
     async def minutes(self, count: int) -> UseReport:
         """What is told after so many readings more."""
@@ -64,6 +68,7 @@ class Recording:
         if seconds == READ_SECONDS:
             await self._turn.acquire()
             self.now += seconds
+            self.ticks += seconds
 
 
 def recording(act: Callable[[Recording], Coroutine[Any, Any, None]], *fields: Any) -> None:
@@ -111,8 +116,27 @@ def test_it_goes_on_from_what_the_node_s_report_says() -> None:
     recording(after, told_to_lease(said[0], ("n1", "uid-n1")), 2)
 
 
-def test_what_nobody_can_read_is_recorded_over() -> None:
+def test_a_clock_that_is_wrong_at_first_takes_nothing_away_and_makes_no_line() -> None:
+    async def before(it: Recording) -> None:
+        said.append(ViewReport("n1", VIEW, use=(await it.minutes(5), it.use.value)[1]))
+
+    async def after(it: Recording) -> None:
+        await it.minutes(2)
+        it.now -= wrong
+        use = await it.minutes(6)
+        assert busy_of(use)[0] == (240.0, 0.5)
+        assert all(abs(at) < 1_000 for at, _ in busy_of(use))
+
+    for wrong in (-400 * 86_400.0, 8 * 86_400.0):
+        said: list[ViewReport] = []
+        recording(before)
+        lease = told_to_lease(said[0], ("n1", "uid-n1"))
+        recording(after, lease, 0, BEGAN + 300 + wrong)
+
+
+@pytest.mark.parametrize("text", ["garbage", "H4sIAAAAAAAC//////8="])
+def test_what_nobody_can_read_is_recorded_over(text: str) -> None:
     async def act(it: Recording) -> None:
         assert busy_of(await it.minutes(5)) == [(240.0, 0.5)]
 
-    recording(act, told_to_lease(ViewReport("n1", VIEW, use="garbage"), ("n1", "uid-n1")))
+    recording(act, told_to_lease(ViewReport("n1", VIEW, use=text), ("n1", "uid-n1")))

@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.telling.garbling import garbled_text
 from tranche.core.errors import UsageError
 from tranche.core.quantity import GIB
 from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample
 from tranche.kubernetes.telling.packing import unpacked
+from tranche.kubernetes.telling.told_view import ViewReport, told_to_lease
 from tranche.kubernetes.telling.use_report import (
     KEPT_DAYS,
     LINE_SECONDS,
@@ -35,7 +37,9 @@ BEGAN = 1_800_000_000.0
 UUID = "GPU-1"
 READING = {
     "gpuUUID": UUID, "memoryUsedBytes": 3 * GIB, "busy": 0.25, "powerWatts": 61.5, "temperatureCelsius": 40,
-    "slices": [{"gpuInstanceId": 7, "memoryUsedBytes": GIB, "busy": None}],
+    "slices": [
+        {"gpuInstanceId": 7, "memoryUsedBytes": GIB, "busy": None, "placement": {"start": 0, "size": 1}}
+    ],
 }  # fmt: skip
 
 
@@ -71,6 +75,14 @@ def test_a_gap_stays_a_gap_and_a_clock_that_was_set_back_begins_again_there() ->
     use = recorded(0.5, 0.5, apart=4 * 3600.0).with_line(line(BEGAN + 3600.0))
     assert [each.taken - BEGAN for each in use.lines] == [0.0, 3600.0]
     assert [each.taken - BEGAN for each in use.long_lines] == [0.0, 3600.0]
+
+
+def test_a_clock_that_was_ahead_once_takes_nothing_away() -> None:
+    use = recorded(*[0.5] * 100)
+    ahead = use.with_line(line(BEGAN + 30 * 86_400)).with_line(line(BEGAN + 100 * LINE_SECONDS))
+    assert len(ahead.lines) >= len(use.lines) - 1
+    assert len(ahead.long_lines) >= len(use.long_lines)
+    assert [each.taken for each in ahead.lines] == sorted({each.taken for each in ahead.lines})
 
 
 @given(st.lists(st.none() | st.integers(0, 100), max_size=40))
@@ -110,6 +122,7 @@ def test_a_week_of_eight_restless_gpus_fits_and_most_of_one_of_sixteen() -> None
         found = use_from_text(text)
         assert len(text) <= MOST_USE_BYTES
         assert len(found.long_lines) >= share * len(use.long_lines)
+        assert len(found.lines) == len(use.lines)
         assert found.readings == use.readings
 
 
@@ -137,6 +150,26 @@ def test_whatever_is_read_can_be_shown(text: str) -> None:
         for each in (*found.lines, *found.long_lines):
             json.dumps([each.taken, each.gpus], allow_nan=False).encode()
         assert [each.taken for each in found.lines] == sorted({each.taken for each in found.lines})
+
+
+@given(st.data())
+def test_bytes_that_are_not_as_they_were_written_are_refused_or_read(data: st.DataObject) -> None:
+    view = told_to_lease(ViewReport("n1", a100s(1)), ("n1", "u")).annotations["tranche.dev/view"]
+    for text, read in ((use_to_text(recorded(0.1, 0.3)), use_from_text), (view, unpacked)):
+        content = bytearray(base64.b64decode(text))
+        for _ in range(data.draw(st.integers(1, 3))):
+            content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        with suppress(UsageError, ValueError, OSError, EOFError):
+            read(base64.b64encode(content).decode())
+
+
+@pytest.mark.parametrize("item", ["{}", "[]", '""', "0"])
+def test_what_is_short_and_would_fill_the_memory_is_refused(item: str) -> None:
+    text = packed_text(f"[{','.join([item] * 4_000_000)}]")
+    with pytest.raises(ValueError, match="too long"):
+        unpacked(text)
+    with pytest.raises(UsageError, match="too long"):
+        use_from_text(text)
 
 
 def packed_text(text: str) -> str:

@@ -21,8 +21,8 @@ Row = tuple[HistorySpan, Child]
 
 _GAUGES = (
     "The node's agent reads the gauges once a minute. "
-    f"It keeps means of five minutes for {LINES_KEPT_HOURS} hours and of half an hour for {KEPT_DAYS} days. "
-    "A gap is time in which no agent ran, or its driver did not answer."
+    f"It keeps means of five minutes for {LINES_KEPT_HOURS} hours and of half an hour for {KEPT_DAYS} days, as far as they fit. "
+    "In a gap no agent ran, its driver did not answer, or this was not measured."
 )
 _BEFORE = ". Of the time before that is known only since when shares are held that were there then."
 _NO_CAUSE = (

@@ -48,6 +48,7 @@ from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.telling.use_report import NO_USE
 
 VIEWS = (
     ("/", "Fleet"),
@@ -224,10 +225,10 @@ def _order(request: Request) -> TableOrder:
 
 def _node_page(pages: ClusterPageContext, node: SeenNode | None, order: TableOrder) -> DashboardPage | None:
     seen = pages.user_view.snapshot
+    use = NO_USE if node is None else pages.user_view.use(node.name)
 
     def made(of: SeenNode) -> DashboardPage:
-        acts, use = None if pages.acts is None else node_acts(of), pages.user_view.use(of.name)
-        return node_page(of, seen.notes, seen.taken, acts, order, use)
+        return node_page(of, seen.notes, seen.taken, None if pages.acts is None else node_acts(of), order, use)
 
     return None if node is None else apart(node.name, lambda: made(node), lambda: made(unshown(node)))
 

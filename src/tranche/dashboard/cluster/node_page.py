@@ -21,6 +21,8 @@ from tranche.kubernetes.telling.use_report import NO_USE, UseReport
 
 _NO_ORDER = TableOrder()
 _LATE_SECONDS = 300.0
+_READ_SECONDS = 60
+"""So often agents read the gauges, and nobody says so."""
 
 
 def node_page(
@@ -44,7 +46,7 @@ def node_page(
         _holders(node, now, order) if node.seen is not None else None,
         element("p", element("a", "What would a layout do?", href=layouts_address(node.name))) if drawn else None,
     )
-    return DashboardPage(f"Node {node.name}", live, below=acts)
+    return DashboardPage(f"Node {node.name}", live, below=acts, every=_READ_SECONDS)
 
 
 def node_gpu_page(
@@ -113,12 +115,29 @@ def not_of_now(node: SeenNode) -> Iterator[str]:
 
 
 def _readings(node: SeenNode, use: UseReport, now: float) -> Sequence[Document]:
-    """How much the GPUs are used now; nothing where what is known is older than that."""
-    return use.readings if not node.trouble and abs(now - use.taken) < _LATE_SECONDS else ()
+    """How much the GPUs and the slices that are still there are used now; nothing where what is known is older than that."""
+    if node.trouble or abs(now - use.taken) >= _LATE_SECONDS:
+        return ()
+    there = [
+        (gpu["uuid"], each["gpuInstanceId"], each["placement"])
+        for gpu in node.overview["gpus"]
+        for each in gpu["slices"]
+    ]
+    return [
+        {
+            **reading,
+            "slices": [
+                each
+                for each in reading["slices"]
+                if (reading["gpuUUID"], each["gpuInstanceId"], each["placement"]) in there
+            ],
+        }
+        for reading in use.readings
+    ]
 
 
 def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
-    return DashboardPage(page.title, page.live, element("p", "Of node ", node_link(node.name)))
+    return DashboardPage(page.title, page.live, element("p", "Of node ", node_link(node.name)), every=_READ_SECONDS)
 
 
 def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:

@@ -147,8 +147,11 @@ class UserView:
         return giving(gates, fleet, backend)
 
     def use(self, name: str) -> UseReport:
-        """How much the GPUs of that node are and were used; nothing where it is not shown, or nobody can read it."""
-        told = self._known.told.get(name) if name in self._shown.nodes else None
+        """How much the GPUs of that node are and were used, for those who may list nodes or see all names; nothing where nobody
+        can read it. Others would learn what went on before they came.
+        """
+        seen = name in self._shown.nodes and (self.rights.all_nodes or self.rights.sight.everywhere)
+        told = self._known.told.get(name) if seen else None
         try:
             return NO_USE if told is None or not told.use else use_from_text(told.use)
         except UsageError:

@@ -160,6 +160,14 @@
     liveness();
   }, 1000);
 
+  // What changes all the time, and nobody tells of, is asked for now and then.
+  const every = Number(document.body.dataset.every);
+  if (every) setInterval(() => {
+    if (document.hidden) return;
+    shown = "";
+    renew();
+  }, every * 1000);
+
   moments(document);
   if (!document.hidden) listen();
 })();

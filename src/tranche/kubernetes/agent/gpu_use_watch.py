@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from tranche.core.errors import TrancheError
 from tranche.core.readings import GpuReading
 from tranche.core.state import NodeState
+from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import GaugeSample, mean_of, sample_of
 from tranche.documents.overview import reading_document
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
@@ -24,6 +25,8 @@ from tranche.kubernetes.telling.use_report import LINE_SECONDS, NO_USE, UseRepor
 
 READ_SECONDS = 60.0
 _RETRY_SECONDS = 5.0
+_SET_SECONDS = 10.0
+"""A clock that has moved by more than that between two readings was set."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +34,8 @@ _log = logging.getLogger(__name__)
 class GpuUseWatch:
     """A component: publishes in `use` what the annotation is to say, after each reading.
 
-    It keeps nobody waiting: while the driver hangs nothing is read, and that time is a gap. `now` is seconds since the epoch.
+    It keeps nobody waiting: while the driver hangs nothing is read, and that time is a gap. `now` is seconds since the epoch,
+    `clock` is monotonic: where they part somebody has set the clock, and what was read before is of no known time.
     """
 
     name = "use"
@@ -43,12 +47,14 @@ class GpuUseWatch:
         *,
         read: Callable[[NodeState], Sequence[GpuReading]] | None = None,
         now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._services = services
         self._use = use
         self._read = read or NvmlGaugeReader(time.monotonic).read
         self._now = now
+        self._clock = clock
         self._sleep = sleep
 
     def ready(self) -> Readiness:
@@ -58,11 +64,14 @@ class GpuUseWatch:
     async def run(self) -> None:
         """Record until cancelled, from the moment when it is known what was recorded before."""
         await self._services.inventory.latest.first()
-        use, since_line = await self._kept(), list[GaugeSample]()
+        use, since_line, offset = await self._kept(), list[GaugeSample](), self._now() - self._clock()
         while True:
             node = self._services.inventory.latest.value.view.node
-            readings = tuple(map(reading_document, await asyncio.to_thread(self._read, node)))
+            readings = _documents(node, await asyncio.to_thread(self._read, node))
             now = self._now()
+            before, offset = offset, now - self._clock()
+            if abs(offset - before) > _SET_SECONDS:
+                since_line = []
             if since_line and since_line[0].taken // LINE_SECONDS != now // LINE_SECONDS:
                 use, since_line = use.with_line(mean_of(since_line, since_line[-1].taken)), []
             if readings:
@@ -89,3 +98,17 @@ class GpuUseWatch:
         except TrancheError as error:
             _log.warning("the use of GPUs begins again", extra={"error": str(error)})
             return NO_USE
+
+
+def _documents(node: NodeState, readings: Iterable[GpuReading]) -> tuple[Document, ...]:
+    """The readings with the places of their slices: another slice may have the same number when somebody looks."""
+    places = {(gpu.uuid, each.id): each.placement for gpu in node for each in gpu.instances}
+    found = []
+    for reading in map(reading_document, readings):
+        slices = [
+            {**each, "placement": {"start": place.start, "size": place.size}}
+            for each in reading["slices"]
+            if (place := places.get((reading["gpuUUID"], each["gpuInstanceId"]))) is not None
+        ]
+        found.append({**reading, "slices": slices})
+    return tuple(found)

@@ -36,6 +36,7 @@ from tranche.kubernetes.telling.told_view import (
     told,
     told_from_lease,
     told_to_lease,
+    use_of_lease,
 )
 
 CHECK_SECONDS = 300.0
@@ -144,16 +145,15 @@ class NodeReporter:
         """What is to be told, of which what was withheld before has its say."""
         offer = None if before is None else before.told.offer
         sizes = await self._sizes(node) if self._chosen_of else None
-        said = await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
-        if not self._to_people:
-            return said
-        use = self._news.use.value if self._news.use.synced else "" if before is None else before.told.use
-        return replace(said, told=replace(said.told, use=use))
+        return await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
 
     async def to_lease(self, node: KubeNode, said: _Said, before: Lease | None, *, changed: bool) -> Lease:
         """The next generation of the one before, whether the rest of that can be read or not."""
-        generation = (0 if before is None else generation_of(before)) + changed
-        return await asyncio.to_thread(told_to_lease, replace(said.told, generation=generation), (node.name, node.uid))
+        generation, use = (0 if before is None else generation_of(before)) + changed, ""
+        if self._to_people:
+            use = self._news.use.value if self._news.use.synced else "" if before is None else use_of_lease(before)
+        report = replace(said.told, generation=generation, use=use)
+        return await asyncio.to_thread(told_to_lease, report, (node.name, node.uid))
 
     def not_told(self, error: TrancheError) -> None:
         """A line of the log."""

@@ -7,26 +7,34 @@ import gzip
 import io
 import json
 import re
+import zlib
 from typing import Any
 
 from tranche.core.json_text import read_json
 
-_LONGEST = 16 * 1024**2
+MOST_BYTES = 4 * 1024**2
+"""Of JSON: read, a byte of it may take thirty of memory."""
+
 _HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 """Half of a character in JSON; alone it is text that nobody can write as UTF-8."""
 
 
-def packed(data: Any) -> str:
-    """The same data are the same text."""
-    text = json.dumps(data, separators=(",", ":"), sort_keys=True)
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+def packed(data: Any, most: int = MOST_BYTES) -> str:
+    """The same data are the same text; ValueError where the data are of more than so many bytes, which nobody would read."""
+    text = json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
+    if len(text) > most:
+        raise ValueError(f"it is too long: {len(text):,} bytes of {most:,}")
+    return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
 
-def unpacked(text: str) -> Any:
-    """What was packed; ValueError, OSError or EOFError where it is nothing of the kind."""
-    with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(text, validate=True))) as file:
-        found = file.read(_LONGEST + 1)
-    if len(found) > _LONGEST:
+def unpacked(text: str, most: int = MOST_BYTES) -> Any:
+    """What was packed; ValueError, OSError or EOFError where it is nothing of the kind, or of more than so many bytes."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(text, validate=True))) as file:
+            found = file.read(most + 1)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if len(found) > most:
         raise ValueError("it is too long")
     written = found.decode()
     data = read_json(written)

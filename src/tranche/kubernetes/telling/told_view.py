@@ -130,12 +130,12 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
     if said.offer is not None:
         annotations[_OFFER] = packed(_offer_to_dict(said.offer))
     most = MOST_BYTES - len(annotations.get(_OFFER, ""))
-    text = packed(view_to_dict(view))
-    if len(text) > most:
+    text = _view_text(view, most)
+    if text is None:
         few = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
-        text, annotations[_SHORT] = packed(view_to_dict(few)), "true"
-    if len(text) > most:
-        raise UsageError(f"node {said.node} has more to tell than a lease holds: {len(text):,} bytes of {most:,}")
+        text, annotations[_SHORT] = _view_text(few, most), "true"
+    if text is None:
+        raise UsageError(f"node {said.node} has more to tell than a lease holds, which is {most:,} bytes")
     annotations[_VIEW] = text
     if said.layouts is not None:
         annotations[_LAYOUTS] = layouts_to_text(said.layouts)
@@ -152,6 +152,15 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
         annotations=annotations,
         owner_node=owner,
     )
+
+
+def _view_text(view: NodeView, most: int) -> str | None:
+    """None where it is too long for a lease, or for who reads it."""
+    try:
+        text = packed(view_to_dict(view))
+    except ValueError:
+        return None
+    return text if len(text) <= most else None
 
 
 def told_from_lease(lease: Lease) -> ViewReport:

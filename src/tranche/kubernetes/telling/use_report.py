@@ -1,6 +1,6 @@
 """How much the GPUs of a node are used now, and were over days, as the node's agent tells it in an annotation of its lease. Pure.
 
-Lines of five minutes reach back six hours, and lines of half an hour seven days: of eight busy GPUs these are 12 to 19 kB.
+Lines of five minutes reach back six hours, and lines of half an hour seven days: of eight busy GPUs these are 12 to 26 kB.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ LINE_SECONDS = 300.0
 LINES_KEPT_HOURS = 6
 LONG_LINE_SECONDS = 1800.0
 KEPT_DAYS = 7
+_MOST_LINES = LINES_KEPT_HOURS * 12 + 1
+_MOST_LONG_LINES = KEPT_DAYS * 48 + 1
 MOST_USE_BYTES = 28 * 1024
 """Beside view and layouts this is less than what Kubernetes lets an object's annotations hold."""
 
 _FORMAT = 1
 _UNITS = (64.0 * MIB, 0.01, 2.0, 1.0)
 """What each of KEPT_GAUGES is counted in: a chart of 60 pixels shows no less."""
-_MOST_LINES = 1_000
+_MOST_JSON_BYTES = 512 * 1024
 _MOST_GPUS = 64
-_KEPT = 64
+_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,16 @@ class UseReport:
     long_lines: tuple[GaugeSample, ...] = ()
 
     def with_line(self, line: GaugeSample) -> UseReport:
-        """With one more line, and without what is too old; a clock that was set back begins again there."""
-        oldest, cell = line.taken - LINES_KEPT_HOURS * 3600, line.taken // LONG_LINE_SECONDS
-        lines = (*(each for each in self.lines if oldest <= each.taken < line.taken), line)
+        """With one more line, and without the oldest; a clock that was set back begins again there.
+
+        What is too old is left out by `over`: a clock that was ahead once must not take away what is right.
+        """
+        cell = line.taken // LONG_LINE_SECONDS
+        lines = (*(each for each in self.lines if each.taken < line.taken), line)
         in_cell = [each for each in lines if each.taken // LONG_LINE_SECONDS == cell]
-        oldest = line.taken - KEPT_DAYS * 86_400
-        before = (each for each in self.long_lines if oldest <= each.taken < cell * LONG_LINE_SECONDS)
-        return replace(self, lines=lines, long_lines=(*before, mean_of(in_cell, line.taken)))
+        before = (each for each in self.long_lines if each.taken < cell * LONG_LINE_SECONDS)
+        long_lines = (*before, mean_of(in_cell, line.taken))
+        return replace(self, lines=lines[-_MOST_LINES:], long_lines=long_lines[-_MOST_LONG_LINES:])
 
     def over(self, hours: int, until: float) -> tuple[Sequence[GaugeSample], float]:
         """The lines of so many hours until then, and how many seconds each is of."""
@@ -68,9 +73,23 @@ NO_USE = UseReport()
 
 def use_to_text(use: UseReport) -> str:
     """As an annotation holds it: without the oldest lines where these are too long."""
-    while len(text := packed(_to_data(use))) > MOST_USE_BYTES and (use.lines or use.long_lines):
-        use = replace(use, lines=_newest(use.lines), long_lines=_newest(use.long_lines))
-    return text if len(text) <= MOST_USE_BYTES else packed(_to_data(NO_USE))
+    while (text := _text_of(use)) is None and (use.lines or use.long_lines):
+        # Lines of the last hours are the smaller part, and go when no others are left.
+        use = replace(
+            use,
+            lines=use.lines if use.long_lines else _newest(use.lines),
+            long_lines=_newest(use.long_lines),
+        )
+    return text if text is not None else packed(_to_data(NO_USE))
+
+
+def _text_of(use: UseReport) -> str | None:
+    """None where it is too long."""
+    try:
+        text = packed(_to_data(use), _MOST_JSON_BYTES)
+    except ValueError:
+        return None
+    return text if len(text) <= MOST_USE_BYTES else None
 
 
 def _newest(lines: tuple[GaugeSample, ...]) -> tuple[GaugeSample, ...]:
@@ -78,20 +97,27 @@ def _newest(lines: tuple[GaugeSample, ...]) -> tuple[GaugeSample, ...]:
     return lines[-(-len(lines) // 8) :]
 
 
-@lru_cache(_KEPT)
 def use_from_text(text: str) -> UseReport:
     """What the annotation says; UsageError when it cannot be read, cannot be true, or is of another format."""
+    found = _read(text)
+    if isinstance(found, str):
+        raise UsageError(f"what an agent says of the use of GPUs cannot be read: {found}")
+    return found
+
+
+@lru_cache(_KEPT)
+def _read(text: str) -> UseReport | str:
+    """What it says, or why that cannot be read."""
     try:
-        data = unpacked(text)
+        data = unpacked(text, _MOST_JSON_BYTES)
         if data["format"] != _FORMAT:
             raise ValueError(f"format {data['format']} is not known here")
         uuids = [_text(each) for each in data["gpus"][:_MOST_GPUS]]
         readings = tuple(map(_reading, data["readings"][:_MOST_GPUS]))
-        return UseReport(
-            _number(data["taken"]) or 0.0, readings, _lines(uuids, data["lines"]), _lines(uuids, data["longLines"])
-        )
+        lines = _lines(uuids, data["lines"], _MOST_LINES), _lines(uuids, data["longLines"], _MOST_LONG_LINES)
+        return UseReport(_number(data["taken"]) or 0.0, readings, *lines)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, OSError, EOFError, RecursionError) as error:
-        raise UsageError(f"what an agent says of the use of GPUs cannot be read: {error}") from error
+        return str(error)
 
 
 def _to_data(use: UseReport) -> dict[str, Any]:
@@ -119,14 +145,14 @@ def _counted(value: float | None, unit: float) -> int | None:
     return None if value is None else round(value / unit)
 
 
-def _lines(uuids: Sequence[str], data: dict[str, Any]) -> tuple[GaugeSample, ...]:
-    taken = [_number(each) or 0.0 for each in data["taken"][:_MOST_LINES]]
+def _lines(uuids: Sequence[str], data: dict[str, Any], most: int) -> tuple[GaugeSample, ...]:
+    taken = [_number(each) or 0.0 for each in data["taken"][:most]]
     if any(later <= earlier for earlier, later in pairwise(taken)):
         raise ValueError("its lines are not in the order of time")
     gpus: list[dict[str, Document]] = [{} for _ in taken]
     for place, uuid in enumerate(uuids):
         columns = [
-            [_measured(count, unit) for count in data[name][place][:_MOST_LINES]]
+            [_measured(count, unit) for count in data[name][place][:most]]
             for name, unit in zip(KEPT_GAUGES, _UNITS, strict=True)
         ]
         for line, *gauges in zip(gpus, *columns, strict=True):
@@ -146,6 +172,7 @@ def _reading(data: dict[str, Any]) -> Document:
             "gpuInstanceId": int(_number(each["gpuInstanceId"]) or 0),
             "memoryUsedBytes": _number(each["memoryUsedBytes"]),
             "busy": _number(each["busy"]),
+            "placement": {name: _number(each["placement"][name]) for name in ("start", "size")},
         }
         for each in data["slices"][:_MOST_GPUS]
     ]
