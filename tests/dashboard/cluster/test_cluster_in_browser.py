@@ -110,7 +110,12 @@ def test_an_open_page_shows_what_is_used_now_though_nothing_else_has_changed(
     viewer.open("/nodes/n1")
     view = held_by(a100s(2), ("blue", 0), ("zebra", 1))
     before = viewer.page.evaluate("document.body.dataset.version")
-    reading = {"gpuUUID": view.node.gpus[0].uuid, **dict.fromkeys(KEPT_GAUGES), "busy": 0.93, "slices": []}
+    reading: dict[str, Any] = {
+        "gpuUUID": view.node.gpus[0].uuid,
+        **dict.fromkeys(KEPT_GAUGES),
+        "busy": 0.93,
+        "slices": [],
+    }
     use = use_to_text(UseReport(time.time(), (reading,)))
     page.api.change(lambda server: tell(server, "n1", view, use=use))
     wait_until(page, lambda: "93% busy" in page.ask("/nodes/n1", "t-olga").text)
