@@ -12,7 +12,8 @@ import yaml
 
 from tests.boot.debian_root import debian_root
 from tests.machines import TestMachine
-from tranche_simulator.build import ensure_built
+from tranche.node.locks.locks import FileLock
+from tranche_simulator.build import cache_directory, ensure_built
 
 REPOSITORY = Path(__file__).parents[2]
 _LONGEST_SECONDS = 300.0
@@ -136,16 +137,18 @@ class BootableMachine:
         command += [f"--bind-ro={source}:{target}" for source, target in binds.items()]
         written = {out: "/out", self.machine.machine.directory: "/sim", self.system: "/etc/systemd/system"}
         command += [f"--bind={source}:{target}" for source, target in written.items()]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=_LONGEST_SECONDS
-        )
+        # Two at once would have one control group, /payload, and each would end services of the other.
+        with FileLock(cache_directory() / "debian-roots" / ".boot.lock"):
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=_LONGEST_SECONDS
+            )
         assert (out / "everything").exists(), f"the boot did not end as it should:\n{done.stdout}\n{done.stderr}"
         lines = (out / "properties").read_text().splitlines()
         return Booted(
             status=(out / "status").read_text(),
             properties=dict(line.split("=", 1) for line in lines if "=" in line),
             journal=(out / "journal").read_text(),
-            failed=(out / "failed").read_text(),
+            failed=_with_journal((out / "failed").read_text(), (out / "everything").read_text()),
             order=(out / "order").read_text().split(),
             seen_by_kubelet=(out / "kubelet").read_text(),
         )
@@ -171,6 +174,12 @@ class BootableMachine:
             link = wants / f"{name}.service"
             link.unlink(missing_ok=True)
             link.symlink_to(f"../{name}.service")
+
+
+def _with_journal(failed: str, journal: str) -> str:
+    """The units that failed, and what the journal has of them: nobody can look it up after the test."""
+    names = [line.split()[0].removesuffix(".service") for line in failed.splitlines()]
+    return "\n".join([failed, *(line for line in journal.splitlines() if any(name in line for name in names))]).strip()
 
 
 def _dependencies() -> list[Path]:
