@@ -15,12 +15,12 @@ from tests.kubernetes.waiting import until
 from tranche.core.errors import KubernetesUnavailable
 from tranche.core.readings import GpuReading
 from tranche.core.state import NodeState
-from tranche.kubernetes.agent.gpu_use_watch import READ_SECONDS, GpuUseWatch
+from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.telling.told_view import ViewReport, told_to_lease
-from tranche.kubernetes.telling.use_report import UseReport, use_from_text
+from tranche.kubernetes.telling.use_report import READ_SECONDS, UseReport, use_from_text
 
 BEGAN = 1_800_000_000.0
 VIEW = a100s(1)

@@ -17,12 +17,10 @@ from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, blocks_of, holder_without_id, whose
 from tranche.documents.markup import Child, Element, element
-from tranche.kubernetes.telling.use_report import NO_USE, UseReport
+from tranche.kubernetes.telling.use_report import NO_USE, READ_SECONDS, UseReport
 
 _NO_ORDER = TableOrder()
 _LATE_SECONDS = 300.0
-_READ_SECONDS = 60
-"""So often agents read the gauges, and nobody says so."""
 
 
 def node_page(
@@ -46,7 +44,7 @@ def node_page(
         _holders(node, now, order) if node.seen is not None else None,
         element("p", element("a", "What would a layout do?", href=layouts_address(node.name))) if drawn else None,
     )
-    return DashboardPage(f"Node {node.name}", live, below=acts, every=_READ_SECONDS)
+    return DashboardPage(f"Node {node.name}", live, below=acts, every=round(READ_SECONDS))
 
 
 def node_gpu_page(
@@ -137,7 +135,9 @@ def _readings(node: SeenNode, use: UseReport, now: float) -> Sequence[Document]:
 
 
 def _of_node(page: DashboardPage, node: SeenNode) -> DashboardPage:
-    return DashboardPage(page.title, page.live, element("p", "Of node ", node_link(node.name)), every=_READ_SECONDS)
+    return DashboardPage(
+        page.title, page.live, element("p", "Of node ", node_link(node.name)), every=round(READ_SECONDS)
+    )
 
 
 def _facts(node: SeenNode) -> Iterator[tuple[str, Child]]:

@@ -21,9 +21,15 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_view import REPORT, lease_name, use_of_lease
-from tranche.kubernetes.telling.use_report import LINE_SECONDS, NO_USE, UseReport, use_from_text, use_to_text
+from tranche.kubernetes.telling.use_report import (
+    LINE_SECONDS,
+    NO_USE,
+    READ_SECONDS,
+    UseReport,
+    use_from_text,
+    use_to_text,
+)
 
-READ_SECONDS = 60.0
 _RETRY_SECONDS = 5.0
 _SET_SECONDS = 10.0
 """A clock that has moved by more than that between two readings was set."""

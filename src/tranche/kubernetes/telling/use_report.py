@@ -18,6 +18,8 @@ from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample, mean_of
 from tranche.kubernetes.telling.packing import packed, unpacked
 
+READ_SECONDS = 60.0
+"""So often an agent reads the gauges."""
 LINE_SECONDS = 300.0
 LINES_KEPT_HOURS = 6
 LONG_LINE_SECONDS = 1800.0
