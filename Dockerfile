@@ -16,8 +16,7 @@ COPY src src
 ARG TRANCHE_COMMIT=
 # Byte code is trusted without a look at its source, whose time differs from build to build. The simulator's C sources stay behind:
 # the agent needs its catalogue of boards only.
-RUN PYTHONPATH=/build python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --no-deps --no-build-isolation \
-      ./simulator . \
+RUN PYTHONPATH=/build python -m pip --python /opt/tranche/bin/python install --quiet --no-compile --no-deps --no-build-isolation . \
  && rm -r /opt/tranche/lib/python3*/site-packages/tranche_simulator/native \
  && python -m compileall -q --invalidation-mode unchecked-hash /opt/tranche/lib
 

@@ -5,20 +5,21 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 PROTO  := src/tranche/kubernetes/kubelet/proto
 DEPLOY := build/.deploy-checked
+SITE   := build/site/index.html
 
 NODES ?= p4d=p4d.24xlarge
 
-.PHONY: help setup demo test test-long check dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test test-long check site recording dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 setup: $(STAMP)  ## the virtual environment with the locked dependencies
 
-$(STAMP): requirements.lock pyproject.toml simulator/pyproject.toml
+$(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e simulator -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in slices
@@ -28,29 +29,40 @@ demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in sli
 AGAIN := $(MAKE) --no-print-directory
 
 # Getting a cluster's programs takes minutes the first time, so that runs beside the checks and the tests that need none. The
-# tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so.
+# tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so. One process compiles the tests
+# beside the checks, which use one core; else each of four would.
 test: $(STAMP)   ## every check, and the tests, each kind once
 	@$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
-	trap 'kill $$prepared' INT TERM; \
-	$(AGAIN) check && $(BIN)/python -m pytest -n 3 --durations=40 --durations-min=5; \
-	code=$$?; kill $$prepared 2>/dev/null; exit $$code
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null & compiled=$$!; \
+	trap 'kill $$prepared $$compiled' INT TERM; \
+	$(AGAIN) check && { wait $$compiled; $(BIN)/python -m pytest -n 4 --durations=40 --durations-min=5; }; \
+	code=$$?; kill $$prepared $$compiled 2>/dev/null; exit $$code
 
 test-long: export TRANCHE_LONG := 1
 test-long: test  ## the same, each test at its full length; before a release
 	TRANCHE_OLDER_KUBERNETES=1 $(BIN)/python -m pytest -n 0 tests/cluster/test_shares_by_gates.py tests/cluster/test_guides.py -k "gates or without_claims"
 
-check: $(STAMP) $(DEPLOY)  ## format, lint, types, layers; chart, rules, examples
+check: $(STAMP) $(DEPLOY) $(SITE)  ## format, lint, types, layers, prose; chart, rules, examples; links
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n 0 -q tests/test_prose.py
 
 # What is deployed is checked again when something of it, or of the checks, has changed.
 $(DEPLOY): $(STAMP) $(shell find deploy release docs/runbooks src/tranche/boot src/tranche/metrics -type f -not -name '*.pyc')
 	$(BIN)/python -m release check
 	@mkdir -p $(@D) && touch $@
 
-dist: $(STAMP)   ## wheels for every processor, sdists, man pages, bill of materials and checksums, in dist/
+site: $(SITE)    ## the documents as a site that can be searched, in build/site/
+
+$(SITE): $(STAMP) $(wildcard *.md) requirements-docs.lock release/site.py $(shell find docs -type f)
+	$(BIN)/python -m release site
+
+recording: $(STAMP) ## run the session of the README's terminal on a simulated machine, and draw it
+	$(BIN)/python -m release recording
+
+dist: $(STAMP)   ## wheels, sources, the self-contained archive, bill of materials and checksums, in dist/
 	$(BIN)/python -m release dist
 
 bench: $(STAMP)  ## figures beside baselines of the same run
@@ -77,15 +89,16 @@ test-cluster: $(STAMP) ## the tests that need a cluster; it is made and removed
 goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 	$(BIN)/python -m pytest -n 2 --update-goldens -m "not cluster"
 
-RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-  --no-emit-package tranche-simulator
+RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; a browser's
+lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; the site's; a browser's
 	$(RESOLVE) --group dev --extra kubernetes --extra dashboard pyproject.toml -o requirements.lock
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes --extra dashboard pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
 	$(RESOLVE) --group dist -o requirements-dist.lock
+	$(RESOLVE) --group oldest -o requirements-oldest.lock
 	$(RESOLVE) --group infrastructure -o requirements-infrastructure.lock
+	$(RESOLVE) --group docs -o requirements-docs.lock
 	$(RESOLVE) --group browser -o requirements-browser.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew

@@ -1,4 +1,4 @@
-"""`python -m release`: check, image, dist, dashboards."""
+"""`python -m release`: check, image, dist, dashboards, recording, site."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def image() -> None:
 @command.command()
 @click.option("--to", "target", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
 def dist(target: Path) -> None:
-    """Make the packages: wheels for every processor, sdists, man pages, bill of materials and checksums."""
+    """Make the packages: wheels, the source archive, the self-contained archive, bill of materials and checksums."""
     from release.dist import make_dist  # what a check does not need is not imported for it
 
     make_dist(target, _say)
@@ -59,6 +59,25 @@ def dashboards() -> None:
 
     for name, text in dashboard_files().items():
         (FOLDER / name).write_text(text)
+
+
+@command.command()
+def recording() -> None:
+    """Run the session of the README's terminal on a simulated machine, and draw it."""
+    from release.recording import write_recording  # what a check does not need is not imported for it
+
+    write_recording()
+
+
+@command.command()
+@click.option("--to", "target", type=click.Path(path_type=Path), default=Path("build/site"), show_default=True)
+def site(target: Path) -> None:
+    """Make the site of the documents; a dead link, or a page outside the navigation, is a line each, and exit code 1."""
+    from release.site import make_site  # what a check does not need is not imported for it
+
+    if wrong := make_site(target, _say):
+        click.echo("\n".join(wrong))
+        sys.exit(1)
 
 
 def _say(line: str) -> None:

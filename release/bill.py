@@ -13,8 +13,8 @@ from release.errors import ReleaseError
 from release.image_sources import ROOT
 
 
-def write_bill(target: Path, tools: Path, tranche: Path, simulator: Path) -> None:
-    """Install the wheels with the versions of requirements.lock, and list what is there then.
+def write_bill(target: Path, tools: Path, wheel: Path) -> None:
+    """Install the wheel with the versions of requirements.lock, and list what is there then.
 
     Raises:
         ReleaseError: something cannot be installed or listed.
@@ -25,7 +25,7 @@ def write_bill(target: Path, tools: Path, tranche: Path, simulator: Path) -> Non
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
         python = environment / "bin" / "python"
         pip = (tools / "python", "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet", "install")
-        _run(*pip, "--constraint", pins, simulator, f"{tranche}[kubernetes,dashboard]")
+        _run(*pip, "--constraint", pins, f"{wheel}[kubernetes,dashboard]")
         listing = (tools / "cyclonedx-py", "environment", "--output-reproducible", "--of", "JSON", "-o", target)
         _run(*listing, "--pyproject", ROOT / "pyproject.toml", python)
 

@@ -21,7 +21,7 @@ _NODE = GrafanaVariable("instance", "tranche_gpu_lost")
 _NAMESPACE = GrafanaVariable("namespace", "tranche_slice_state")
 _HERE = 'instance=~"$instance"'
 _THEIRS = 'namespace=~"$namespace"'
-_ON_HOPPER = "Only Hopper and later measure it; other nodes are not in the picture."
+_ON_HOPPER = "Only Hopper and later GPUs measure it; other nodes are missing here."
 
 
 def _times(
@@ -52,21 +52,21 @@ def _bars(title: str, description: str, unit: GrafanaUnit, expression: str, lege
 FLEET = GrafanaDashboard(
     "tranche-fleet",
     "Tranche / Fleet",
-    "All nodes: how many GPUs there are, who holds them, what is wrong.",
+    "All nodes: number of GPUs, their holders, and faults.",
     (
         _stat("Nodes", "Agents that answer.", "count(tranche_build_info)"),
-        _stat("GPUs", "As the driver lists them, lost ones included.", "count(tranche_gpu_lost)"),
-        _stat("Slices", "Of all profiles, held or not.", "sum(instance:tranche_slices:count)"),
-        _stat("GPUs lost", "The driver lists them and cannot reach them.", "sum(tranche_gpu_lost)"),
+        _stat("GPUs", "GPUs that the driver lists, including lost ones.", "count(tranche_gpu_lost)"),
+        _stat("Slices", "Slices of all profiles, held or idle.", "sum(instance:tranche_slices:count)"),
+        _stat("GPUs lost", "GPUs that the driver lists but cannot reach.", "sum(tranche_gpu_lost)"),
         _stat(
             "Layouts not reached",
-            "Nodes that are not cut as their label asks.",
+            "Nodes that do not have the layout of their label.",
             'count(tranche_layout_state{state!="success"}) or vector(0)',
         ),
-        _stat("Power", "Of all GPUs.", "sum(instance:tranche_gpu_power_watts:sum)", GrafanaUnit.WATTS),
+        _stat("Power", "Power of all GPUs.", "sum(instance:tranche_gpu_power_watts:sum)", GrafanaUnit.WATTS),
         _times(
             "Held, in GPUs",
-            "GPUs' worth of compute slices that each namespace holds. Commands of tranche run have no namespace.",
+            "Compute slices that each namespace holds, in GPUs. Commands of tranche run have no namespace.",
             GrafanaUnit.NUMBER,
             "sum by (namespace) (namespace:tranche_gpus_held:sum)",
             "{{namespace}}",
@@ -74,7 +74,7 @@ FLEET = GrafanaDashboard(
         ),
         _times(
             "Idle, in GPUs",
-            "GPUs' worth of compute slices that nobody holds.",
+            "Idle compute slices, in GPUs.",
             GrafanaUnit.NUMBER,
             "sum by (instance) (instance:tranche_gpus_idle:sum)",
             "{{instance}}",
@@ -82,7 +82,7 @@ FLEET = GrafanaDashboard(
         ),
         _times(
             "Slices by profile and state",
-            "Missing ones are held, and not there.",
+            "Missing slices are held but absent.",
             GrafanaUnit.NUMBER,
             "sum by (profile, state) (instance:tranche_slices:count)",
             "{{profile}} {{state}}",
@@ -90,20 +90,20 @@ FLEET = GrafanaDashboard(
         ),
         _times(
             "Changes that failed",
-            "Changes of GPUs that were undone or interrupted, per hour.",
+            "Undone or interrupted changes of GPUs, per hour.",
             GrafanaUnit.NUMBER,
             'sum by (kind, outcome) (rate(tranche_change_duration_seconds_count{outcome!="done"}[$__rate_interval])) * 3600',
             "{{kind}} {{outcome}}",
         ),
         _table(
             "Layouts",
-            "The wanted layout of each node and how far it is.",
+            "The layout that each node should have, and its state.",
             GrafanaUnit.NUMBER,
             "max by (instance, layout, state, reason) (tranche_layout_state)",
             width=12,
         ),
         _table(
-            "Parts of agents that do not work",
+            "Components of agents that do not work",
             "Empty when all is well.",
             GrafanaUnit.NUMBER,
             "min by (instance, component) (tranche_component_ready) == 0",
@@ -111,14 +111,14 @@ FLEET = GrafanaDashboard(
         ),
         _table(
             "XIDs",
-            "When each was reported last.",
+            "When each XID was last reported.",
             GrafanaUnit.MOMENT,
             "max by (instance, gpu_uuid, xid) (tranche_xid_last_time_seconds) * 1000",
             width=12,
         ),
         _times(
-            "Age of what is known",
-            "A driver or a kubelet that hangs shows here.",
+            "Age of readings",
+            "A driver or kubelet that hangs shows up here.",
             GrafanaUnit.SECONDS,
             "max by (instance, what) (tranche_observation_age_seconds)",
             "{{instance}} {{what}}",
@@ -129,46 +129,46 @@ FLEET = GrafanaDashboard(
 NODE = GrafanaDashboard(
     "tranche-node",
     "Tranche / Node",
-    "One node or a few: each GPU with its gauges, each slice with its pod.",
+    "One or a few nodes: each GPU with its gauges, each slice with its pod.",
     (
         _table(
             "Slices",
-            "Who holds which, by place.",
+            "Holders of slices, by placement.",
             GrafanaUnit.NUMBER,
             "max by (instance, gpu_uuid, placement, profile, state, namespace, pod, container, mig_uuid) "
             f"(tranche_slice_state{{{_HERE}}})",
         ),
         _times(
             "Memory used in slices",
-            "Of each GPU instance.",
+            "Memory used in each GPU instance.",
             GrafanaUnit.BYTES,
             f"sum by (gpu_uuid, placement, pod) (tranche_slice_memory_used_bytes{{{_HERE}}})",
             "{{gpu_uuid}} {{placement}} {{pod}}",
         ),
         _times(
             "Memory used on GPUs",
-            "Of the whole GPU, the driver's reserve included.",
+            "Memory used on the whole GPU, including the driver's reserve.",
             GrafanaUnit.BYTES,
             f"sum by (instance, gpu_uuid) (tranche_gpu_memory_used_bytes{{{_HERE}}})",
             "{{instance}} {{gpu_uuid}}",
         ),
         _times(
             "Activity of slices",
-            f"How busy the slice's own multiprocessors were. {_ON_HOPPER}",
+            f"Activity of the slice's multiprocessors. {_ON_HOPPER}",
             GrafanaUnit.SHARE,
             f"max by (gpu_uuid, placement, pod) (tranche_slice_sm_active_ratio{{{_HERE}}})",
             "{{gpu_uuid}} {{placement}} {{pod}}",
         ),
         _times(
-            "Utilization of GPUs that are not cut",
-            "No driver measures it in MIG mode.",
+            "Utilization of uncut GPUs",
+            "The driver does not measure it in MIG mode.",
             GrafanaUnit.SHARE,
             f"max by (instance, gpu_uuid) (tranche_gpu_utilization_ratio{{{_HERE}}})",
             "{{instance}} {{gpu_uuid}}",
         ),
         _times(
             "Power",
-            "Of whole GPUs; no slice has a figure of its own.",
+            "Power of whole GPUs; the driver does not measure slices.",
             GrafanaUnit.WATTS,
             f"sum by (instance, gpu_uuid) (tranche_gpu_power_watts{{{_HERE}}})",
             "{{instance}} {{gpu_uuid}}",
@@ -176,36 +176,36 @@ NODE = GrafanaDashboard(
         ),
         _times(
             "Temperature",
-            "Of the die.",
+            "Temperature of the GPU's die.",
             GrafanaUnit.CELSIUS,
             f"max by (instance, gpu_uuid) (tranche_gpu_temperature_celsius{{{_HERE}}})",
             "{{instance}} {{gpu_uuid}}",
         ),
         _times(
             "Duration of changes",
-            "Nineteen of twenty changes were faster.",
+            "95 % of changes were faster.",
             GrafanaUnit.SECONDS,
             "histogram_quantile(0.95, sum by (kind, le) "
             f"(rate(tranche_change_duration_seconds_bucket{{{_HERE}}}[$__rate_interval])))",
             "{{kind}}",
         ),
         _times(
-            "Errors of the driver",
-            "By their names in nvml.h, per hour.",
+            "Driver errors",
+            "Errors by name in nvml.h, per hour.",
             GrafanaUnit.NUMBER,
             f"sum by (instance, error) (rate(tranche_nvml_errors_total{{{_HERE}}}[$__rate_interval])) * 3600",
             "{{instance}} {{error}}",
         ),
         _times(
-            "Requests that wait",
-            "In the queue of tranche run on this node.",
+            "Waiting requests",
+            "Requests in the queue of tranche run on this node.",
             GrafanaUnit.NUMBER,
             f"max by (instance) (tranche_queue_requests{{{_HERE}}})",
             "{{instance}}",
         ),
         _times(
-            "How long the first of them waits",
-            "Nothing while nobody waits.",
+            "Longest wait",
+            "Empty while no request waits.",
             GrafanaUnit.SECONDS,
             f"max by (instance) (tranche_queue_oldest_wait_seconds{{{_HERE}}})",
             "{{instance}}",
@@ -217,11 +217,11 @@ NODE = GrafanaDashboard(
 NAMESPACES = GrafanaDashboard(
     "tranche-namespaces",
     "Tranche / Slices by namespace",
-    "What each namespace holds, and what it does with it.",
+    "What each namespace holds and uses.",
     (
         _times(
             "Held, in GPUs",
-            "GPUs' worth of compute slices, whole GPUs included.",
+            "Compute slices, in GPUs, including whole GPUs.",
             GrafanaUnit.NUMBER,
             f"sum by (namespace) (namespace:tranche_gpus_held:sum{{{_THEIRS}}})",
             "{{namespace}}",
@@ -237,15 +237,15 @@ NAMESPACES = GrafanaDashboard(
         ),
         _times(
             "Memory used",
-            "In the slices that it holds.",
+            "Memory used in the namespace's slices.",
             GrafanaUnit.BYTES,
             f"sum by (namespace) (tranche_slice_memory_used_bytes{{{_THEIRS}}})",
             "{{namespace}}",
             stacked=True,
         ),
         _times(
-            "Memory used, of what it holds",
-            "Far below 1: smaller slices would do.",
+            "Memory used, as a fraction of memory held",
+            "Far below 1, smaller slices are enough.",
             GrafanaUnit.SHARE,
             f"sum by (namespace) (tranche_slice_memory_used_bytes{{{_THEIRS}}}) "
             f"/ sum by (namespace) (tranche_slice_memory_total_bytes{{{_THEIRS}}})",
@@ -253,15 +253,15 @@ NAMESPACES = GrafanaDashboard(
         ),
         _times(
             "Activity, in GPUs",
-            f"Multiprocessors at work, as so many GPUs. {_ON_HOPPER}",
+            f"Active multiprocessors, in GPUs. {_ON_HOPPER}",
             GrafanaUnit.NUMBER,
             f"sum by (namespace) (tranche_slice_sm_active_ratio{{{_THEIRS}}} * tranche_slice_compute_ratio{{{_THEIRS}}})",
             "{{namespace}}",
             stacked=True,
         ),
         _table(
-            "Held for longest",
-            "Since when each pod holds its slice.",
+            "Longest held",
+            "When each pod got its slice.",
             GrafanaUnit.MOMENT,
             "bottomk(20, min by (namespace, pod, container, profile, instance) "
             f"(tranche_holder_start_time_seconds{{{_THEIRS}}})) * 1000",
@@ -274,13 +274,17 @@ NAMESPACES = GrafanaDashboard(
 WASTE = GrafanaDashboard(
     "tranche-waste",
     "Tranche / Waste",
-    "What nobody holds, and what somebody holds and does not use.",
+    "Idle GPUs and slices, and held ones without use.",
     (
-        _stat("Idle, in GPUs", "Nobody holds it.", "sum(instance:tranche_gpus_idle:sum)"),
-        _stat("Unused, in GPUs", "A pod holds it, and has no process there.", "sum(namespace:tranche_gpus_unused:sum)"),
+        _stat("Idle, in GPUs", "Compute without a holder.", "sum(instance:tranche_gpus_idle:sum)"),
+        _stat(
+            "Unused, in GPUs",
+            "Compute that pods hold without a process on it.",
+            "sum(namespace:tranche_gpus_unused:sum)",
+        ),
         _times(
             "Idle slices, by profile",
-            "Nobody holds them.",
+            "Slices without a holder.",
             GrafanaUnit.NUMBER,
             'sum by (profile) (instance:tranche_slices:count{state="idle"})',
             "{{profile}}",
@@ -288,15 +292,15 @@ WASTE = GrafanaDashboard(
             width=16,
         ),
         _times(
-            "Held and without a process, in GPUs",
-            "Pods that asked for slices and do not use them at that moment.",
+            "Held without a process, in GPUs",
+            "Compute of pods that hold slices but do not use them at that moment.",
             GrafanaUnit.NUMBER,
             "sum by (namespace) (namespace:tranche_gpus_unused:sum)",
             "{{namespace}}",
             stacked=True,
         ),
         _bars(
-            "Memory that is held and not used",
+            "Memory held but not used",
             "By namespace, now.",
             GrafanaUnit.BYTES,
             'sum by (namespace) (tranche_slice_memory_total_bytes{namespace!=""} - tranche_slice_memory_used_bytes)',
@@ -304,22 +308,22 @@ WASTE = GrafanaDashboard(
         ),
         _table(
             "Slices without a process",
-            "Held by a pod, now.",
+            "Slices that a pod holds, now.",
             GrafanaUnit.NUMBER,
             "max by (namespace, pod, container, instance, profile, placement) "
             '(tranche_slice_processes{namespace!=""} == 0)',
         ),
         _times(
-            "Power of GPUs that nobody holds",
-            "GPUs that are not cut, and idle.",
+            "Power of GPUs without a holder",
+            "Idle uncut GPUs.",
             GrafanaUnit.WATTS,
             "sum by (instance) (tranche_gpu_power_watts and on (instance, gpu_uuid) "
             '(tranche_gpu_state{state="idle"} == 1))',
             "{{instance}}",
         ),
         _times(
-            "Part of the power limit",
-            "What all GPUs of a node draw, of what they may.",
+            "Power draw, as a fraction of the limit",
+            "Power draw of all GPUs of a node, divided by their power limits.",
             GrafanaUnit.SHARE,
             "sum by (instance) (tranche_gpu_power_watts) / sum by (instance) (tranche_gpu_power_limit_watts)",
             "{{instance}}",

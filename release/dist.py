@@ -1,4 +1,4 @@
-"""Makes the packages: wheels, source archives, bill of materials and checksums, and tries the wheels."""
+"""Makes the packages: wheels, sources, the self-contained archive, bill of materials and checksums, and tries them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from release.archive import make_archive
 from release.bill import write_bill, write_checksums
 from release.cross import PROCESSORS, cross_build, platform_tag, problems
 from release.dist_tools import dist_tools
@@ -15,8 +16,8 @@ from release.image_sources import version
 from release.progress import Say
 from release.revision import commit
 from release.shared_files import write_shared_files
-from release.trial import try_pipx, try_uv
-from release.wheels import simulator_sdist, simulator_wheel, tranche_sdist, tranche_wheel
+from release.trial import try_archive, try_pipx, try_uv
+from release.wheels import sdist, wheel
 
 
 def make_dist(target: Path, say: Say) -> None:
@@ -32,23 +33,27 @@ def make_dist(target: Path, say: Say) -> None:
         made, share = Path(name) / "dist", Path(name) / "share"
         say("man pages and completions")
         write_shared_files(share, version())
-        say("source archives, and the wheel of tranche")
-        tranche = tranche_wheel(made, share, revision)
-        tranche_sdist(made, share, revision)
-        simulator_sdist(made)
+        say("the source archive")
+        sdist(made, share, revision)
         wheels = {}
         for processor in PROCESSORS:
-            say(f"the simulator for {processor}, half a minute")
-            wheels[processor] = _simulator(processor, Path(name), made, tools)
+            say(f"the wheel for {processor}, half a minute")
+            build = _simulator(processor, Path(name), tools)
+            wheels[processor] = wheel(made, share, revision, build, platform_tag(processor))
         own = wheels.get(platform.machine())
         if own is None:
-            raise ReleaseError(f"no wheel of the simulator can be tried on this machine's {platform.machine()}")
+            raise ReleaseError(f"no wheel can be tried on this machine's {platform.machine()}")
+        say("the self-contained archive, with the dependencies for every processor and Python")
+        archive = made / f"tranche_gpu-{version()}.pyz"
+        make_archive(archive, tools, wheels)
+        say("an installation from it, without an index")
+        try_archive(archive)
         say("pipx install, without a compiler")
-        try_pipx(tools, tranche, own)
+        try_pipx(tools, own)
         say("uv tool install, without a compiler")
-        try_uv(tools, tranche, own)
+        try_uv(tools, own)
         say("the bill of materials, and the checksums")
-        write_bill(made / f"tranche-{version()}.cdx.json", tools, tranche, own)
+        write_bill(made / f"tranche_gpu-{version()}.cdx.json", tools, own)
         write_checksums(made)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target)
@@ -56,10 +61,10 @@ def make_dist(target: Path, say: Say) -> None:
     say(f"in {target}; only the wheel for {platform.machine()} was run, that for {', '.join(untried)} was looked at")
 
 
-def _simulator(processor: str, folder: Path, made: Path, tools: Path) -> Path:
+def _simulator(processor: str, folder: Path, tools: Path) -> Path:
     build = folder / processor
     cross_build(processor, build, tools / "python")
     wrong = list(problems(build, processor))
     if wrong:
         raise ReleaseError(f"the simulator for {processor} is not as it must be: {'; '.join(wrong)}")
-    return simulator_wheel(made, build, platform_tag(processor))
+    return build

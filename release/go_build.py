@@ -60,7 +60,7 @@ class GoModule:
         options = ("-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags", flags)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
             built = run_with_progress(
-                ["nice", "-n", "19", go, "build", *options, "-o", f"{folder}/", *programs.values()],
+                ["nice", "-n", "5", go, "build", *options, "-o", f"{folder}/", *programs.values()],
                 doing,
                 say,
                 summary=go_summary,

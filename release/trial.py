@@ -1,4 +1,4 @@
-"""Installs the made wheels as a user would, where no compiler is on PATH and no cache can be written, and tries them."""
+"""Installs what was made as a user would, where no compiler is on PATH and no cache can be written, and tries them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,20 @@ def clean_place() -> Iterator[CleanPlace]:
         yield CleanPlace(folder, environment)
 
 
-def try_pipx(tools: Path, tranche: Path, simulator: Path) -> None:
+def try_archive(archive: Path) -> None:
+    """The archive installs itself, and asks no index.
+
+    Raises:
+        ReleaseError: it fails, or what it installs does.
+    """
+    with clean_place() as place:
+        place = CleanPlace(place.folder, {**place.environment, "PIP_INDEX_URL": "http://127.0.0.1:9/"})
+        folders = ("--to", place.folder / "environment", "--bin", place.folder / "commands")
+        place.run([place.folder / "bin" / "python3", archive, *folders])
+        try_command(place, place.folder / "commands" / "tranche")
+
+
+def try_pipx(tools: Path, wheel: Path) -> None:
     """`pipx install`, with man pages.
 
     Raises:
@@ -65,14 +78,13 @@ def try_pipx(tools: Path, tranche: Path, simulator: Path) -> None:
         folders = {"PIPX_HOME": "pipx", "PIPX_BIN_DIR": "pipx-bin", "PIPX_MAN_DIR": "pipx-man"}
         environment = {**place.environment, **{key: str(place.folder / value) for key, value in folders.items()}}
         place = CleanPlace(place.folder, environment)
-        # The simulator by its path as well, so that no package of its name from a registry can come in its place.
-        place.run([tools / "pipx", "install", "--quiet", "--preinstall", simulator, tranche])
+        place.run([tools / "pipx", "install", "--quiet", wheel])
         try_command(place, place.folder / "pipx-bin" / "tranche")
         if not (place.folder / "pipx-man" / "man1" / "tranche-run.1").is_file():
             raise ReleaseError("pipx shows no man page of `tranche run`")
 
 
-def try_uv(tools: Path, tranche: Path, simulator: Path) -> None:
+def try_uv(tools: Path, wheel: Path) -> None:
     """`uv tool install`.
 
     Raises:
@@ -82,7 +94,7 @@ def try_uv(tools: Path, tranche: Path, simulator: Path) -> None:
         folders = {"UV_TOOL_DIR": "uv", "UV_TOOL_BIN_DIR": "uv-bin", "UV_CACHE_DIR": "uv-cache"}
         environment = {**place.environment, **{key: str(place.folder / value) for key, value in folders.items()}}
         place = CleanPlace(place.folder, {**environment, "UV_PYTHON_DOWNLOADS": "never"})
-        place.run([tools / "uv", "tool", "install", "--quiet", "--with", simulator, tranche])
+        place.run([tools / "uv", "tool", "install", "--quiet", wheel])
         try_command(place, place.folder / "uv-bin" / "tranche")
 
 

@@ -93,12 +93,9 @@ def _objections_to_installation(commands: list[list[str]]) -> Iterator[str]:
         for word in words[2:]
         if not word.startswith("-")
     ]
-    for wheel in (
-        f"tranche_simulator-{version()}-py3-none-manylinux_2_17_x86_64.whl",
-        f"tranche-{version()}-py3-none-any.whl",
-    ):
-        if not any(word.endswith(f"/{wheel}") for word in installed):
-            yield f"it does not install {wheel}"
+    wheel = f"tranche_gpu-{version()}-py3-none-manylinux_2_17_x86_64.whl"
+    if not any(word.endswith(f"/{wheel}") for word in installed):
+        yield f"it does not install {wheel}"
     yield from (f"it installs {word} by a name alone" for word in installed if "/" not in word)
 
 

@@ -21,6 +21,7 @@ from release.kubernetes_schemas import VERSIONS
 from release.monitoring import MONITORING
 
 from tests.conftest import Golden
+from tests.support.length import some_of
 
 pytestmark = pytest.mark.helm
 DEFAULTS = "defaults"
@@ -75,36 +76,41 @@ def broken(folder: Path, file: str, before: str, after: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("file", "before", "after", "said"),
-    [
-        # Templates: a field that does not exist, a wrong type, broken YAML, a value that does not exist.
-        (
-            "templates/daemonset.yaml",
-            "terminationGracePeriodSeconds:",
-            "terminationGraceSeconds:",
-            "terminationGraceSeconds",
-        ),
-        ("templates/daemonset.yaml", "hostPID: true", "hostPID: yes please", "'yes please' is not of type"),
-        ("templates/rights.yaml", "resources: [pods]", "resources: pods", "'pods' is not of type 'array'"),
-        ("templates/networkpolicy.yaml", "policyTypes: [Ingress]", "policyTypes: [Ingress", "YAML parse error"),
-        ("templates/namespace.yaml", "apiVersion: v1", "apiVersion: v2", "there is no Namespace v2"),
-        ("templates/daemonset.yaml", ".Values.image.pullPolicy", ".Values.images.pullPolicy", "nil pointer"),
-        # Values: of another type, outside the range, unknown.
-        ("values.yaml", "healthPort: 9440", "healthPort: 0", "/healthPort"),
-        ("values.yaml", "inUse: wait", "inUse: evict", "/migManager/inUse"),
-        ("values.yaml", "pullPolicy: IfNotPresent", "pullpolicy: IfNotPresent", "pullpolicy"),
-        # The schema: no schema, a value that it does not know.
-        (
-            "values.schema.json",
-            '"healthPort": {"type": "integer", "minimum": 1',
-            '"healthPort": {"type": "integer", "minimum": "1"',
-            "minimum",
-        ),
-        ("values.schema.json", '"stateDirectory":', '"stateFolder":', "stateDirectory"),
-        ("Chart.yaml", "apiVersion: v2", "apiVersion: v9", "apiVersion"),
-    ],
+    "wrong",
+    some_of(
+        [
+            # Templates: a field that does not exist, a wrong type, broken YAML, a value that does not exist.
+            (
+                "templates/daemonset.yaml",
+                "terminationGracePeriodSeconds:",
+                "terminationGraceSeconds:",
+                "terminationGraceSeconds",
+            ),
+            ("templates/daemonset.yaml", "hostPID: true", "hostPID: yes please", "'yes please' is not of type"),
+            ("templates/rights.yaml", "resources: [pods]", "resources: pods", "'pods' is not of type 'array'"),
+            ("templates/networkpolicy.yaml", "policyTypes: [Ingress]", "policyTypes: [Ingress", "YAML parse error"),
+            ("templates/namespace.yaml", "apiVersion: v1", "apiVersion: v2", "there is no Namespace v2"),
+            ("templates/daemonset.yaml", ".Values.image.pullPolicy", ".Values.images.pullPolicy", "nil pointer"),
+            # Values: of another type, outside the range, unknown.
+            ("values.yaml", "healthPort: 9440", "healthPort: 0", "/healthPort"),
+            ("values.yaml", "inUse: wait", "inUse: evict", "/migManager/inUse"),
+            ("values.yaml", "pullPolicy: IfNotPresent", "pullpolicy: IfNotPresent", "pullpolicy"),
+            # The schema: no schema, a value that it does not know.
+            (
+                "values.schema.json",
+                '"healthPort": {"type": "integer", "minimum": 1',
+                '"healthPort": {"type": "integer", "minimum": "1"',
+                "minimum",
+            ),
+            ("values.schema.json", '"stateDirectory":', '"stateFolder":', "stateDirectory"),
+            ("Chart.yaml", "apiVersion: v2", "apiVersion: v9", "apiVersion"),
+        ],
+        5,
+    ),
+    ids=lambda wrong: wrong[3],
 )
-def test_one_wrong_value_is_caught(tmp_path: Path, file: str, before: str, after: str, said: str) -> None:
+def test_one_wrong_value_is_caught(tmp_path: Path, wrong: tuple[str, str, str, str]) -> None:
+    file, before, after, said = wrong
     found = problems(broken(tmp_path, file, before, after), VERSIONS[-1:])
     assert any(said in line for line in found), found
 
@@ -258,6 +264,22 @@ def test_alerts_and_dashboards_are_those_of_the_monitoring_folder() -> None:
     assert files == {f"tranche-{name}": json.loads(text) for name, text in dashboard_files().items()}
     with pytest.raises(ReleaseError, match="install the Prometheus Operator"):
         render({"metrics": wanted}, apis=())
+
+
+def test_alerts_link_to_the_runbooks_where_the_reader_keeps_them() -> None:
+    def annotations(url: str) -> dict[str, dict[str, str]]:
+        made = by_name(render({"metrics": {"prometheusRule": {"enabled": True, "runbookUrl": url}}}))
+        rules = [rule for group in made["PrometheusRule", "tranche-agent"]["spec"]["groups"] for rule in group["rules"]]
+        return {rule["alert"]: rule["annotations"] for rule in rules if "alert" in rule}
+
+    plain = annotations("")
+    assert not [name for name, each in plain.items() if "runbook_url" in each]
+    linked = annotations("https://git.example.com/a$1/{alert}.md?plain=1")
+    assert linked == {
+        name: {**each, "runbook_url": f"https://git.example.com/a$1/{name}.md?plain=1"} for name, each in plain.items()
+    }
+    with pytest.raises(ReleaseError, match="runbookUrl"):
+        annotations("https://git.example.com/runbooks")
 
 
 def test_several_releases_get_names_of_their_own() -> None:

@@ -1,7 +1,8 @@
-"""Wheels and source archives: what is in them, and what is installed of them."""
+"""Wheel and source archive: what is in them, and what is installed of them."""
 
 from __future__ import annotations
 
+import ensurepip
 import os
 import platform
 import shutil
@@ -9,68 +10,32 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from release.cross import PROCESSORS, problems
-from release.shared_files import write_shared_files
-from release.trial import CleanPlace, clean_place, try_command
-from release.wheels import simulator_sdist, simulator_wheel, tranche_sdist, tranche_wheel
+from release.image_sources import ROOT
+from release.tool_environment import tool_environment
+from release.trial import CleanPlace, try_command
 
-from tranche_simulator import ensure_built
-from tranche_simulator.prebuilt import write_stamp
-
-
-@dataclass(frozen=True, slots=True)
-class Packages:
-    """What was made of this checkout, with a build by this machine's own compiler."""
-
-    tranche: Path
-    tranche_sdist: Path
-    simulator: Path
-    simulator_sdist: Path
-    build: Path
+from tests.release.conftest import Packages, lend_dependencies
+from tests.release.package_index import empty_dependencies, package_index
+from tranche_simulator.build import cache_directory
 
 
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    folder = tmp_path_factory.mktemp("packages")
-    share, build, made = folder / "share", folder / "build", folder / "dist"
-    write_shared_files(share, "0.1.0")
-    shutil.copytree(ensure_built().directory, build)
-    write_stamp(build, platform.machine())
-    return Packages(
-        tranche=tranche_wheel(made, share, "c0ffee"),
-        tranche_sdist=tranche_sdist(made, share, "c0ffee"),
-        simulator=simulator_wheel(made, build, f"linux_{platform.machine()}"),
-        simulator_sdist=simulator_sdist(made),
-        build=build,
-    )
-
-
-@pytest.fixture
-def place() -> Iterator[CleanPlace]:
-    with clean_place() as place:
-        yield place
-
-
-def installed(place: CleanPlace, *wheels: Path) -> Path:
-    """The `tranche` of an environment with those wheels, and with this environment's packages below them."""
+def installed(place: CleanPlace, packages: Packages) -> Path:
+    """The `tranche` of an environment with that wheel, and with this environment's packages below it."""
     environment = place.folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     pip = [sys.executable, "-m", "pip", "--python", str(environment), "install", "--quiet", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--disable-pip-version-check", *map(str, wheels)], check=True)
-    packages = next(environment.glob("lib/python*/site-packages"))
-    others = next(Path(sys.prefix).glob("lib/python*/site-packages"))
-    (packages / "others.pth").write_text(f"{others}\n")  # a folder named so has no effect by .pth files of its own
+    subprocess.run([*pip, "--disable-pip-version-check", str(packages.wheel)], check=True)
+    lend_dependencies(environment)
     return environment / "bin" / "tranche"
 
 
-def test_installed_wheels_need_no_compiler_and_no_cache(packages: Packages, place: CleanPlace) -> None:
+def test_an_installed_wheel_needs_no_compiler_and_no_cache(packages: Packages, place: CleanPlace) -> None:
     assert shutil.which("cc", path=place.environment["PATH"]) is None
-    tranche = installed(place, packages.simulator, packages.tranche)
+    tranche = installed(place, packages)
     try_command(place, tranche)
     assert '"commit": "c0ffee"' in place.run([tranche, "version", "-o", "json"])
     assert '"kind": "DemoResult"' in place.run([tranche, "demo", "--speed", "200", "-o", "json"])
@@ -79,7 +44,7 @@ def test_installed_wheels_need_no_compiler_and_no_cache(packages: Packages, plac
 
 
 def test_a_source_that_was_edited_is_compiled_anew(packages: Packages, place: CleanPlace) -> None:
-    tranche = installed(place, packages.simulator, packages.tranche)
+    tranche = installed(place, packages)
     (source,) = place.folder.rglob("native/timing.c")
     source.write_text(source.read_text() + "\n")
     listing = [str(tranche), "--simulate", "p4d.24xlarge", "gpus"]
@@ -88,20 +53,20 @@ def test_a_source_that_was_edited_is_compiled_anew(packages: Packages, place: Cl
     assert "cannot write the simulator's build folder" in done.stderr
     cache = {"TRANCHE_CACHE_DIR": str(place.folder / "cache")}
     done = subprocess.run(listing, env={**place.environment, **cache}, capture_output=True, text=True, check=False)
-    assert "there is no C compiler" in done.stderr
+    assert "cannot run the C compiler" in done.stderr
 
 
 def test_a_build_for_another_processor_is_not_used(packages: Packages, place: CleanPlace) -> None:
-    tranche = installed(place, packages.simulator, packages.tranche)
+    tranche = installed(place, packages)
     (stamp,) = place.folder.rglob("prebuilt/made-of")
     stamp.write_text(stamp.read_text().replace(platform.machine(), "riscv64"))
     with pytest.raises(Exception, match="cannot write the simulator's build folder"):
         try_command(place, tranche)
 
 
-def test_the_wheel_of_the_simulator_is_of_one_processor_and_of_every_python(packages: Packages) -> None:
-    assert packages.simulator.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
-    with zipfile.ZipFile(packages.simulator) as wheel:
+def test_the_wheel_is_of_one_processor_and_of_every_python(packages: Packages) -> None:
+    assert packages.wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    with zipfile.ZipFile(packages.wheel) as wheel:
         program = wheel.getinfo("tranche_simulator/prebuilt/bin/nvidia-smi")
         (metadata,) = (name for name in wheel.namelist() if name.endswith("/WHEEL"))
         assert "Root-Is-Purelib: false" in wheel.read(metadata).decode()
@@ -109,23 +74,28 @@ def test_the_wheel_of_the_simulator_is_of_one_processor_and_of_every_python(pack
 
 
 def test_sources_compile_as_in_a_checkout(packages: Packages) -> None:
-    with tarfile.open(packages.simulator_sdist) as archive:
+    with tarfile.open(packages.sdist) as archive:
         names = archive.getnames()
     assert not any("prebuilt/" in name for name in names)
     assert any(name.endswith("native/nvidia_smi/main.c") for name in names)
-    with zipfile.ZipFile(packages.simulator) as wheel:
+    with zipfile.ZipFile(packages.wheel) as wheel:
         inside = {name for name in wheel.namelist() if "/native/" in name or name.endswith(".json")}
     assert inside <= {name.partition("/src/")[2] for name in names}
 
 
 def test_a_wheel_made_of_the_source_archive_is_the_same(packages: Packages, tmp_path: Path) -> None:
-    with tarfile.open(packages.tranche_sdist) as archive:
+    with tarfile.open(packages.sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (folder,) = tmp_path.iterdir()
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path / "again")]
-    subprocess.run(build, cwd=folder, capture_output=True, check=True, env={**os.environ, "TRANCHE_SHARE": ""})
+    simulator = {
+        "TRANCHE_SIMULATOR_PREBUILT": str(packages.build),
+        "TRANCHE_SIMULATOR_PLATFORM": f"linux_{platform.machine()}",
+    }
+    environment = {**os.environ, **simulator, "TRANCHE_SHARE": ""}
+    subprocess.run(build, cwd=folder, capture_output=True, check=True, env=environment)
     (again,) = (tmp_path / "again").iterdir()
-    with zipfile.ZipFile(packages.tranche) as one, zipfile.ZipFile(again) as other:
+    with zipfile.ZipFile(packages.wheel) as one, zipfile.ZipFile(again) as other:
         names = [name for name in one.namelist() if not name.endswith("/RECORD")]  # lists the same in another order
         assert sorted(one.namelist()) == sorted(other.namelist())
         assert {name: one.read(name) for name in names} == {name: other.read(name) for name in names}
@@ -149,3 +119,58 @@ def test_a_library_that_wants_a_newer_c_library_is_refused(packages: Packages, t
     library = build / "lib" / "libnvidia-ml.so.1"
     library.write_bytes(library.read_bytes() + b"\0GLIBC_2.99\0")
     assert "libnvidia-ml.so.1 wants glibc 2.99" in list(problems(build, platform.machine()))
+
+
+def asks_no_index_for_it(place: CleanPlace, packages: Packages, environment: Path, *command: str | Path) -> None:
+    """The command installs the wheel into the environment, and asks an index for dependencies only."""
+    bundled = sorted((Path(ensurepip.__file__).parent / "_bundled").glob("*.whl"))
+    served = [*empty_dependencies(packages.wheel, place.folder / "wheels"), *bundled]
+    with package_index(served) as index:
+        urls = {"PIP_INDEX_URL": index.url, "UV_INDEX_URL": index.url, "UV_DEFAULT_INDEX": index.url}
+        CleanPlace(place.folder, {**place.environment, **urls}).run([*command, packages.wheel])
+    assert "click" in index.asked
+    assert [name for name in index.asked if "tranche" in name] == []
+    lend_dependencies(environment)
+    assert '"commit": "c0ffee"' in place.run([environment / "bin" / "tranche", "version", "-o", "json"])
+
+
+def test_pip_asks_no_index_for_it(packages: Packages, place: CleanPlace) -> None:
+    environment = place.folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    pip = (sys.executable, "-m", "pip", "--python", environment, "--disable-pip-version-check", "install", "--quiet")
+    asks_no_index_for_it(place, packages, environment, *pip)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("tool", ["pip", "pipx", "uv"])
+def test_the_oldest_installers_of_the_guide_ask_no_index_for_it(
+    packages: Packages, place: CleanPlace, tool: str
+) -> None:
+    programs = tool_environment(
+        ROOT / "requirements-oldest.lock", cache_directory() / "oldest-installers", "fetching the oldest", print
+    )
+    folders = {
+        "PIPX_HOME": "pipx",
+        "PIPX_BIN_DIR": "pipx-bin",
+        "UV_TOOL_DIR": "uv",
+        "UV_TOOL_BIN_DIR": "uv-bin",
+        "UV_CACHE_DIR": "uv-cache",
+    }
+    places = {key: str(place.folder / name) for key, name in folders.items()}
+    place = CleanPlace(place.folder, {**place.environment, **places, "UV_PYTHON_DOWNLOADS": "never"})
+    guide = (ROOT / "docs/guides/packages.md").read_text()
+    assert (
+        f"{tool} {place.run([programs / tool, '--version']).removeprefix('pip ').removeprefix('uv ').split()[0]}"
+        in guide
+    )
+    match tool:
+        case "pip":
+            subprocess.run([programs / "python", "-m", "venv", "--without-pip", place.folder / "pip"], check=True)
+            pip = (programs / "python", "-m", "pip", "--python", place.folder / "pip", "install", "--quiet")
+            asks_no_index_for_it(place, packages, place.folder / "pip", *pip)
+        case "pipx":
+            environment = place.folder / "pipx" / "venvs" / "tranche-gpu"
+            asks_no_index_for_it(place, packages, environment, programs / "pipx", "install")
+        case _:
+            environment = place.folder / "uv" / "tranche-gpu"
+            asks_no_index_for_it(place, packages, environment, programs / "uv", "tool", "install")

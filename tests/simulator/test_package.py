@@ -1,4 +1,4 @@
-"""The simulator as a package of its own: what is built from the folder `simulator/` works where nothing else is installed."""
+"""The simulator in the distribution: it is whole there, and it works without the product and its dependencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-PROJECT = Path(__file__).parents[2] / "simulator"
+PROJECT = Path(__file__).parents[2]
 
 USE = """
 import sys
@@ -34,7 +34,7 @@ def build(project: Path, target: str, folder: Path) -> Path:
     return built
 
 
-def test_the_package_is_whole_and_works_alone(tmp_path: Path) -> None:
+def test_the_simulator_works_alone(tmp_path: Path) -> None:
     """The wheel is made from the source archive, as an index would have it; no other package can be imported (-S)."""
     with tarfile.open(build(PROJECT, "sdist", tmp_path / "sdist")) as archive:
         archive.extractall(tmp_path / "source", filter="data")
@@ -52,8 +52,8 @@ def test_the_package_is_whole_and_works_alone(tmp_path: Path) -> None:
     assert (used.stdout, used.stderr) == ("destroy it first, or choose another name\n8 []\n", "")
 
 
-def test_every_file_of_the_package_is_in_the_wheel(tmp_path: Path) -> None:
-    sources = PROJECT / "src"
+def test_every_file_of_the_simulator_is_in_the_wheel(tmp_path: Path) -> None:
+    sources = PROJECT / "simulator" / "src"
     kept = {str(path.relative_to(sources)) for path in sources.rglob("*") if path.is_file() and path.suffix != ".pyc"}
     with zipfile.ZipFile(build(PROJECT, "wheel", tmp_path)) as wheel:
         assert kept <= set(wheel.namelist())

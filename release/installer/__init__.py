@@ -1,0 +1,1 @@
+"""What runs inside the self-contained archive, on the machine that Tranche is installed on."""
