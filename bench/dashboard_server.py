@@ -9,21 +9,23 @@ import asyncio
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import Scope
 
 from bench.simulated_cluster import SimulatedCluster
-from tranche.dashboard.app import static_file
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.live import ClusterPublisher
-from tranche.dashboard.cluster.routes import ClusterContext, node_routes
+from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.waste_history import WasteHistory
+from tranche.dashboard.live import Publisher
+from tranche.dashboard.web import GatedRequestHandler
 
 _TURN_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
@@ -36,7 +38,7 @@ def main() -> None:
         listener.bind(("127.0.0.1", int(sys.argv[3]) if len(sys.argv) > 3 else 0))
         listener.listen(16)
         config = uvicorn.Config(
-            _app(SimulatedCluster(nodes, mixed="mixed" in sys.argv), changes),
+            _OpenRequestHandler(SimulatedCluster(nodes, mixed="mixed" in sys.argv), changes),
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -45,28 +47,43 @@ def main() -> None:
         uvicorn.Server(config).run([listener])
 
 
-def _app(cluster: SimulatedCluster, changes: float) -> Starlette:
-    async def everybody(request: Request) -> NameVisibility:
-        return NameVisibility(everywhere=True)
+class _AsItIs(UserView):
+    """Shows each snapshot as it is, for nothing is hidden from anybody."""
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """The newest."""
+        return self.live.newest or ClusterSnapshot()
+
+
+class _OpenRequestHandler(GatedRequestHandler):
+    """Lets everybody in."""
+
+    def __init__(self, cluster: SimulatedCluster, changes: float) -> None:
+        super().__init__(cluster_routes(), self._playing)
+        self._cluster, self._changes = cluster, changes
+        self._view = _AsItIs(ViewerPermission(NameVisibility(everywhere=True), all_nodes=True))
+        unread: Any = None
+        self._pages = ClusterPages("simulated", self._view, unread, WasteHistory(), ClusterHistory())
+
+    def strange(self, method: str, headers: Mapping[str, str]) -> None:
+        return None
+
+    async def admit(self, scope: Scope, headers: Mapping[str, str]) -> str:
+        scope["pages"] = self._pages
+        return ""
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        playing = asyncio.create_task(_play(cluster, live, changes))
+    async def _playing(self, _: Starlette) -> AsyncIterator[None]:
+        playing = asyncio.create_task(_play(self._cluster, self._view.live, self._changes))
         try:
             yield
         finally:
-            live.end()
+            self._view.live.end()
             playing.cancel()
 
-    async def static(request: Request) -> Response:
-        return static_file(request.path_params["name"])
 
-    live = ClusterPublisher()
-    routes = node_routes(ClusterContext("simulated", live, everybody))
-    return Starlette(routes=[*routes, Route("/static/{name}", static)], lifespan=lifespan)
-
-
-async def _play(cluster: SimulatedCluster, live: ClusterPublisher, changes: float) -> None:
+async def _play(cluster: SimulatedCluster, live: Publisher[ClusterSnapshot], changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
     snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(),)
     live.take(snapshot)

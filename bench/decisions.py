@@ -19,7 +19,7 @@ from bench.report import Report, figure
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
 from tranche.core.state import InstanceKey
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, place
 from tranche.planning.decide.allocate import decide
 from tranche.planning.decide.queue import WaitingRequest
@@ -105,7 +105,7 @@ def _nodes(report: Report) -> None:
     rows = []
     for count in NODES:
         nodes = [
-            GpuNode(NodeCapacity(f"node-{number:04}"), _moved(views[number % len(views)], number))
+            GpuNode(FleetNode(f"node-{number:04}"), _moved(views[number % len(views)], number))
             for number in range(count)
         ]
         found = [_processor_time(partial(place, [_pod(asked)], nodes), 5) for asked in (_STARTS, _WAITS)]
@@ -152,13 +152,13 @@ def _moved(view: NodeView, number: int) -> NodeView:
         return f"{uuid}-{number}"
 
     def key(each: InstanceKey) -> InstanceKey:
-        return replace(each, gpu_uuid=named(each.gpu_uuid))
+        return each._replace(gpu_uuid=named(each.gpu_uuid))
 
     return replace(
         view,
         node=replace(view.node, gpus=tuple(replace(gpu, uuid=named(gpu.uuid)) for gpu in view.node)),
         allocations=tuple(
-            replace(each, grants=tuple(grant.moved_to(named(grant.gpu_uuid)) for grant in each.grants))
+            each._replace(grants=tuple(grant.moved_to(named(grant.gpu_uuid)) for grant in each.grants))
             for each in view.allocations
         ),
         owned=frozenset(map(key, view.owned)),

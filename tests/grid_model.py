@@ -100,9 +100,9 @@ def _named(gpu: GpuState, instance: GpuInstance) -> GpuInstance:
     inside = []
     for number, ci in enumerate(instance.compute_instances):
         uuid = f"MIG-{gpu.index}-{profile.enum}-{instance.placement}-{ci.start}"
-        inside.append(ci if ci.uuid else replace(ci, id=number, profile_id=ci.name.compute - 1, uuid=uuid))
+        inside.append(ci if ci.uuid else ci._replace(id=number, profile_id=ci.name.compute - 1, uuid=uuid))
     number = instance.placement.start + 1 if instance.id < 0 else instance.id
-    return replace(instance, id=number, compute_instances=tuple(inside))
+    return instance._replace(id=number, compute_instances=tuple(inside))
 
 
 def arrangements(

@@ -233,7 +233,7 @@ def node_views(draw: st.DrawFn, *, max_gpus: int = 4, mixed: bool = True, uncutt
                     continue
                 made = instance_of(profile, spot, filled=state != "empty", processes=running)
                 if state in {"cut", "divided"}:
-                    made = replace(made, compute_instances=_single_slices(profile, made))
+                    made = made._replace(compute_instances=_single_slices(profile, made))
                 if state == "divided":
                     inside = Slice(gpu.uuid, profile.name, spot)
                     pieces = [each for each in made.compute_instances if draw(st.booleans())] or made.compute_instances
@@ -300,11 +300,11 @@ def repeated(view: NodeView, gpus: int) -> NodeView:
         uuid = f"{gpu.uuid}-{index}"
         states.append(replace(gpu, uuid=uuid, index=index))
         allocations += [
-            replace(each, id=f"{each.id}-{index}", grants=tuple(grant.moved_to(uuid) for grant in each.grants))
+            each._replace(id=f"{each.id}-{index}", grants=tuple(grant.moved_to(uuid) for grant in each.grants))
             for each in view.allocations
             if each.grants[0].gpu_uuid == gpu.uuid
         ]
-        owned |= {replace(key, gpu_uuid=uuid) for key in view.owned if key.gpu_uuid == gpu.uuid}
+        owned |= {key._replace(gpu_uuid=uuid) for key in view.owned if key.gpu_uuid == gpu.uuid}
         if gpu.uuid in view.changing:
             changing.add(uuid)
         if gpu.uuid in view.uses:
@@ -317,10 +317,10 @@ def _single_slices(profile: GpuInstanceProfile, instance: GpuInstance) -> tuple[
     """The instance cut inside into compute instances of one slice; the empty tuple where it has only one."""
     if profile.slices == 1:
         return ()
-    name = replace(profile.name, compute=1)
+    name = profile.name._replace(compute=1)
     whole = instance.compute_instances[0]
     return tuple(
-        replace(whole, id=n, name=name, start=n, slices=1, uuid=f"{whole.uuid}-{n}") for n in range(profile.slices)
+        whole._replace(id=n, name=name, start=n, slices=1, uuid=f"{whole.uuid}-{n}") for n in range(profile.slices)
     )
 
 

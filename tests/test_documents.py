@@ -72,8 +72,8 @@ def test_make_targets_that_a_page_names_exist(page: Path) -> None:
 
 
 def test_nobody_is_told_to_install_by_a_name_that_is_not_ours() -> None:
-    """In the public index somebody else's package is called tranche: a wheel is named by its file, with / before it."""
-    name = r"(?<![-/_.\w])tranche(?:[-_]simulator)?"
+    """The public index has another project called tranche, and ours is not there: name a wheel by its file, with / before it."""
+    name = r"(?<![-/_.\w])tranche(?:[-_]gpu)?(?:[-_]simulator)?"
     by_name = re.compile(rf"{name}(?:==|~=|>=|\[[a-z,]+\])|\b(?:pipx?|uv)\b.*\binstall\b.*{name}(?![-_.\w])")
     folders = ("deploy", "docs", "src")
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*") if path.is_file()]

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from enum import Enum
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -105,24 +106,30 @@ def acting(imports: Mapping[str, tuple[Import, ...]]) -> dict[str, str]:
         found |= more
 
 
-TREES = {module: ast.parse(path.read_text()) for module, path in FILES.items()}
-IMPORTS = {module: tuple(imports_of(tree)) for module, tree in TREES.items()}
+@cache
+def trees() -> Mapping[str, ast.Module]:
+    return {module: ast.parse(path.read_text()) for module, path in FILES.items()}
+
+
+@cache
+def all_imports() -> Mapping[str, tuple[Import, ...]]:
+    return {module: tuple(imports_of(tree)) for module, tree in trees().items()}
 
 
 def held_to_it() -> Iterator[str]:
-    for module, tree in TREES.items():
+    for module, tree in trees().items():
         in_folder = str(FILES[module].relative_to(SOURCE / "tranche")).startswith(tuple(f"{each}/" for each in FOLDERS))
         if in_folder or re.search(r"\bPure\b", ast.get_docstring(tree) or ""):
             yield module
 
 
 def test_what_is_pure_acts_by_nothing() -> None:
-    why = acting(IMPORTS)
+    why = acting(all_imports())
     pure = list(held_to_it())
     assert len(pure) > 150, "the search has found them"
     assert {module: why[module] for module in pure if module in why} == {}
 
 
 def test_a_pure_module_that_asks_one_that_acts_is_found() -> None:
-    planted = {**IMPORTS, "tranche.core.planted": (("tranche.node.store.ledger", "Ledger"),)}
+    planted = {**all_imports(), "tranche.core.planted": (("tranche.node.store.ledger", "Ledger"),)}
     assert "tranche.core.planted" in acting(planted)

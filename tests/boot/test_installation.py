@@ -51,13 +51,13 @@ def test_what_is_installed_goes_without_a_trace(root: Path) -> None:
     assert files(root) == installed
     assert "/etc/default/mig" in installation(root).remove()
     assert files(root) == before
-    assert installation(root).remove() == "nothing was there to remove"
+    assert installation(root).remove() == "nothing to remove"
 
 
 def test_a_file_that_no_agent_made_stays_whatever_is_asked(root: Path) -> None:
     own = root / "etc" / "default" / "mig"
     own.write_text("MIG_PARTITION=19\n")
-    assert "the node's own" in installation(root).install()
+    assert "it belongs to the node" in installation(root).install()
     installation(root).remove()
     assert own.read_text() == "MIG_PARTITION=19\n"
     assert installation(root, "").install()
@@ -68,7 +68,7 @@ def test_the_file_follows_the_value_and_goes_when_nothing_is_asked_any_more(root
     installation(root).install()
     replace(installation(root), partition="all-balanced").install()
     assert files(root)["etc/default/mig"].endswith("MIG_PARTITION=all-balanced\n")
-    assert "nothing says any more" in installation(root, "").install()
+    assert "the settings no longer name a partition" in installation(root, "").install()
     assert "etc/default/mig" not in files(root)
     assert f"etc/systemd/system/{UNIT}" in files(root)
 
@@ -78,7 +78,7 @@ def test_a_unit_that_would_close_a_circle_is_not_left(root: Path, monkeypatch: p
     units = root / "usr" / "lib" / "systemd" / "system"
     units.mkdir(parents=True)
     (units / "nvidia-kmod-load.service").write_text("[Unit]\nAfter=kubelet.service\n")
-    with pytest.raises(UsageError, match="circle"):
+    with pytest.raises(UsageError, match="ordering cycle"):
         installation(root).install()
     assert f"etc/systemd/system/{UNIT}" not in files(root)
     assert "etc/default/mig" not in files(root)

@@ -46,8 +46,8 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpu", "1.5", *COMMAND), 2, "asks for more than one GPU"),
         (("run", "--gpu", "-1", *COMMAND), 2, "'-1' is not a share"),
         (("run", "--gpu", "half", *COMMAND), 2, "'half' is not a share"),
-        (("run", "--gpu", "0.5", "--compute", "0", *COMMAND), 2, "'0' is not a ceiling of compute"),
-        (("run", "--gpu", "0.5", "--compute", "101", *COMMAND), 2, "'101' is not a ceiling of compute"),
+        (("run", "--gpu", "0.5", "--compute", "0", *COMMAND), 2, "'0' is not a compute ceiling"),
+        (("run", "--gpu", "0.5", "--compute", "101", *COMMAND), 2, "'101' is not a compute ceiling"),
         (("run", "--gpu", "0.5", "--count", "3", *COMMAND), 31, "asks for 3 GPUs and this machine has 2"),
         (("run", "--gpu", "0.5", "--isolation", "firm", *COMMAND), 2, "--isolation is 'hard', 'soft', 'none' or 'any'"),
         (("run", "--gpus", "0", *COMMAND), 2, "'0' is not a number of whole GPUs"),
@@ -60,15 +60,15 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--mig-profile", "banana", *COMMAND), 2, "'banana' is not a MIG profile name"),
         (("run", "--gpus", "1", "--gpu", "0.5", *COMMAND), 2, "exactly one of"),
         (("run", *COMMAND), 2, "exactly one of"),
-        (("run", "--gpus", "1"), 2, "there is no command to run"),
+        (("run", "--gpus", "1"), 2, "no command to run"),
         (
             ("run", "--gpus", "1", "--no-wait", "--timeout", "9s", *COMMAND),
             2,
             "--no-wait and --timeout exclude each other",
         ),
-        (("run", "--gpus", "1", "--", "no-such-command"), 127, "'no-such-command' is not a command"),
+        (("run", "--gpus", "1", "--", "no-such-command"), 127, "'no-such-command' is not an executable command"),
         (("--simulate", "no-such-machine", "gpus"), 27, "no simulated machine 'no-such-machine'"),
-        (("release", "00000000"), 34, "no allocation and no waiting request 00000000"),
+        (("release", "00000000"), 34, "no allocation or waiting request 00000000"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
@@ -91,7 +91,7 @@ def test_a_model_that_is_not_there_names_those_that_are(two_a100: TestMachine) -
 def test_a_part_of_a_gpu_without_mig_is_refused_by_name(make_machine: MakeMachine) -> None:
     machine = make_machine("T4")
     hard = machine.tranche("run", "--gpu-memory", "2G", "--isolation", "hard", *COMMAND, code=33)
-    says(hard, "has no MIG, and nothing else fences a part of a GPU hard")
+    says(hard, "has no MIG, and only MIG gives a part of a GPU hard isolation")
 
 
 def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:
@@ -100,7 +100,7 @@ def test_shares_that_add_up_to_more_than_the_card_are_refused() -> None:
             machine.hold("--gpu", "0.5")
             before = machine.changes(), machine.json("ps")["allocations"]
             done = machine.tranche("run", "--no-wait", "--gpu", "0.6", *COMMAND, code=32)
-            says(done, "7.25 GiB free of 14.5 GiB that are shared, and 8.7 GiB are needed")
+            says(done, "7.25 GiB free of the 14.5 GiB that are shared, but the request needs 8.7 GiB")
             assert (machine.changes(), machine.json("ps")["allocations"]) == before
             assert machine.json("ps")["waiters"] == []
         finally:

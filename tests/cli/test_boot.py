@@ -169,7 +169,7 @@ def test_a_driver_that_hangs_does_not_keep_it_from_ending_and_saying_why(two_a10
     command.send_signal(signal.SIGTERM)
     assert command.wait(60) == 70
     two_a100.machine.clear_injections()
-    assert "told to end (SIGTERM)" in ended(two_a100)["message"]
+    assert "it received SIGTERM" in ended(two_a100)["message"]
 
 
 def test_the_service_manager_is_told_what_goes_on_and_how_it_ended(two_a100: TestMachine) -> None:
@@ -200,7 +200,7 @@ def test_a_service_manager_that_does_not_listen_holds_nothing_up(two_a100: TestM
 def test_where_nothing_can_be_written_down_it_is_said(two_a100: TestMachine) -> None:
     (two_a100.folder / "state").write_text("no folder")
     done = two_a100.tranche(*asking(two_a100, "MIG_PARTITION=x,y\n"), code=18)
-    assert "not written down" in done.stderr
+    assert "cannot record the result" in done.stderr
 
 
 def test_the_unit_is_written_once_and_removed_without_a_trace(two_a100: TestMachine, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_the_unit_is_written_once_and_removed_without_a_trace(two_a100: TestMach
     folder = root / "etc/systemd/system"
     folder.mkdir(parents=True)
     install = ("boot", "--timeout", "30s", "install", "--root", str(root), "--program", "/opt/tranche/bin/tranche")
-    assert "nothing is cut before" in two_a100.tranche(*install).stderr
+    assert "nothing is cut until" in two_a100.tranche(*install).stderr
     unit = (folder / "tranche-boot.service").read_text()
     assert "\nExecStart=/opt/tranche/bin/tranche boot --timeout 30\n" in unit
     assert "\nTimeoutStartSec=210\n" in unit
@@ -237,7 +237,7 @@ def test_another_tool_that_cuts_at_boot_is_named(two_a100: TestMachine, tmp_path
     other.parent.mkdir(parents=True)
     other.touch()
     done = two_a100.tranche("boot", "install", "--root", str(tmp_path), "--program", "/usr/bin/tranche")
-    assert "nvidia-mig-manager.service cuts GPUs at boot as well" in done.stderr
+    assert "nvidia-mig-manager.service also cuts GPUs at boot" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,8 @@ def test_a_program_that_is_no_path_is_refused(
     two_a100: TestMachine, tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     assert (
-        "is no absolute path" in two_a100.tranche("boot", "install", "--root", str(tmp_path), *arguments, code=2).stderr
+        "is not an absolute path"
+        in two_a100.tranche("boot", "install", "--root", str(tmp_path), *arguments, code=2).stderr
     )
     assert not list(tmp_path.rglob("tranche-boot.service"))
 
@@ -287,7 +288,7 @@ def test_an_images_link_does_not_lead_to_the_machines_own_units(
     unit.write_text("the machine's own")
     program = ("--program", "/usr/bin/tranche") if command == "install" else ()
     done = two_a100.tranche("boot", command, "--root", str(image), *program, code=2)
-    assert f"leads out of {image}" in done.stderr
+    assert f"points outside {image}" in done.stderr
     assert unit.read_text() == "the machine's own"
 
 
@@ -303,8 +304,8 @@ def test_who_may_write_what_runs_at_boot_is_said(two_a100: TestMachine, tmp_path
     said.append(two_a100.tranche(*install).stderr)
     os.chown(program.parent, 0, 0)
     said.append(two_a100.tranche(*install).stderr)
-    assert "/nowhere/tranche is not there" in said[0]
-    assert f"not only root may write {program.parent}" in said[1]
+    assert "/nowhere/tranche does not exist" in said[0]
+    assert f"users other than root can change {program.parent}" in said[1]
     assert "warning" not in said[2]
 
 
@@ -314,7 +315,7 @@ def test_status_shows_the_unit_also_where_the_ledger_is_damaged(two_a100: TestMa
         log.unlink()
     two_a100.ledger.write_bytes(b"no database" * 1000)
     done = two_a100.tranche("boot", "status")
-    assert "how the cut ended is not known" in done.stderr
+    assert "the result of the cut is unknown" in done.stderr
     assert done.stdout.startswith("unit ")
 
 

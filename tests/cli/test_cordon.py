@@ -14,7 +14,7 @@ CORDONED = f"cordoned by {user_name()}"
 
 def test_a_cordoned_gpu_is_given_to_nobody_more_and_says_why(two_a100: TestMachine) -> None:
     held = two_a100.hold("--mig-profile", "1g.5gb")
-    assert two_a100.tranche("cordon", "0", "--reason", "its fan").stderr == "nothing more is given away of GPU 0\n"
+    assert two_a100.tranche("cordon", "0", "--reason", "its fan").stderr == "GPU 0 cordoned\n"
     first, second = two_a100.json("gpus")["gpus"]
     assert (first["withheld"], second["withheld"]) == (f"{CORDONED}: its fan", None)
     assert [each["state"] for each in first["slices"]] == ["held"], "nothing is taken away"
@@ -40,7 +40,7 @@ def test_who_waits_for_a_cordoned_gpu_starts_when_it_is_given_away_again(make_ma
     waiting = machine.wait_in_queue("--gpus", "1")
     (waiter,) = machine.json("ps")["waiters"]
     assert CORDONED in waiter["why"]
-    assert machine.tranche("uncordon", "0").stderr == "GPU 0 is given away again\n"
+    assert machine.tranche("uncordon", "0").stderr == "GPU 0 uncordoned\n"
     wait_until(lambda: bool(machine.json("ps")["allocations"]), waiting)
     assert machine.tranche("uncordon", "0").stderr == "GPU 0 was not cordoned\n"
     cordoned, uncordoned = [
@@ -90,7 +90,7 @@ def test_a_long_reason_is_shortened_for_people_and_whole_for_programs(two_a100: 
     for command in (("events",), ("gpus",), ("explain", "--gpus", "1")):
         lines = two_a100.tranche(*command, code=None).stdout.splitlines()
         assert max(map(len, lines)) < 1200, command
-        assert any("more characters; all of it with -o json" in line for line in lines), command
+        assert any("more characters; for the full text use -o json" in line for line in lines), command
     assert two_a100.json("events")["events"][-1]["data"]["reason"] == REASON.strip()
 
 
@@ -141,4 +141,4 @@ def test_a_lost_gpu_that_nobody_knows_is_not_named_and_one_that_was_seen_is(two_
     two_a100.machine.clear_injections()
     assert two_a100.json("gpus")["gpus"][0]["withheld"] == CORDONED
     assert two_a100.json("policy", "list")["gpus"][0]["sharing"] == "off"
-    assert two_a100.tranche("uncordon", "0").stderr == "GPU 0 is given away again\n"
+    assert two_a100.tranche("uncordon", "0").stderr == "GPU 0 uncordoned\n"

@@ -37,14 +37,15 @@ def test_the_simulated_driver_agrees_with_the_catalogue(make_machine: MakeMachin
     machine = make_machine(board)
     machine.cut_by_hand(0)
     assert [
-        (each["status"], "what the catalogue says" in each["message"]) for each in _findings(machine, "catalogue")
+        (each["status"], "the driver and the catalogue agree" in each["message"])
+        for each in _findings(machine, "catalogue")
     ] == [("pass", True)]
 
 
 def test_lines_of_equal_gpus_are_joined(make_machine: MakeMachine) -> None:
     lines = make_machine("A30-24GB", "T4", "A30-24GB", "A30-24GB").tranche("doctor").stdout.splitlines()
     assert "pass  GPU 0, 2-3: NVIDIA A30: MIG mode is disabled, a change needs a reset" in lines
-    assert "pass  GPU 1: Tesla T4 has no MIG: it is given whole, or in parts" in lines
+    assert "pass  GPU 1: Tesla T4 has no MIG: Tranche gives it whole or in parts" in lines
 
 
 def test_a_lost_gpu_fails(two_a100: TestMachine) -> None:
@@ -119,7 +120,7 @@ def test_a_user_who_may_not_cut_is_told(readable_a100: TestMachine) -> None:
 def test_it_says_by_what_parts_of_a_gpu_can_be_given_and_why_not_by_the_rest(two_a100: TestMachine) -> None:
     (found,) = _findings(two_a100, "sharing")
     assert found["status"] == "pass"
-    assert "by MPS and time-slicing; not by memory limits of the driver: driver 580" in found["message"]
+    assert "by MPS and time-slicing; not by the driver's memory limits: driver 580" in found["message"]
     two_a100.machine.set_driver("470.82.01")
     (found,) = _findings(two_a100, "sharing")
     assert found["status"] == "warn"

@@ -111,7 +111,7 @@ def test_without_permission_for_the_ledger_the_hardware_is_shown(readable_a100: 
     readable_a100.hold("--mig-profile", "1g.5gb")
     readable_a100.state_dir.chmod(0o700)
     done = readable_a100.tranche("gpus", as_nobody=True)
-    assert "who holds which slice is not shown" in done.stderr
+    assert "the holders of slices are not shown" in done.stderr
     assert "1g.5gb at" in done.stdout
     assert "held" not in done.stdout
     document = json.loads(readable_a100.tranche("gpus", "-o", "json", as_nobody=True).stdout)

@@ -55,11 +55,11 @@ def test_without_permission_for_the_ledger_the_picture_says_what_it_does_not_kno
     readable_a100.hold("--mig-profile", "1g.5gb")
     readable_a100.state_dir.chmod(0o700)
     done = readable_a100.tranche("gpus", "-o", "svg", as_nobody=True)
-    assert "; who holds which slice is not known<" in done.stdout
+    assert "; the holders of slices are unknown<" in done.stdout
     assert "not made by Tranche" not in done.stdout
     assert "1g.5gb at 6:1 idle" in told(done.stdout)
 
 
 def test_a_cluster_has_no_such_picture(two_a100: TestMachine) -> None:
     refused = two_a100.tranche("gpus", "--cluster", "-o", "svg", code=2)
-    assert "-o svg is the picture of one machine" in refused.stderr
+    assert "-o svg draws only one machine" in refused.stderr

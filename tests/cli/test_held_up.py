@@ -124,7 +124,7 @@ def test_readers_show_what_cannot_be_cleared_while_somebody_decides(two_a100: Te
         for arguments in READERS[:2]:
             done = two_a100.tranche(*arguments)
             assert share in done.stdout
-            assert f"could not be cleared: pid {os.getpid()} (" in done.stderr
+            assert f"so this list still shows it: pid {os.getpid()} (" in done.stderr
     assert share not in two_a100.tranche("ps").stdout
 
 
@@ -170,7 +170,7 @@ def test_readers_answer_on_a_full_disk_with_something_to_clear(two_a100: TestMac
         done = on_a_full_disk(two_a100, *arguments)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
-        assert "warning: what dead processes left is shown as it is, and could not be cleared" in done.stderr
+        assert "warning: cannot clear what dead processes left, so this list still shows it" in done.stderr
         assert done.stdout if arguments[0] == "explain" else share in done.stdout
     assert "Granted" in on_a_full_disk(two_a100, "events").stdout
 

@@ -76,7 +76,7 @@ def test_a_share_is_asked_for_on_the_gpus_that_the_cluster_has(api: ServedApi) -
     done = tranche(api, "submit", "--gpu", "0.5", "--dry-run", "-ojson", *ANYTHING)
     claim = json.loads(done.stdout)["items"][0]["spec"]["spec"]["devices"]["requests"][0]["firstAvailable"]
     assert [each["name"] for each in claim][:3] == ["slice", "shared-1000mi", "shared-2000mi"]
-    assert "not asked for on GPUs of 7.81 GiB (1 GPUs), 8.79 GiB (1 GPUs)" in done.stderr
+    assert "leaves out GPUs of 7.81 GiB (1 GPUs), 8.79 GiB (1 GPUs)" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,11 @@ def test_a_share_is_asked_for_on_the_gpus_that_the_cluster_has(api: ServedApi) -
         (["--gpu", "0.5", "--gpus", "1"], 2, "exactly one of"),
         ([], 2, "exactly one of"),
         (["--gpu-memory", "16"], 2, "without a unit"),
-        (["--gpu-memory", "4Gi", "--name", "A"], 2, "cannot be the name of a job"),
-        (["--gpu-memory", "4Gi", "--env", "NONE"], 2, "no such variable"),
+        (["--gpu-memory", "4Gi", "--name", "A"], 2, "is not a valid job name"),
+        (["--gpu-memory", "4Gi", "--env", "NONE"], 2, "not set in your environment"),
         (["--gpu-memory", "4Gi", "--volume", "x"], 2, "not a volume"),
         (["--gpu-memory", "4Gi", "--completions", "0"], 2, "--completions"),
-        (["--gpus", "33"], 31, "32 at most"),
+        (["--gpus", "33"], 31, "at most 32"),
         (["--mig-profile", "3g.20gb"], 30, "no device class for 3g.20gb"),
         (["--mig-profile", "3g.20g"], 2, "not a MIG profile"),
     ],
@@ -113,7 +113,7 @@ FORBIDDEN = (403, {"message": 'jobs.batch is forbidden: User "eve"'})
     ("method", "end", "answer", "code", "message"),
     [
         ("POST", "/jobs", FORBIDDEN, 41, 'User "eve"'),
-        ("POST", "/jobs", (404, {"message": 'namespaces "team-a" not found'}), 42, "no namespace 'team-a'"),
+        ("POST", "/jobs", (404, {"message": 'namespaces "team-a" not found'}), 42, "namespace 'team-a' not found"),
         ("POST", "/resourceclaimtemplates", (422, {"message": "spec is invalid"}), 43, "spec is invalid"),
         ("POST", "/jobs", (503, {"message": "webhook is down"}), 40, "webhook is down"),
     ],
@@ -191,11 +191,11 @@ def test_logs_name_the_pod_where_there_are_several(api: ServedApi) -> None:
 
 def test_logs_of_a_job_that_has_not_started_say_so(api: ServedApi) -> None:
     api.change(put_job)
-    assert "nothing of job team-a/train has started" in tranche(api, "job", "logs", "train").stderr
+    assert "no pod of job team-a/train has started" in tranche(api, "job", "logs", "train").stderr
 
 
 def test_wait_ends_as_the_job_does(api: ServedApi) -> None:
-    assert "no job 'train'" in tranche(api, "job", "wait", "train", code=42).stderr
+    assert "job 'train' not found" in tranche(api, "job", "wait", "train", code=42).stderr
     api.change(lambda server: put_job(server, status={"ready": 1}))
     assert "runs" in tranche(api, "job", "wait", "train", "--for", "running").stderr
     assert "is Running after 0.01 s" in tranche(api, "job", "wait", "train", "--timeout", "10ms", code=70).stderr
@@ -210,7 +210,7 @@ def test_delete_removes_what_submit_made_and_nothing_else(api: ServedApi) -> Non
     tranche(api, "job", "delete", "train")
     assert not _names(api, JOBS)
     assert not _names(api, TEMPLATES)
-    assert "no job 'train'" in tranche(api, "job", "delete", "train", code=42).stderr
+    assert "job 'train' not found" in tranche(api, "job", "delete", "train", code=42).stderr
 
 
 def test_delete_leaves_no_name_out_for_one_that_is_not_there(api: ServedApi) -> None:
@@ -218,7 +218,7 @@ def test_delete_leaves_no_name_out_for_one_that_is_not_there(api: ServedApi) -> 
         tranche(api, "submit", "--gpus", "1", "--name", name, *ANYTHING)
     done = tranche(api, "job", "delete", "a", "nosuch", "b", "neither", "c", code=42)
     assert not _names(api, JOBS)
-    for text in ("deleted team-a/c", "no job 'nosuch'", "no job 'neither'"):
+    for text in ("deleted team-a/c", "job 'nosuch' not found", "job 'neither' not found"):
         assert text in done.stderr
 
 
@@ -235,7 +235,7 @@ def test_delete_leaves_no_name_out_for_one_that_is_not_there(api: ServedApi) -> 
 )
 def test_bytes_that_no_object_can_hold_are_refused(api: ServedApi, words: list[str], what: str) -> None:
     done = tranche(api, "submit", "--gpus", "1", "--image", "train:1", *words, code=2, B="\udcff")
-    assert done.stderr.startswith(f"error: {what} holds bytes that are no UTF-8: b'")
+    assert done.stderr.startswith(f"error: {what} is not UTF-8: b'")
 
 
 def test_a_profile_without_a_class_is_answered_with_what_nodes_offer(api: ServedApi) -> None:
@@ -271,7 +271,7 @@ def test_nodes_and_their_gpus_are_shown_with_who_has_what(api: ServedApi, golden
     golden("nodes.txt", tranche(api, "nodes").stdout)
     listing = tranche(api, "gpus", "--cluster")
     golden("gpus-cluster.txt", listing.stdout)
-    assert "not listed: p5; of a device plugin Kubernetes has the counts alone" in listing.stderr
+    assert "not listed: p5; Kubernetes knows only how many devices a device plugin has" in listing.stderr
     nodes = json.loads(tranche(api, "nodes", "-o", "json").stdout)["nodes"]
     assert [(each["name"], each["mode"], each["claims"]) for each in nodes] == [
         ("off", "off", 0), ("p4d", "mixed", 1), ("p5", "static", 0), ("t4", "shared", 0),
@@ -316,7 +316,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
 
     no_such_kind = {("GET", "v1/resourceslices"): (404, {"message": "no such kind"})}
     api.change(lambda server: server.refusals.update(no_such_kind))
-    assert "no agent tells of its GPUs" in tranche(api, "nodes", code=47).stderr
+    assert "no agent reports GPUs" in tranche(api, "nodes", code=47).stderr
     api.change(a_cluster)
     lines = tranche(api, "nodes").stdout.splitlines()
     assert [line.split() for line in lines[1:]] == [
@@ -334,7 +334,7 @@ def test_without_claims_nodes_and_gpus_are_shown_by_what_agents_tell(api: Served
     assert (held["claim"], held["pods"], held["profile"]) == (None, ["team-a/train-0"], "2g.10gb")
     assert json.loads(tranche(api, "job", "describe", "train", "-o", "json").stdout)["given"] == [held]
     api.change(lambda server: server.refusals.update({("GET", "/leases"): (403, {"message": "no"})}))
-    assert "your account may not read what nodes have" in tranche(api, "gpus", "--cluster").stderr
+    assert "your account may not read leases of GPU nodes" in tranche(api, "gpus", "--cluster").stderr
 
 
 def _gated_job(server: FakeApiServer) -> None:
@@ -364,7 +364,7 @@ def test_a_cluster_that_could_give_claims_and_was_told_gates_is_known_by_what_ev
     api.change(_gated_job)  # its nodes hand out nothing now: they are in mode static, or start
     assert "no node of this cluster hands out shares" in tranche(api, *words, code=47).stderr
     assert "p4d" in tranche(api, "gpus", "--cluster").stdout
-    assert "it waits at the gate until the controller chooses" in tranche(api, "explain", "pod/train-0").stdout
+    assert "the pod is gated until the controller chooses" in tranche(api, "explain", "pod/train-0").stdout
     share = {"status": {"capacity": {"tranche.dev/share": "250"}}}
     api.change(lambda server: server.put("/api/v1/nodes/p4d", share))
     assert "schedulingGates" in tranche(api, *words).stdout
@@ -380,9 +380,9 @@ def test_after_a_change_to_claims_leases_are_nobodys_word_and_a_pod_at_the_gate_
     assert "p4d" not in tranche(api, "gpus", "--cluster").stdout
     for words in (("explain", "pod/train-0"), ("job", "describe", "train")):
         text = tranche(api, *words).stdout
-        assert "this cluster gives shares by claims now: nobody chooses one for it" in text
-        assert "submitted again" in text
-        assert "has what it wants" not in text
+        assert "this cluster now assigns shares through claims, so no controller will choose one" in text
+        assert "submit them again" in text
+        assert "can serve it now" not in text
 
 
 def test_after_a_change_to_gates_a_pod_with_a_claim_is_told_that_nobody_serves_it(api: ServedApi) -> None:
@@ -396,8 +396,8 @@ def test_after_a_change_to_gates_a_pod_with_a_claim_is_told_that_nobody_serves_i
     api.change(changed)
     for words in (("explain", "pod/train-0"), ("job", "describe", "train")):
         text = tranche(api, *words).stdout
-        assert "this cluster gives shares by scheduling gates now: no node serves its claim" in text
-        assert "would make room" not in text
+        assert "this cluster now assigns shares at scheduling gates, so no node will serve the claim" in text
+        assert "which makes enough room" not in text
 
 
 WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}
@@ -405,8 +405,7 @@ WAITING = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes are 
 
 def waiting_job(server: FakeApiServer) -> None:
     """A p4d whose slices are all held, and a job that waits for one."""
-    from tests.kubernetes.fleet.clusters import a100s, claim, node, published
-    from tranche.kubernetes.fleet.devices import decode_pools
+    from tests.kubernetes.fleet.clusters import a100s, claim, decode_pools, node, published
 
     slices = published("p4d", a100s(1))
     server.put("/api/v1/nodes/p4d", node("p4d", mode="mixed"))
@@ -430,7 +429,7 @@ def test_describe_and_explain_say_why_a_job_waits(api: ServedApi) -> None:
     for text in (described, explained):
         assert "Waiting: node p4d cannot serve it now; it could later" in text
         assert "asks for: --gpu-memory 4Gi" in text
-        assert "1. the end of pod team-a/old on node p4d would make room" in text
+        assert "1. wait for pod team-a/old on node p4d to end, which makes enough room" in text
     assert described.splitlines()[:3] == [
         "job        team-a/train",
         "request    --gpu-memory 4Gi",
@@ -455,13 +454,17 @@ def test_describe_shows_what_a_pod_has_and_the_warnings_about_one_that_is_not_re
         status = {"phase": "Pending", "resourceClaimStatuses": given, "containerStatuses": waits}
         server.put(path, {"metadata": {"labels": LABELS}, "spec": spec, "status": status})
         about = {"kind": "Pod", "name": "train-0"}
-        event = {"involvedObject": about, "reason": "FailedPrepareDynamicResources", "message": "the GPU is lost"}
+        event = {
+            "involvedObject": about,
+            "reason": "FailedPrepareDynamicResources",
+            "message": "the driver has lost the GPU",
+        }
         server.put("/api/v1/namespaces/team-a/events/e1", {**event, "type": "Warning"})
 
     api.change(gets_the_gpu)
     lines = tranche(api, "job", "describe", "train").stdout.splitlines()
     assert "train-0  Pending (ContainerCreating)  p4d   all of GPU 0" in lines[6]
-    assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the GPU is lost"
+    assert lines[-1] == "  train-0: FailedPrepareDynamicResources: the driver has lost the GPU"
 
 
 KUBELETS_WORD = (
@@ -498,10 +501,10 @@ def test_explain_says_why_the_node_refuses_to_hand_over_what_a_pod_was_given(api
     api.change(given_and_refused)
     lines = tranche(api, "explain", "pod/train-0").stdout.splitlines()
     assert lines[0] == (
-        "Preparing: it was given its devices, and node p4d refuses to hand them over: claim old-gpu: NoRoom: 8 GiB are needed"
+        "Preparing: it was allocated devices, but node p4d refuses to prepare them: claim old-gpu: NoRoom: 8 GiB are needed"
     )
     assert "  was given: all of GPU 0 on node p4d" in lines
-    assert "  1. delete the pod, to have it placed by what there is now" in lines
+    assert "  1. delete the pod, so that its replacement is scheduled onto available devices" in lines
     document = json.loads(tranche(api, "explain", "pod/train-0", "-o", "json").stdout)
     assert (document["status"], document["given"][0]["device"]) == ("Preparing", "gpu-0")
 
@@ -527,8 +530,8 @@ def test_explain_says_what_it_does_not_know_of_a_pod_that_has_not_started(api: S
 
     api.change(forbidden)
     shown = tranche(api, "explain", "pod/train-0").stdout
-    assert shown.startswith("Preparing: it was given its devices, and node p4d has not handed them over yet\n")
-    assert "note: your account may not read events of team-a, in which the node says why it refuses" in shown
+    assert shown.startswith("Preparing: it was allocated devices; node p4d has not prepared them yet\n")
+    assert "note: your account may not read events in team-a, where the node reports why it refuses" in shown
 
     def unbound(server: FakeApiServer) -> None:
         given_and_refused(server, conditions=[WAITING])
@@ -537,7 +540,7 @@ def test_explain_says_what_it_does_not_know_of_a_pod_that_has_not_started(api: S
 
     api.change(unbound)
     shown = tranche(api, "explain", "pod/train-0").stdout
-    assert shown.startswith("Preparing: its claim has devices on node p4d; the scheduler has yet to bind the pod")
+    assert shown.startswith("Preparing: its claim has devices on node p4d; the scheduler has not bound the pod yet")
     assert WAITING["message"] in shown
 
 
@@ -550,7 +553,7 @@ def test_explain_says_what_a_pod_has_of_the_device_plugin(api: ServedApi) -> Non
 
     api.change(served)
     shown = tranche(api, "explain", "pod/train-0").stdout
-    assert shown.startswith("Has: it has 2 nvidia.com/mig-1g.5gb of node p4d's device plugin, and no claim\n")
+    assert shown.startswith("Has: it has 2 nvidia.com/mig-1g.5gb from the device plugin of node p4d, and no claim\n")
 
 
 START_ERROR = {
@@ -598,12 +601,12 @@ def test_explain_refuses_what_is_no_pods_name(api: ServedApi, word: str) -> None
 
 @pytest.mark.parametrize("kind", ["pod", "pods", "po", "POD"])
 def test_explain_takes_kubectls_words_for_pods(api: ServedApi, kind: str) -> None:
-    assert "no pod 'train-0'" in tranche(api, "explain", f"{kind}/train-0", code=42).stderr
+    assert "pod 'train-0' not found" in tranche(api, "explain", f"{kind}/train-0", code=42).stderr
 
 
 def test_explain_takes_a_pod_or_a_request_of_this_machine(api: ServedApi) -> None:
-    assert "no pod 'train-0'" in tranche(api, "explain", "pod/train-0", code=42).stderr
-    assert "are for pods of a cluster" in tranche(api, "explain", "--gpus", "1", "-n", "x", code=2).stderr
+    assert "pod 'train-0' not found" in tranche(api, "explain", "pod/train-0", code=42).stderr
+    assert "apply only to pods" in tranche(api, "explain", "--gpus", "1", "-n", "x", code=2).stderr
 
 
 def kubectl_in(folder: Path) -> str:

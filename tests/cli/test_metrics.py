@@ -105,7 +105,7 @@ def test_without_prometheus_client_the_error_names_the_extra(cut_h100: TestMachi
     (cut_h100.folder / "prometheus_client.py").write_text("raise ModuleNotFoundError(name='prometheus_client')")
     done = cut_h100.tranche("metrics", code=2, PYTHONPATH=str(cut_h100.folder))
     assert "needs the Python package 'prometheus_client'" in done.stderr
-    assert "py3-none-any.whl[metrics]" in done.stderr
+    assert ".whl[metrics]" in done.stderr
 
 
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(cut_h100: TestMachine) -> None:

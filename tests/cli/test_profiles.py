@@ -66,7 +66,7 @@ def test_gpus_of_one_kind_share_a_table(make_machine: MakeMachine) -> None:
 
 def test_where_the_driver_tells_nothing_the_catalogue_stands_in(two_a100: TestMachine) -> None:
     done = two_a100.tranche("profiles", "--gpu", "1")
-    assert "these are the catalogue's" in done.stderr
+    assert "the table shows the catalogue's" in done.stderr
     assert two_a100.json("profiles", "--gpu", "1")["boards"][0]["source"] == "catalogue"
 
 

@@ -56,10 +56,11 @@ def test_codes_leave_the_shells_own_alone() -> None:
 
 
 def described_objects() -> dict[str, set[str]]:
-    """The objects that json.md describes, each a heading with a table of fields."""
+    """The objects that json.md describes, each a heading with a table of fields, one or more in a row."""
     objects: dict[str, set[str]] = {}
     for section in re.split(r"^##+ ", (REFERENCE / "json.md").read_text(), flags=re.MULTILINE)[1:]:
-        fields = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+        cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", section, re.MULTILINE)
+        fields = set(re.findall(r"\w+", " ".join(cells)))
         if fields:
             objects[section.split("\n", 1)[0].strip()] = fields
     return objects

@@ -151,7 +151,7 @@ def test_a_waiting_request_is_cancelled(make_machine: MakeMachine) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("ffffffff",), 34, "no allocation and no waiting request ffffffff"),
+        (("ffffffff",), 34, "no allocation or waiting request ffffffff"),
         ((), 2, "ID"),
         (("a", "--grace", "-1"), 2, "--grace"),
     ],

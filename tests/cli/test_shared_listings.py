@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import click
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu, view_of
@@ -36,7 +34,7 @@ def state_of_t4(view: NodeView) -> str:
 
 def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
     part = FractionalShare(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS)
-    view = view_of(T4, allocations=allocations(part, replace(part, compute=30)))
+    view = view_of(T4, allocations=allocations(part, part._replace(compute=30)))
     assert state_of_t4(view) == "shared by MPS: a-0, a-1; 4.5 GiB left"
     document = gpu_document(view, T4)
     assert document["sharing"] == {
@@ -65,8 +63,8 @@ def test_a_shared_slice_says_so_in_its_row() -> None:
 
 def test_a_slice_of_a_gpu_whose_mode_still_changes_is_being_prepared_and_is_tranche_s() -> None:
     uncut = gpu_on(A100, mode=MigMode.DISABLED)
-    (promised,) = allocations(replace(INSIDE, gpu_uuid=uncut.uuid))
-    view = view_of(uncut, allocations=[replace(promised, phase=Phase.PREPARING)])
+    (promised,) = allocations(INSIDE._replace(gpu_uuid=uncut.uuid))
+    view = view_of(uncut, allocations=[promised._replace(phase=Phase.PREPARING)])
     rows = slices_on(view, uncut)
     assert [(row.state, row.owned) for row in rows] == [("preparing", True)]
     assert describe.slice_state(rows[0]) == "preparing for a-0"

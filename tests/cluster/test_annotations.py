@@ -152,16 +152,17 @@ def test_bad_annotations_are_refused_with_the_reason_and_a_dry_run_writes_nothin
 ) -> None:
     two = refusal(cluster, asking(opted_in, {"gpu-memory": "2000"}, gpu="0.5"))
     assert 'admission webhook "pods.tranche.dev" denied the request' in two
-    assert "the annotations tranche.dev/gpu and gpu-memory ask for 2 things; leave one of them in" in two
+    assert "the annotations tranche.dev/gpu and gpu-memory request 2 different things; keep only one of them" in two
     both = asking(opted_in, gpu="0.5")
     both["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/mig-1g.5gb": "1"}}
-    assert "container 'main' asks for nvidia.com/mig-1g.5gb, and the pod's annotations for a share" in refusal(
+    assert "container 'main' requests nvidia.com/mig-1g.5gb, but the pod's annotations also request a share" in refusal(
         cluster, both
     )
     assert refusal(cluster, asking(opted_in, gpus="1"), "--dry-run=server") == ""
     assert (templates(cluster, opted_in), pods_in(cluster, opted_in)) == ([], [])
 
 
+@pytest.mark.long
 def test_while_no_replica_answers_only_annotated_pods_wait(
     cluster: Cluster, release: HelmRelease, opted_in: str
 ) -> None:

@@ -155,7 +155,7 @@ def test_what_a_scheduler_got_wrong_is_refused_in_the_pods_events(cluster: Clust
         planter.wait_for_reason("elsewhere", "is allocated in pool another")
         planter.wait_for_reason("too-much", f"of memory of {other}-shared: there is no more than")
         explained = p4d.run(TRANCHE, "explain", "pod/overlap", "--namespace", namespace)
-        assert f"node {p4d.name} refuses to hand them over: claim overlap: GpuBusy: " in explained
+        assert f"node {p4d.name} refuses to prepare them: claim overlap: GpuBusy: " in explained
         assert p4d.run(TRANCHE, "explain", "pod/neighbour", "--namespace", namespace).startswith(
             "Has: it has its devices"
         )

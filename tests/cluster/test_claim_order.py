@@ -130,6 +130,7 @@ def test_claims_of_4gi_are_the_56_smallest_slices_and_a_whole_gpu_waits_for_one_
     wait_for("a slice of it finds no room", lambda: claimants.refused("late"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("claimants", ["7g.40gb"], indirect=True)
 def test_room_that_is_kept_for_large_claims_is_theirs_however_many_small_ones_come(claimants: Claimants) -> None:
     for number in range(57):
@@ -142,6 +143,7 @@ def test_room_that_is_kept_for_large_claims_is_theirs_however_many_small_ones_co
     assert claimants.devices()["large"].endswith("-7g-40gb-0")
 
 
+@pytest.mark.long
 def test_parts_fill_one_gpu_before_another_and_keep_slices_off_it(claimants: Claimants) -> None:
     for number in range(10):
         claimants.add(f"part-{number}", SHARED)

@@ -93,14 +93,15 @@ def chart(cluster: Cluster, p4d: Node, g4dn: Node) -> Iterator[list[KubeObject]]
         forget_rights(cluster)
 
 
+@pytest.mark.long
 def test_a_cluster_without_an_agent_is_told_how_to_get_one(cluster: Cluster, admin: Path, p4d: Node) -> None:
     remove_agents(cluster)
     findings = doctor(admin, 1)
-    assert texts(findings, "agents", "fail") == ["no DaemonSet of the cluster runs `tranche agent`"]
+    assert texts(findings, "agents", "fail") == ["no DaemonSet runs `tranche agent`"]
     assert texts(findings, "api-server", "pass")
     (claims,) = texts(findings, "claims", "pass")
-    assert "by claims, which the scheduler serves" in claims
-    assert "the API server keeps what the driver publishes" in claims
+    assert "the scheduler assigns shares on demand through claims" in claims
+    assert "the API server keeps all fields that the driver publishes" in claims
     assert cluster.api.get("/apis/resource.k8s.io/v1/resourceslices")["items"] == []
 
 
@@ -129,7 +130,7 @@ def test_what_is_wrong_is_found_where_it_is(
         missing = [each for each in findings if each["check"] == "agent-missing"]
         assert [each["nodes"] for each in missing] == [[g4dn.name]]
         assert "nodeSelector or affinity" in missing[0]["hint"]
-        assert any("nobody-answers is asked for" in text for text in texts(findings, "layout", "fail"))
+        assert any("nobody-answers is requested" in text for text in texts(findings, "layout", "fail"))
         conflict = [each for each in findings if each["check"] == "neighbours"]
         assert [(each["status"], each["nodes"]) for each in conflict] == [("fail", [p4d.name])]
         assert len(texts(findings, "rights", "pass")) == 1
@@ -153,6 +154,7 @@ def test_what_is_wrong_is_found_where_it_is(
         cluster.kubectl("label", "node", p4d.name, "nvidia.com/mig.config-")
 
 
+@pytest.mark.long
 def test_who_may_read_little_sees_little_and_is_told_so(cluster: Cluster, p4d: Node, namespace: str) -> None:
     cluster.kubectl("create", "serviceaccount", "reader", "--namespace", namespace)
     kubeconfig = cluster.account_kubeconfig(namespace, "reader", p4d.name)
@@ -171,7 +173,7 @@ def test_who_may_read_little_sees_little_and_is_told_so(cluster: Cluster, p4d: N
     try:
         wait_for("the right is in force", lambda: cluster.kubectl(*asked))
         findings = doctor(kubeconfig, 0)
-        assert "not looked at: DaemonSets" in texts(findings, "not-read", "warn")
+        assert "skipped: DaemonSets" in texts(findings, "not-read", "warn")
         assert any(p4d.name in each["nodes"] for each in findings if each["check"] == "node")
     finally:
         cluster.kubectl("label", "node", p4d.name, "tranche.dev/gpu-")

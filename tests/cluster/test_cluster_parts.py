@@ -53,7 +53,7 @@ def test_an_image_names_itself_and_every_blob_is_what_its_digest_says() -> None:
 def test_images_without_a_compiler_are_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("TRANCHE_CACHE_DIR", str(tmp_path))
-    with pytest.raises(ClusterError, match="no C compiler: cannot run 'no-such-compiler'") as raised:
+    with pytest.raises(ClusterError, match="cannot run the C compiler 'no-such-compiler'") as raised:
         write_images(tmp_path)
     assert "CC" in raised.value.hint
 

@@ -24,7 +24,7 @@ from tests.cluster.competition.runs import Runs
 from tests.cluster.competition.witness import Witness
 from tests.support.length import rounds
 
-ROUNDS = rounds(30, 8, "TRANCHE_ROUNDS")
+ROUNDS = rounds(30, 5, "TRANCHE_ROUNDS")
 CALM_AFTER = 25
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800 + 15 * ROUNDS)]

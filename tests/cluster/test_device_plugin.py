@@ -17,6 +17,8 @@ from cluster.node import Node
 from cluster.waiting import wait_for
 from cluster.workloads import FOREVER, SHOW_DEVICES, deployment, log, phase, phases, pod, pods_in
 
+from tests.support.length import some_of
+
 pytestmark = pytest.mark.cluster
 
 TRANCHE = str(Path(sys.executable).with_name("tranche"))
@@ -80,6 +82,7 @@ def run_pod(cluster: Cluster, namespace: str, name: str, node: Node, **limits: i
     return str(wait_for(f"{name} has looked", lambda: log(cluster, namespace, name)))
 
 
+@pytest.mark.long
 def test_slices_that_are_cut_by_hand_are_given_out_one_to_a_pod(cluster: Cluster, p4d: Node, namespace: str) -> None:
     with plugin_on(cluster, p4d, "--mig-strategy=mixed"):
         wait_for_counts(cluster, p4d, gpu=8)
@@ -103,7 +106,7 @@ def test_slices_that_are_cut_by_hand_are_given_out_one_to_a_pod(cluster: Cluster
         wait_for_counts(cluster, p4d, gpu=8)
 
 
-@pytest.mark.parametrize("strategy", ["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"])
+@pytest.mark.parametrize("strategy", some_of(["envvar", "cdi-cri", "volume-mounts", "cdi-annotations"], 2))
 def test_a_pod_sees_its_slices_and_nothing_else(cluster: Cluster, p4d: Node, namespace: str, strategy: str) -> None:
     with plugin_on(cluster, p4d, "--mig-strategy=mixed", f"--device-list-strategy={strategy}"):
         cut(p4d, "all-balanced")
@@ -140,6 +143,7 @@ def test_a_whole_gpu_and_slices_live_on_one_node(cluster: Cluster, p4d: Node, na
         assert "MIG 1g.5gb+me" in run_pod(cluster, namespace, "slice", p4d, mig_1g_5gb_me=1)
 
 
+@pytest.mark.long
 def test_single_counts_slices_as_gpus_and_says_why_it_cannot(cluster: Cluster, p5: Node, namespace: str) -> None:
     with plugin_on(cluster, p5, "--mig-strategy=single") as agent:
         wait_for_counts(cluster, p5, gpu=8)
@@ -158,7 +162,7 @@ def test_single_counts_slices_as_gpus_and_says_why_it_cannot(cluster: Cluster, p
         wait_for_counts(cluster, p5, gpu=16)
 
 
-@pytest.mark.parametrize("how", ["restart", "kill -9"])
+@pytest.mark.parametrize("how", some_of(["kill -9", "restart"], 1))
 def test_a_kubelet_that_starts_anew_is_told_everything_again(
     cluster: Cluster, p4d: Node, namespace: str, how: str
 ) -> None:
@@ -212,6 +216,7 @@ def test_slices_of_a_sick_gpu_are_not_given_away(cluster: Cluster, p4d: Node) ->
         assert capacity[SLICE] == "56"
 
 
+@pytest.mark.long
 def test_a_count_that_nobody_serves_goes_to_zero(cluster: Cluster, p4d: Node, namespace: str) -> None:
     # A kubelet remembers a resource for five minutes after its end, so the name must be one that no other test has used.
     left, path = f"nvidia.com/mig-7g.{os.getpid()}gb", f"/api/v1/nodes/{p4d.name}"

@@ -89,6 +89,7 @@ def test_two_nodes_have_each_their_own_slices_and_one_is_cut_without_the_other(
         assert starts(cluster, namespace) == before
 
 
+@pytest.mark.long
 def test_three_nodes_with_three_strategies_are_chosen_by_their_labels(
     cluster: Cluster, p4d: Node, p5: Node, g4dn: Node, namespace: str
 ) -> None:

@@ -12,6 +12,7 @@ from cluster.waiting import wait_for
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.long
 def test_labels_and_resources_of_strategy_single_on_a_p5(cluster: Cluster, p5: Node) -> None:
     try:
         with agent_on(cluster, p5, "--mig-strategy=single"):

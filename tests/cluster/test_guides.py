@@ -35,10 +35,10 @@ $ until [ "$(kubectl get nodes -o jsonpath='{..allocatable.tranche\\.dev/share}'
 …
 $ until ! tranche gpus --cluster | grep -q default/small; do sleep 1; done
 """,
-    "others have everything on its 8 GPUs that would serve (56 places)": "0 memory slices free of 8, 1g.5gb takes 1",
-    """  1. the end of pod default/big-… on node p4d would make room
-  2. the end of pod default/big-… on node p4d would make room
-  3. the end of pod default/big-… on node p4d would make room
+    "others hold everything suitable on its 8 GPUs (56 places)": "0 memory slices free of 8, 1g.5gb takes 1",
+    """  1. wait for pod default/big-… on node p4d to end, which makes enough room
+  2. wait for pod default/big-… on node p4d to end, which makes enough room
+  3. wait for pod default/big-… on node p4d to end, which makes enough room
 """: """  1. on node p4d: wait for pod default/big-… to end
 """,
 }

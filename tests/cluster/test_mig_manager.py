@@ -136,6 +136,7 @@ def test_over_a_backlog_three_sizes_come_about_when_the_pods_are_deleted(
         assert len(set(first_lines(cluster, namespace).values())) == 32
 
 
+@pytest.mark.long
 def test_pods_run_on_in_slices_that_stay_while_the_rest_is_cut_anew(
     cluster: Cluster, p4d: Node, namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -196,6 +197,7 @@ def test_drain_evicts_within_the_disruption_budget_and_uncordons(cluster: Cluste
         wait_for_pods(cluster, namespace, Pending=2)
 
 
+@pytest.mark.long
 def test_what_cannot_be_is_failed_with_its_reason_and_heals_without_a_restart(cluster: Cluster, p4d: Node) -> None:
     with managed(cluster, p4d) as agent:
         pid, calls = agent.pid, p4d.machine.total_change_calls()

@@ -40,6 +40,7 @@ def machine_renewed(node: Node) -> Iterator[None]:
         node.renew_machine()
 
 
+@pytest.mark.long
 def test_it_is_ready_with_the_rights_of_its_manifest_and_its_log_is_json(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as agent:
         status, body = agent.health()
@@ -82,6 +83,7 @@ def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn
     assert all("an agent may change its own node only; this one runs on node p4d" in answer for answer in others)
 
 
+@pytest.mark.long
 def test_every_part_together_is_ready_too(cluster: Cluster, p4d: Node) -> None:
     with machine_renewed(p4d), agent_on(cluster, p4d) as agent:
         assert agent.health()[0] == 200
@@ -124,6 +126,7 @@ def test_it_lives_through_a_killed_api_server_and_follows_it_again(cluster: Clus
     p4d.wait_until_ready(cluster.api)
 
 
+@pytest.mark.long
 def test_it_starts_without_an_api_server_and_becomes_ready_when_there_is_one(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as first:
         cluster.kill9("kube-apiserver")
@@ -160,6 +163,7 @@ def test_sigterm_ends_it_in_peace(cluster: Cluster, p4d: Node) -> None:
         assert "Traceback" not in agent.log
 
 
+@pytest.mark.long
 def test_it_needs_no_more_than_100_mb_with_56_slices(cluster: Cluster, p4d: Node) -> None:
     with machine_renewed(p4d):
         p4d.run(str(Path(sys.executable).with_name("tranche")), "layout", "apply", "-c", "all-1g.5gb")

@@ -191,6 +191,7 @@ def shared_t4(old_cluster: Cluster, release: HelmRelease) -> Iterator[Node]:
         old_cluster.kubectl("label", "node", "t4", "tranche.dev/mode-")
 
 
+@pytest.mark.long
 def test_pods_share_a_card_by_mps_each_within_its_limit(old_cluster: Cluster, shared_t4: Node) -> None:
     made = tenants("busy", TEAM, 3)
     # Two fifths of the card each: there is no room for a third.

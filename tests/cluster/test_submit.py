@@ -80,6 +80,7 @@ def test_a_job_owns_all_that_is_made_for_it(cluster: Cluster, classes: None, res
     wait_for("the garbage collector has removed the template as well", lambda: not researcher.left())
 
 
+@pytest.mark.long
 def test_what_a_dry_run_prints_can_be_applied_and_deleted(
     cluster: Cluster, classes: None, researcher: Researcher
 ) -> None:
@@ -95,7 +96,7 @@ def test_what_a_dry_run_prints_can_be_applied_and_deleted(
 def test_what_may_not_be_made_leaves_nothing(cluster: Cluster, classes: None, researcher: Researcher) -> None:
     refused = researcher.tranche("submit", "--gpus", "1", "-n", "default", *JOB, code=41)
     assert 'cannot create resource "jobs"' in refused.stderr
-    assert "name a namespace of yours with -n" in refused.stderr
+    assert "name one of your namespaces with -n" in refused.stderr
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",

@@ -64,6 +64,7 @@ def nvidias_node(cluster: Cluster, p4d: Node) -> Iterator[Node]:
     p4d.renew_machine()
 
 
+@pytest.mark.long
 def test_a_node_is_switched_over_and_back_by_the_commands_of_the_guide(
     cluster: Cluster, nvidias_node: Node, agent_image: MadeImage, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_pods_share_a_gpu_that_has_no_mig_and_go_on_when_kubelet_and_agent_start
         assert "maximum request size for shared resources is 1; found 2" in said
 
 
+@pytest.mark.long
 def test_slices_are_shared_under_their_own_names(cluster: Cluster, p4d: Node, namespace: str) -> None:
     with shared_node(cluster, p4d, "mixed"):
         wait_for_counts(cluster, p4d, gpu=64)

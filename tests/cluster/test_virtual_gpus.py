@@ -68,6 +68,7 @@ sharing:
 """
 
 
+@pytest.mark.long
 def test_slices_are_shared_by_mps_each_with_a_daemon_of_its_own(cluster: Cluster, p4d: Node, namespace: str) -> None:
     install_rights(cluster)
     name = {"name": "sharing", "namespace": "tranche-system"}
@@ -104,6 +105,7 @@ sharing:
 """
 
 
+@pytest.mark.long
 def test_without_cuda_in_the_agents_container_nothing_is_shared_by_mps(cluster: Cluster, g4dn: Node) -> None:
     """The chart gives it without shareByMps none of CUDA; the programs are there, as in a mounted root of the driver."""
     install_rights(cluster)
@@ -118,6 +120,7 @@ def test_without_cuda_in_the_agents_container_nothing_is_shared_by_mps(cluster: 
         g4dn.renew_machine()
 
 
+@pytest.mark.long
 def test_a_gpu_is_shared_by_mps_as_nvidias_documentation_has_it(cluster: Cluster, g4dn: Node, namespace: str) -> None:
     install_rights(cluster)
     name = {"name": "sharing", "namespace": "tranche-system"}

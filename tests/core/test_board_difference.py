@@ -26,7 +26,7 @@ def seen(known: Board, *profiles: GpuInstanceProfile) -> GpuState:
 
 def with_change(known: Board, name: str, /, **fields: Any) -> GpuState:
     """A GPU of the board whose driver tells what the catalogue does, but for those fields of one profile."""
-    return seen(known, *(replace(p, **fields) if str(p.name) == name else p for p in known.profiles))
+    return seen(known, *(p._replace(**fields) if str(p.name) == name else p for p in known.profiles))
 
 
 def test_a_driver_that_says_the_same_differs_in_nothing() -> None:
@@ -74,7 +74,7 @@ def test_profiles_that_only_one_side_knows_are_named() -> None:
     known = board("A100-40GB")
     fewer = board_differences(seen(known, *known.profiles[1:]), known)
     assert [(d.profile, d.driver) for d in fewer] == [(str(known.profiles[0].name), "-")]
-    extra = replace(known.profiles[0], enum=17, name=parse_profile("1g.5gb+gfx"))
+    extra = known.profiles[0]._replace(enum=17, name=parse_profile("1g.5gb+gfx"))
     more = board_differences(seen(known, *known.profiles, extra), known)
     assert [(d.profile, d.catalogue) for d in more] == [("1g.5gb+gfx", "-")]
 

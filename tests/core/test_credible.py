@@ -43,7 +43,7 @@ def with_gpu(**fields: Any) -> NodeView:
 
 
 def with_allocation(**fields: Any) -> NodeView:
-    return view_of(GPU, allocations=[replace(HELD, **fields)])
+    return view_of(GPU, allocations=[HELD._replace(**fields)])
 
 
 def part(**fields: Any) -> NodeView:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -234,7 +233,7 @@ def test_an_exclusion_counts_wherever_the_instances_lie() -> None:
 
 
 def test_a_driver_may_allow_fewer_instances_than_there_are_places() -> None:
-    scarce = replace(profile_of(board_of("A30-24GB"), "1g.6gb"), max_instances=2)
+    scarce = profile_of(board_of("A30-24GB"), "1g.6gb")._replace(max_instances=2)
     assert remaining_capacity(scarce, []) == 2
     assert remaining_capacity(scarce, [occupant("1g.6gb@0:1"), occupant("2g.12gb@2:2")]) == 1
     assert arrange([scarce] * 3, ()) is None

@@ -51,9 +51,9 @@ def test_a_part_is_unlimited_when_its_daemon_was_told_other_limits() -> None:
     "kept",
     [
         allocation(WholeGpu(T4.uuid)),
-        allocation(replace(PART, sharing=Sharing.TIME_SLICING)),
+        allocation(PART._replace(sharing=Sharing.TIME_SLICING)),
         allocation(PART, Phase.PREPARING),
-        allocation(replace(PART, device=WholeGpu("GPU-that-is-not-shown"))),
+        allocation(PART._replace(device=WholeGpu("GPU-that-is-not-shown"))),
     ],
 )
 def test_nothing_else_is_touched(kept: Allocation) -> None:
@@ -61,5 +61,5 @@ def test_nothing_else_is_touched(kept: Allocation) -> None:
 
 
 def test_limits_do_not_come_back_with_another_daemon() -> None:
-    lost = allocation(replace(PART, unlimited=True))
+    lost = allocation(PART._replace(unlimited=True))
     assert with_lost_limits((lost,), node(DaemonState.READY)) == (lost,)

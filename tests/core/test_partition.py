@@ -75,7 +75,7 @@ def test_written_one_by_one_or_counted_it_is_the_same(profiles: list[int | Profi
         ("-1", "not a MIG profile name"),
         ("19,seven", "not a MIG profile name"),
         ("99999", "not a MIG profile name"),
-        ("999999*19", "no GPU holds that many"),
+        ("999999*19", "no GPU has room for that many"),
     ],
 )
 def test_what_is_refused(value: str, words: str) -> None:
@@ -106,10 +106,10 @@ def test_a_layout_of_a_file() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "has no MIG_PARTITION"),
-        ("MIG_PARTITON=19\n", "has no MIG_PARTITION"),
-        ("\nMIG_PARTITION 19\n", "line 2 is no assignment"),
-        ("export MIG_PARTITION=19\n", "line 1 is no assignment"),
+        ("", "does not set MIG_PARTITION"),
+        ("MIG_PARTITON=19\n", "does not set MIG_PARTITION"),
+        ("\nMIG_PARTITION 19\n", "line 2 is not an assignment"),
+        ("export MIG_PARTITION=19\n", "line 1 is not an assignment"),
         ("MIG_PARTITION='19\n", "a quote has no end"),
         ('MIG_PARTITION=19"\n', "a quote has no end"),
     ],

@@ -98,7 +98,7 @@ def test_a_share_may_have_a_ceiling_and_several_of_its_kind() -> None:
 
 @pytest.mark.parametrize("text", ["0", "101", "-1", "1.5", "half", "", "%", "9" * 5000])
 def test_a_ceiling_is_a_whole_number_of_percent(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a ceiling of compute") as caught:
+    with pytest.raises(UsageError, match="is not a compute ceiling") as caught:
         parse_request(gpu="0.5", compute=text)
     assert "from 1 to 100" in caught.value.hint
 
@@ -112,10 +112,10 @@ def test_a_number_of_shares_is_positive(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": "2", "count": "2"}, "--count goes with a share"),
-        ({"gpus": "1", "compute": "30"}, "does not go with --gpus 1"),
-        ({"mig_profile": "1g.5gb", "compute": "30"}, "does not go with --mig-profile 1g.5gb"),
-        ({"gpu": "0.5", "compute": "30", "isolation": "hard"}, "--compute does not go with --isolation hard"),
+        ({"gpus": "2", "count": "2"}, "--count needs --gpu or --gpu-memory"),
+        ({"gpus": "1", "compute": "30"}, "cannot be used with --gpus 1"),
+        ({"mig_profile": "1g.5gb", "compute": "30"}, "cannot be used with --mig-profile 1g.5gb"),
+        ({"gpu": "0.5", "compute": "30", "isolation": "hard"}, "--compute cannot be used with --isolation hard"),
     ],
 )
 def test_conditions_that_no_share_has_together_are_refused(options: dict[str, str], message: str) -> None:

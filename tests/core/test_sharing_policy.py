@@ -50,7 +50,7 @@ def test_the_last_word_counts_and_can_be_taken_back(
 def test_a_word_is_written_with_its_name() -> None:
     assert [parse_word(f"sharing={use}") for use in GpuPolicy] == list(GpuPolicy)
     for text in ("", "mig", "sharing", "sharing=", "sharing=MIG", "use=mig"):
-        with pytest.raises(UsageError, match="is no policy") as caught:
+        with pytest.raises(UsageError, match="is not a policy") as caught:
             parse_word(text)
         assert "auto, mig, shared, off" in caught.value.hint
 
@@ -74,15 +74,15 @@ def test_a_file_has_a_word_for_all_and_words_for_some() -> None:
         (None, "this is not a"),
         ([], "this is not a"),
         ({"kind": "SharingPolicy"}, "this is not a"),
-        (file(sharing="fair"), "sharing of the policy is none of auto, mig, shared, off"),
-        (file(sharing=True), "sharing of the policy is none of"),
-        (file(sharing=None), "sharing of the policy is none of"),
-        (file(share="mig"), "fields that nothing heeds: share"),
+        (file(sharing="fair"), "sharing of the policy must be one of auto, mig, shared, off"),
+        (file(sharing=True), "sharing of the policy must be one of"),
+        (file(sharing=None), "sharing of the policy must be one of"),
+        (file(share="mig"), "unknown fields: share"),
         (file(gpus={}), "gpus is not a list"),
         (file(gpus=[3]), "exactly the fields gpu and sharing"),
         (file(gpus=[{"gpu": 0}]), "exactly the fields gpu and sharing"),
         (file(gpus=[{"gpu": True, "sharing": "mig"}]), "neither an index nor a UUID"),
-        (file(gpus=[{"gpu": 0, "sharing": ["mig"]}]), "sharing of GPU 0 is none of"),
+        (file(gpus=[{"gpu": 0, "sharing": ["mig"]}]), "sharing of GPU 0 must be one of"),
         (file(gpus=[{"gpu": 0, "sharing": "mig"}, {"gpu": FIRST, "sharing": "off"}]), f"names GPU {FIRST} twice"),
     ],
 )

@@ -42,13 +42,12 @@ def gpus(draw: st.DrawFn) -> GpuState:
 @given(gpus())
 def test_what_is_not_the_cut_leaves_the_fingerprint(gpu: GpuState) -> None:
     instances = [
-        replace(
-            instance,
+        instance._replace(
             id=instance.id + 20,
             memory=None,
             stray_processes=(TRAINER,),
             compute_instances=tuple(
-                replace(ci, id=9, mig_index=None, processes=(TRAINER,)) for ci in instance.compute_instances
+                ci._replace(id=9, mig_index=None, processes=(TRAINER,)) for ci in instance.compute_instances
             ),
         )
         for instance in reversed(gpu.instances)
@@ -85,17 +84,16 @@ def test_the_inside_of_an_instance_matters_to_the_fingerprint() -> None:
     whole = slice_on(a100(), "2g.10gb", 0)
     part = ComputeInstance(0, parse_profile("1c.2g.10gb"), 0, 0, 1, "MIG-a", 0)
     prints = {
-        gpu_on(a100(), instances=[replace(whole, compute_instances=inside)]).fingerprint
-        for inside in ((), whole.compute_instances, (part,), (replace(part, start=1),), (part, replace(part, start=1)))
+        gpu_on(a100(), instances=[whole._replace(compute_instances=inside)]).fingerprint
+        for inside in ((), whole.compute_instances, (part,), (part._replace(start=1),), (part, part._replace(start=1)))
     }
     assert len(prints) == 5
 
 
 def test_processes_are_counted_once() -> None:
     inside = slice_on(a100(), "1g.5gb", 0)
-    busy = replace(
-        inside,
-        compute_instances=(replace(inside.compute_instances[0], processes=(TRAINER,)),),
+    busy = inside._replace(
+        compute_instances=(inside.compute_instances[0]._replace(processes=(TRAINER,)),),
         stray_processes=(TRAINER, GpuProcess(4712, "")),
     )
     gpu = gpu_on(a100(), instances=[busy], processes=[TRAINER, GpuProcess(4713, "nvtop")])
@@ -112,9 +110,9 @@ def test_only_a_spanning_compute_instance_makes_a_whole_slice() -> None:
     whole = slice_on(a100(), "2g.10gb", 0)
     part = ComputeInstance(0, parse_profile("1c.2g.10gb"), 0, 0, 1, "MIG-a", 0)
     assert whole.whole_slice is whole.compute_instances[0]
-    assert replace(whole, compute_instances=()).whole_slice is None
-    assert replace(whole, compute_instances=(part,)).whole_slice is None
-    assert replace(whole, compute_instances=(part, replace(part, id=1, start=1))).whole_slice is None
+    assert whole._replace(compute_instances=()).whole_slice is None
+    assert whole._replace(compute_instances=(part,)).whole_slice is None
+    assert whole._replace(compute_instances=(part, part._replace(id=1, start=1))).whole_slice is None
 
 
 def test_instances_are_found_by_their_slot() -> None:

@@ -78,6 +78,7 @@ def test_every_view_in_every_look_keeps_nobody_out_and_asks_nothing_of_others(br
             dashboards.end()
 
 
+@pytest.mark.long
 def test_the_guides_pictures(
     browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
 ) -> None:
@@ -261,6 +262,7 @@ def test_a_page_that_nobody_sees_asks_nothing(browser: Any, dashboard: ServedDas
         assert "Nobody waits." in viewer.view
 
 
+@pytest.mark.long
 def test_the_eighth_page_that_is_seen_is_live_and_says_that_it_is_told_in_turns(
     browser: Any, machine: TestMachine, dashboard: ServedDashboard
 ) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.browser
 PICTURE = Path(__file__).parents[2] / "docs/dashboard-plan.png"
 LOOKS = [
     ("light", WIDE),
-    ("dark", NARROW),
+    pytest.param("dark", NARROW, marks=pytest.mark.long),
     pytest.param("dark", WIDE, marks=pytest.mark.long),
     pytest.param("light", NARROW, marks=pytest.mark.long),
 ]
@@ -119,6 +119,7 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
         assert viewer.complaints == []
 
 
+@pytest.mark.long
 def test_the_guides_picture_of_a_plan(
     browser: Any, machine: TestMachine, acting: ServedDashboard, pytestconfig: pytest.Config
 ) -> None:

@@ -16,14 +16,14 @@ from tests.dashboard.random_machine import RandomMachine
 from tests.dashboard.reading import figures, parsed, tables
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
-from tests.support.length import cases
+from tests.support.length import rounds
 from tranche.core.board import board_by_key
 from tranche.core.quantity import GIB, MIB, format_memory
 from tranche.dashboard.events_page import MOST
 from tranche.documents.history import seconds_of
 
 BOARDS = ("A100-40GB", "A100-40GB", "H100-80GB-SXM", "T4")
-STATES = cases(200, "TRANCHE_DASHBOARD_STATES")
+STATES = rounds(200, 15, "TRANCHE_DASHBOARD_STATES")
 _MOST_LOOKS = 10
 
 State = dict[str, Any]
@@ -252,6 +252,7 @@ def test_the_pages_say_what_the_documents_say_in_random_states() -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.browser
 def test_a_browser_shows_what_the_documents_say_in_random_states() -> None:
     with random_machine(7) as (walk, dashboard):

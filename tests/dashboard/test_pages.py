@@ -377,7 +377,7 @@ def test_gpus_are_found_by_what_is_said_of_them() -> None:
 def test_whatever_others_wrote_is_text(path: str, text: str) -> None:
     def page(said: str) -> ElementTree.Element:
         view = every_kind()
-        allocations = tuple(replace(each, command=said) for each in view.allocations)
+        allocations = tuple(each._replace(command=said) for each in view.allocations)
         gpus = tuple(replace(gpu, name=f"{said} A100") for gpu in view.node)
         seen = snapshot_of(replace(view, node=replace(view.node, gpus=gpus), allocations=allocations), _waiting(), said)
         events = tuple(replace(each, message=said) for each in EVENTS)
@@ -419,7 +419,7 @@ def test_the_live_part_is_in_the_page_once_and_ids_are_unique() -> None:
 def test_what_is_held_is_on_every_page_though_the_clock_was_put_back() -> None:
     """The machine was seen at 1000; every share began later."""
     view = every_kind()
-    later = tuple(replace(each, created=5000.0 + n) for n, each in enumerate(view.allocations))
+    later = tuple(each._replace(created=5000.0 + n) for n, each in enumerate(view.allocations))
     seen = snapshot_of(replace(view, allocations=later))
     for gpu in seen.overview["gpus"]:
         ids = {each.id for each in later if any(grant.gpu_uuid == gpu["uuid"] for grant in each.grants)}

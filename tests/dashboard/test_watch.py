@@ -15,10 +15,12 @@ import pytest
 from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError
-from tranche.dashboard import live
-from tranche.dashboard.live import MachinePublisher, PageUpdate
+from tranche.dashboard import watch
+from tranche.dashboard.live import PageUpdate
 from tranche.dashboard.reading_log import UseRecord
+from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.use_file import UseFile
+from tranche.dashboard.watch import MachinePublisher
 from tranche.node.state.session import StateFolder
 
 NOTHING = view_of()
@@ -63,12 +65,14 @@ def watching(machine: Machine, work: Callable[[MachinePublisher], Any], use: Use
         try:
             await work(found)
         finally:
-            await found.end()
+            await found.stop()
 
     asyncio.run(run())
 
 
-async def news_until(found: MachinePublisher, wanted: Callable[[PageUpdate], bool]) -> PageUpdate:
+async def news_until(
+    found: MachinePublisher, wanted: Callable[[PageUpdate[MachineSnapshot]], bool]
+) -> PageUpdate[MachineSnapshot]:
     async for news in found.news():
         if wanted(news):
             return news
@@ -130,7 +134,7 @@ def test_a_written_register_is_news_and_one_that_is_not_is_none(tmp_path: Path) 
 
     async def work(found: MachinePublisher) -> None:
         before = await news_until(found, lambda news: True)
-        again = await news_until(found, lambda news: news.taken > before.taken)
+        again = await news_until(found, lambda news: news.snapshot.taken > before.snapshot.taken)
         assert again.version == before.version
         machine.version += 1
         await news_until(found, lambda news: news.version != before.version)
@@ -154,7 +158,7 @@ def test_what_goes_wrong_is_said_and_is_tried_again(
         trouble = await news_until(found, lambda news: bool(news.trouble))
         assert str(error) in trouble.trouble
         after = await news_until(found, lambda news: not news.trouble)
-        assert after.taken > trouble.taken
+        assert after.snapshot.taken > trouble.snapshot.taken
         assert machine.opened == 2
 
     watching(machine, work)
@@ -162,8 +166,8 @@ def test_what_goes_wrong_is_said_and_is_tried_again(
 
 
 def test_a_look_that_hangs_holds_up_the_first_who_asks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr(live, "_IMPATIENT_SECONDS", 0.01)
+    monkeypatch.setattr(watch, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(watch, "_IMPATIENT_SECONDS", 0.01)
     go_on = threading.Event()
 
     def look(number: int) -> NodeView:
@@ -175,10 +179,10 @@ def test_a_look_that_hangs_holds_up_the_first_who_asks_only(tmp_path: Path, monk
         first = await news_until(found, lambda news: True)
         old = await found.fresh()
         assert old is not None
-        assert old.taken == first.taken
+        assert old.taken == first.snapshot.taken
         assert await found.fresh() is old
         go_on.set()
-        await news_until(found, lambda news: news.taken > first.taken)
+        await news_until(found, lambda news: news.snapshot.taken > first.snapshot.taken)
 
     watching(Machine(tmp_path, look), work)
 
@@ -189,7 +193,7 @@ def test_the_end_ends_every_stream_of_news(tmp_path: Path) -> None:
         found.start()
         streams = [asyncio.create_task(news_until(found, lambda news: False)) for _ in range(3)]
         await found.fresh()
-        await found.end()
+        await found.stop()
         done = await asyncio.gather(*streams, return_exceptions=True)
         assert all(isinstance(each, AssertionError) for each in done)
 

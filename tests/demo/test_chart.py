@@ -56,10 +56,10 @@ def test_the_committed_picture_is_drawn_from_its_own_data() -> None:
     assert len(svg) < 30_000
 
 
-def test_the_readme_shows_the_picture_with_its_figures() -> None:
-    readme = (COMMITTED.parents[1] / "README.md").read_text()
+def test_the_demos_page_shows_the_picture_with_its_figures() -> None:
+    page = (COMMITTED.parent / "guides/demo.md").read_text()
     chart = chart_in(COMMITTED.read_text())
-    (alternative,) = re.findall(r"!\[([^\]]*)\]\(docs/demo\.svg\)", readme)
+    (alternative,) = re.findall(r"!\[([^\]]*)\]\(\.\./demo\.svg\)", page)
     for batch in (chart.whole, chart.slices):
         minutes, seconds = divmod(int(batch.seconds), 60)
         assert f"{minutes}:{seconds:02d}" in alternative

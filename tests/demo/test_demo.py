@@ -113,7 +113,7 @@ def test_nvidia_smi_lists_the_jobs(tmp_path: Path) -> None:
     demo = start_slow_demo(tmp_path)
     try:
         assert demo.stderr is not None
-        look = next(line for line in demo.stderr if line.startswith("to look at it from another terminal: "))
+        look = next(line for line in demo.stderr if line.startswith("to watch it from another terminal: "))
         shown = subprocess.run(look.partition(": ")[2], shell=True, capture_output=True, text=True, check=True).stdout
         assert "NVIDIA A100-SXM4-40GB" in shown
         assert shown.count("gpu-job") == 8
@@ -194,7 +194,7 @@ class TestOnGpusTakenForReal:
 
     def test_it_asks_before_it_changes_anything(self, machine: TestMachine) -> None:
         done = machine.tranche("demo", "--real", code=130)
-        assert "Go on? [y/N]" in done.stderr
+        assert "Continue? [y/N]" in done.stderr
         assert machine.machine.total_change_calls() == 0
 
     def test_it_refuses_gpus_that_are_cut_or_used(self, machine: TestMachine) -> None:

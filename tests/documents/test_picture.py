@@ -70,7 +70,7 @@ def every_kind() -> NodeView:
             "33333333", FractionalShare(WholeGpu(t4.uuid), 4 * GIB, Sharing.MPS), GpuMemory(4 * GIB), "python serve.py"
         ),
         held("44444444", FractionalShare(WholeGpu(t4.uuid), 6 * GIB, Sharing.MPS), GpuMemory(6 * GIB), "jupyter lab"),
-        replace(held("55555555", WholeGpu(gpu_on(board, 2).uuid), WholeGpus(1), ""), keeper=pod),
+        held("55555555", WholeGpu(gpu_on(board, 2).uuid), WholeGpus(1), "")._replace(keeper=pod),
         held(
             "66666666",
             Slice(gpu_on(board, 5).uuid, keys[2].profile, Placement(0, 2)),

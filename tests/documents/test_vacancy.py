@@ -93,7 +93,7 @@ def test_what_a_program_takes_for_itself_is_no_room() -> None:
     held = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory - 512 * MIB, Sharing.TIME_SLICING))
     ((where, availability, why),) = told(view_of(gpu, allocations=held))
     assert (where, availability) == ("whole", "unusable")
-    assert why == "512 MiB left, which a program takes for itself"
+    assert why == "512 MiB left, which a program's CUDA context alone needs"
     all_of_it = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory, Sharing.TIME_SLICING))
     assert not told(view_of(gpu, allocations=all_of_it))
 

@@ -70,10 +70,10 @@ def test_cdi_needs_the_driver_and_its_hook_where_the_agent_sees_them(host: Path)
     touch(host, "usr/bin/nvidia-ctk")
     assert not why()
     assert "nvidia-cdi-hook" in why("/usr/bin/nvidia-cdi-hook")
-    assert "nobody named the path" in why(driver_root="/run/nvidia/driver")
+    assert "the path of nvidia-cdi-hook is not set" in why(driver_root="/run/nvidia/driver")
     assert not why("/usr/local/nvidia/toolkit/nvidia-cdi-hook", driver_root="/run/nvidia/driver")
     (host / f"usr/lib64/libcuda.so.{VERSION}").unlink()
-    assert "no libcuda.so" in why()
+    assert "the driver's libcuda.so is missing" in why()
 
 
 def test_a_host_without_capability_files_leaves_the_gpus_node(tmp_path: Path) -> None:

@@ -65,14 +65,14 @@ def test_a_limit_is_believed_only_when_the_answer_follows_it(answering: Answerin
     dev = "default_device_pinned_mem_limit"
     # The answer never changes, as where the driver ignores the command and another limit of that size was there.
     control = answering(f"get_{dev} 0|0|3G\\n")
-    with pytest.raises(MpsFailed, match="limit memory to 4096M, and says 3G") as caught:
+    with pytest.raises(MpsFailed, match="was set to 4096M, but the daemon reports 3G") as caught:
         control.limit_memory(3 * GIB)
     assert caught.value.hint
     assert said(control) == [f"set_{dev} 0 4096M", f"get_{dev} 0"]
 
 
 def test_a_driver_without_limits_is_refused(answering: Answering) -> None:
-    with pytest.raises(MpsFailed, match="says nothing"):
+    with pytest.raises(MpsFailed, match="but the daemon reports nothing"):
         answering().limit_memory(3 * GIB)
 
 

@@ -21,7 +21,7 @@ MACHINE = MachineFacts("580.95.05", (13, 0), (), "", privileged=True)
         (MACHINE, ""),
         (MACHINE._replace(driver="470.82.01"), "driver 470.82.01 is older than 495"),
         (MACHINE._replace(driver="495.29"), ""),
-        (MACHINE._replace(driver=""), "the driver does not tell its version"),
+        (MACHINE._replace(driver=""), "the driver does not report its version"),
         (MACHINE._replace(missing=("nvidia-cuda-mps-server",)), "nvidia-cuda-mps-server is not installed"),
         (MACHINE._replace(privileged=False), "only root may set a GPU's compute mode"),
         (MACHINE._replace(capabilities="compute,utility"), ""),

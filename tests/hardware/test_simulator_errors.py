@@ -57,4 +57,4 @@ def test_a_library_that_cannot_be_built_is_a_finding_of_doctor(tmp_path: Path) -
     cli.succeed("sim", "create", "g4dn.xlarge")
     nowhere = {"CC": "no-such-compiler", "TRANCHE_CACHE_DIR": str(tmp_path / "cache")}
     done = cli("--simulate", "g4dn.xlarge", "--state-dir", str(tmp_path / "state"), "doctor", **nowhere)
-    assert "fail  there is no C compiler" in done.stdout
+    assert "fail  cannot run the C compiler" in done.stdout

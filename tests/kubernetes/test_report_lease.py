@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -17,7 +18,6 @@ from hypothesis import strategies as st
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently, until
 from tests.support.length import cases
-from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
@@ -27,6 +27,7 @@ from tranche.kubernetes.report_lease import LeaseWriter
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/word-n1"
 NEVER = 1e9
+_LOG = logging.getLogger("tranche.kubernetes.report_lease")
 
 
 async def at_once() -> None:
@@ -80,6 +81,8 @@ class Agent:
             sleep=self._sleep,
         )
         self._numbers = itertools.count()
+        self._hears = logging.Handler()
+        self._hears.emit = lambda record: self.complaints.append(vars(record)["error"])  # type: ignore[method-assign]
         self._running: asyncio.Task[None] | None = None
 
     async def _sleep(self, seconds: float) -> None:
@@ -102,16 +105,15 @@ class Agent:
     async def to_lease(self, node: KubeNode, said: str, before: Lease | None, *, changed: bool) -> Lease:
         return Lease("word-n1", node.name, annotations={"word": said}, owner_node=(node.name, node.uid))
 
-    def not_told(self, error: TrancheError) -> None:
-        self.complaints.append(str(error))
-
     def start(self) -> None:
+        _LOG.addHandler(self._hears)
         self._running = asyncio.create_task(self.lease.run((self.words,), (self.prompts,)))
 
     async def end(self) -> None:
         assert self._running is not None
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
+        _LOG.removeHandler(self._hears)
 
     @property
     def said(self) -> str | None:

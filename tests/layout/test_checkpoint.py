@@ -35,8 +35,8 @@ def instance(name: str, start: int, *inside: str) -> GpuInstance:
     assert profile is not None
     made = filled_instance(profile, Placement(start, profile.size), [parse_profile(each) for each in inside or (name,)])
     enums = {each.name: each.enum for each in profile.compute_profiles}
-    computes = tuple(replace(ci, profile_id=enums[ci.name]) for ci in made.compute_instances)
-    return replace(made, compute_instances=computes)
+    computes = tuple(ci._replace(profile_id=enums[ci.name]) for ci in made.compute_instances)
+    return made._replace(compute_instances=computes)
 
 
 def test_the_recorded_json() -> None:
@@ -66,8 +66,8 @@ def test_what_is_right_already_stays_and_the_rest_returns_to_its_place() -> None
 
 def test_what_is_used_now_and_was_not_there_then_blocks() -> None:
     used = instance("2g.20gb", 0)
-    running = replace(used.compute_instances[0], processes=(GpuProcess(9, "python"),))
-    now = gpu_on(H100, instances=[replace(used, compute_instances=(running,))])
+    running = used.compute_instances[0]._replace(processes=(GpuProcess(9, "python"),))
+    now = gpu_on(H100, instances=[used._replace(compute_instances=(running,))])
     decision = plan_restore(view_of(now), take_checkpoint(NodeState((gpu_on(H100),))))
     assert [str(user) for user in decision.blockers] == [
         f"2g.20gb at 0:2 of GPU 0 ({running.uuid}) is in use by python (pid 9)"

@@ -74,7 +74,7 @@ def test_a_plan_is_for_the_others_and_says_so(bench: MakeBench) -> None:
     lose(b)
     planned = b.layout("plan", "-c", "all-1g.10gb", "-o", "json")
     assert planned.code == HARDWARE_ERROR
-    assert "GPU 3 is lost: the driver cannot reach it; the plan is for the other GPUs" in planned.stderr
+    assert "GPU 3 is lost: the driver cannot reach it; the plan covers the other GPUs" in planned.stderr
     assert b.layout("apply", "--plan", "-", stdin=json.dumps(planned.data)).code == 0
     assert [slices(b, index) for index in OTHERS] == [Counter({"1g.10gb": 7})] * 7
 

@@ -61,7 +61,7 @@ def instance(of: Board, name: str, start: int, *inside: str, used: bool = False)
     made = filled_instance(profile, spot, [parse_profile(each) for each in inside or (name,)])
     if used:
         first, *others = made.compute_instances
-        made = replace(made, compute_instances=(replace(first, processes=(PYTHON,)), *others))
+        made = made._replace(compute_instances=(first._replace(processes=(PYTHON,)), *others))
     return made
 
 
@@ -255,7 +255,7 @@ def test_a_slice_that_is_held_and_gone_is_no_part_of_a_layout_unless_it_is_about
         assert len(decision.blockers) == blocked
     with pytest.raises(GpuBusy, match=r"7g.40gb at 0:8 of GPU 0 is not there, and is held by allocation a-7"):
         plan_layout(
-            view_of(gpu, allocations=[replace(allocation, phase=Phase.ACTIVE)]), layout("7g.40gb")
+            view_of(gpu, allocations=[allocation._replace(phase=Phase.ACTIVE)]), layout("7g.40gb")
         ).refuse_if_blocked()
 
 
@@ -376,8 +376,8 @@ def test_a_lost_gpu_keeps_a_layout_from_being_complete_only_when_it_is_named() -
     [
         (H100, ["1g.10gb"] * 8, "it takes at most 7x 1g.10gb"),
         (H100, ["1g.10gb+me"] * 2, r"it takes at most 1x 1g.10gb\+me"),
-        (H100, ["7g.80gb", "1g.10gb"], "they need 9 memory slices and it has 8"),
-        (H100, ["3g.40gb", "3g.40gb", "1g.10gb"], "they need 9 memory slices and it has 8"),
+        (H100, ["7g.80gb", "1g.10gb"], "they need 9 memory slices, and it has 8"),
+        (H100, ["3g.40gb", "3g.40gb", "1g.10gb"], "they need 9 memory slices, and it has 8"),
         (RTX, ["1g.24gb+me.all", "1g.24gb"], "exclude each other"),
         (H100, ["4c.4g.40gb", "4g.40gb"], "it takes at most 1x 4g.40gb"),
         (H100, ["2g.20gb", "2g.20gb", "2g.20gb", "1g.20gb", "1g.10gb"], "need 9 memory slices"),
@@ -526,10 +526,9 @@ def test_blocked_means_that_those_users_and_no_fewer_are_in_the_way(case: tuple[
             change.gpu,
             processes=(),
             instances=tuple(
-                replace(
-                    i,
+                i._replace(
                     stray_processes=(),
-                    compute_instances=tuple(replace(ci, processes=()) for ci in i.compute_instances),
+                    compute_instances=tuple(ci._replace(processes=()) for ci in i.compute_instances),
                 )
                 if PlacedInstance(i.profile, i.placement) in gone
                 else i

@@ -89,7 +89,7 @@ def test_one_that_does_not_reach_the_daemon_of_its_slice_is_noticed(slice_of_20g
     assert isolations(slice_of_20gb)[1:] == ["none"]
     wait_until(lambda: "LimitExceeded" in slice_of_20gb.tranche("events").stdout)
     one.go_on()
-    assert "it counts as unlimited" in one.ended()[1]
+    assert "Tranche now counts it as unlimited" in one.ended()[1]
 
 
 def test_one_that_does_not_reach_the_daemon_of_an_uncut_gpu_is_refused(folder: Path) -> None:

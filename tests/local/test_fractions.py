@@ -21,6 +21,7 @@ from tests.layout.test_hooks import Recorder
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.node.test_mps_daemons import end
 from tests.simulator.cuda_programs import PREAMBLE
+from tests.support.length import some_of
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
 from tranche.core.events import EventKind
 from tranche.hardware.mps_answers import ServerStatus
@@ -188,7 +189,7 @@ def later(machine: TestMachine, seconds: float = 3600) -> None:
         os.utime(path, (0, path.stat().st_mtime - seconds))
 
 
-@pytest.mark.parametrize("driver", ["515.65.01", "580.95.05", "615.71.09"])
+@pytest.mark.parametrize("driver", some_of(["515.65.01", "615.71.09", "580.95.05"], 2))
 def test_four_programs_share_a_t4_and_a_fifth_waits(t4: TestMachine, driver: str) -> None:
     t4.machine.set_driver(driver)
     tenants = [tenant(t4, "--gpu-memory", "3G") for _ in range(4)]
@@ -312,7 +313,7 @@ def test_a_daemon_that_dies_is_told_at_once_and_nobody_more_is_let_in(t4: TestMa
     t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
     first.go_on()
     _, said = first.ended()
-    assert "nothing limits its memory any more" in said
+    assert "so nothing limits its memory" in said
     # As soon as nobody shares the GPU any more, it serves again.
     again = tenant(t4, "--gpu-memory", "3G")
     assert again.told() is not None
@@ -350,7 +351,7 @@ def test_nothing_is_promised_on_a_daemon_whose_limits_somebody_has_just_changed(
     (record,) = DaemonRecordStore(places.mps).all()
     control = MpsDaemonManager(places, t4.environment).process(record.device_uuid).control
     control.ask("set_default_device_pinned_mem_limit 0 15G")
-    assert "limits were changed by somebody" in t4.tranche("doctor").stdout
+    assert "limits were changed" in t4.tranche("doctor").stdout
     assert t4.json("explain", "--gpu-memory", "3G")["status"] == "Waiting"
     dashboards = Dashboards(t4)
     try:
@@ -483,7 +484,7 @@ tell(int(child.stdout.readline())); wait(); child.communicate("\\n")
     t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
     two.go_on()
     _, said = two.ended()
-    assert "it counts as unlimited" in said
+    assert "Tranche now counts it as unlimited" in said
     assert isolations(t4) == ["soft"]
     t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true")
     beside.go_on()

@@ -61,6 +61,7 @@ def check_all_gone(crowd: Crowd) -> None:
     assert [gpu.compute_instances for gpu in crowd.machine.machine.gpus()] == [7] * 8
 
 
+@pytest.mark.long
 def test_as_jobs_end_the_others_run_in_the_order_in_which_they_queued(crowd: Crowd) -> None:
     """From a fresh machine, so that the first requests turn MIG mode on, which on these boards takes a reset."""
     queue = fill(crowd)

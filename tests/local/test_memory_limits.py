@@ -141,7 +141,7 @@ def nothing_on_trial(groups: Path, machine: TestMachine) -> bool:
 def test_a_driver_whose_accounting_is_off_shares_by_mps(t4: TestMachine, groups: Path) -> None:
     t4.machine.set_limits_backend("off")
     said = next(each for each in t4.json("doctor")["findings"] if each["check"] == "sharing")
-    assert "not by memory limits of the driver: the driver refuses them: Not Supported" in said["message"]
+    assert "not by the driver's memory limits: the driver refuses them: Not Supported" in said["message"]
     assert not StateFolder(t4.state_dir).limit_trial.exists(), "doctor changes nothing"
     assert "by MPS" in t4.tranche("explain", "--gpu-memory", "3G").stdout
     assert mechanism(t4) == "mps"
@@ -168,7 +168,7 @@ def test_a_driver_that_refuses_later_is_passed_over_at_once_and_asked_again_afte
     t4.machine.set_limits_backend("off")
     assert mechanism(t4) == "mps"
     (said,) = refusals(t4)
-    assert "nothing is shared by memory limits of the driver from now on: the driver refuses them" in said
+    assert "no new shares by the driver's memory limits: the driver refuses them" in said
     assert nothing_on_trial(groups, t4)
     assert mechanism(t4) == "mps"
     assert len(refusals(t4)) == 1
@@ -185,7 +185,7 @@ def test_a_driver_that_shows_a_limit_and_does_not_keep_it_is_found_out_by_the_fi
     t4.machine.set_limits_backend("lax")
     assert mechanism(t4) == "mps"
     (said,) = refusals(t4)
-    assert "shows a limit and lets a program have more" in said
+    assert "shows a limit but lets a program exceed it" in said
     assert nothing_on_trial(groups, t4)
     assert mechanism(t4) == "mps"
 
@@ -339,4 +339,4 @@ def test_a_share_that_a_lax_driver_gives_more_is_marked(t4: TestMachine, monkeyp
     assert (holder["grants"][0]["mechanism"], holder["grants"][0]["isolation"]) == ("memory-limits", "none")
     wait_until(lambda: "LimitExceeded" in t4.tranche("events").stdout)
     one.go_on()
-    assert "it counts as unlimited" in one.ended()[1]
+    assert "Tranche now counts it as unlimited" in one.ended()[1]

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +121,7 @@ def test_a_program_learns_its_limits_from_its_environment(t4: Node) -> None:
 @isolated
 def test_turns_need_no_daemon_and_promise_no_memory(t4: Node) -> None:
     with t4.host() as host:
-        held = admit(host, replace(part_of(host), sharing=Sharing.TIME_SLICING))
+        held = admit(host, part_of(host)._replace(sharing=Sharing.TIME_SLICING))
         share = share_environment(held, host.observe_gpu, host.places)
         assert not [name for name in share if "MPS" in name or "LIMIT" in name]
         assert share["TRANCHE_PARTS"] == f"{only(host).uuid}:time-slicing:{3 * GIB}::"
@@ -154,7 +153,7 @@ def allocation_of(*parts: FractionalShare) -> Allocation:
 def test_nobody_is_let_in_while_no_daemon_keeps_the_limit(t4: Node) -> None:
     with t4.host() as host:
         part, gpu = part_of(host), only(host)
-        with pytest.raises(VerificationFailed, match="is not there"):
+        with pytest.raises(VerificationFailed, match="is not running"):
             part_environment(allocation_of(part), {gpu.uuid: gpu}, host.daemons.records)
         change(host, StartMps(gpu.uuid, None, 2 * GIB))
         with pytest.raises(VerificationFailed):
@@ -181,9 +180,9 @@ def test_nobody_is_let_into_a_part_of_an_uncut_gpu_on_which_somebody_turned_mig_
     short: Path, sharing: Sharing
 ) -> None:
     with node_of(short, "H100-80GB-SXM").host() as host:
-        part, gpu = replace(part_of(host), sharing=sharing), only(host)
+        part, gpu = part_of(host)._replace(sharing=sharing), only(host)
         change(host, *enable(gpu))
-        with pytest.raises(VerificationFailed, match="turned MIG mode on"):
+        with pytest.raises(VerificationFailed, match="MIG mode is on now"):
             part_environment(allocation_of(part), {gpu.uuid: only(host)}, host.daemons.records)
 
 
@@ -202,7 +201,7 @@ def test_a_watch_tells_at_once_that_the_daemon_has_died(t4: Node) -> None:
             pid = host.daemons.records.all()[0].pid
             os.kill(pid, signal.SIGKILL)
             assert lost.wait(60)
-        assert said == ["the MPS daemon of this share has died: nothing limits its memory any more"]
+        assert said == ["the MPS daemon of this share has died, so nothing limits its memory"]
 
 
 @isolated
@@ -220,14 +219,14 @@ def test_nothing_begins_without_the_daemon_that_keeps_its_limits(t4: Node) -> No
         with pytest.raises(VerificationFailed, match="has just died"):
             begin()
         host.daemons.records.write(record._replace(ready=False))
-        with pytest.raises(VerificationFailed, match="no MPS daemon keeps"):
+        with pytest.raises(VerificationFailed, match="no MPS daemon enforces"):
             begin()
         host.daemons.records.write(record)
         end(record.pid)
         with pytest.raises(VerificationFailed, match="has just died"):
             begin()
         host.daemons.records.remove(record)
-        with pytest.raises(VerificationFailed, match="no MPS daemon keeps"):
+        with pytest.raises(VerificationFailed, match="no MPS daemon enforces"):
             begin()
 
 

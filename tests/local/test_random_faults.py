@@ -22,6 +22,7 @@ import pytest
 from tests.local.test_fractions import ILLEGAL_ADDRESS, Tenant, end_daemons, holders, later, nothing_stays, tenant
 from tests.machines import TestMachine, machine_in, remove_under_writers, wait_until
 from tests.simulator.control_groups import hierarchy
+from tests.support.length import rounds
 from tranche.core.errors import GpuBusy, HardwareError, MpsFailed, NoRoom, SharingUnavailable, VerificationFailed
 from tranche.hardware.mps_process import DaemonProcess
 from tranche.node.limits.limited_shares import MemoryGroupManager
@@ -29,10 +30,10 @@ from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder
 
-FAULTS = int(os.environ.get("TRANCHE_FAULT_CASES", "16"))
+FAULTS = rounds(16, 8, "TRANCHE_FAULT_CASES")
 FIRST_SEED = int(os.environ.get("TRANCHE_FAULT_SEED", "0"))
 IN_ONE_LIFE = 8
-LIVES = max(2, FAULTS // IN_ONE_LIFE)
+LIVES = max(1, FAULTS // IN_ONE_LIFE)
 SEVERAL = 3
 # It takes what it can get, works, asks the driver once more at each word, and goes on whatever it hears.
 BUSY = """
@@ -59,7 +60,7 @@ class Shared(StrEnum):
 
     GPU = "a GPU, by MPS"
     SLICE = "a slice, by MPS"
-    LIMITS = "a GPU, by memory limits of the driver"
+    LIMITS = "a GPU, by the driver's memory limits"
 
 
 class Life:

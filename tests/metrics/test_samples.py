@@ -55,7 +55,7 @@ def test_shares_whose_limits_are_lost_are_counted_for_their_device() -> None:
     turns = FractionalShare(WholeGpu(gpu.uuid), 1, Sharing.TIME_SLICING)
     for kept, lost in ((2, 0), (1, 2), (0, 0)):
         part = FractionalShare(WholeGpu(gpu.uuid), 1, Sharing.MPS)
-        grants = [part] * kept + [replace(part, unlimited=True)] * lost + [turns]
+        grants = [part] * kept + [part._replace(unlimited=True)] * lost + [turns]
         held = [
             Allocation(str(n), Request(WholeGpus(1)), (grant,), Phase.ACTIVE, 1.0) for n, grant in enumerate(grants)
         ]
@@ -181,8 +181,8 @@ def shared_h100() -> NodeFacts:
         ComputeInstance(number, parse_profile("1c.3g.40gb"), 0, number, 1, f"MIG-piece-{number}", None)
         for number in (0, 1)
     )
-    three = replace(three, compute_instances=pieces)
-    two = replace(two, compute_instances=())
+    three = three._replace(compute_instances=pieces)
+    two = two._replace(compute_instances=())
     gpu = gpu_on(board, instances=(one, two, three))
     inside = Slice(gpu.uuid, three.profile, three.placement)
     allocations = (

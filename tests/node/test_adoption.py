@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +43,11 @@ def loiterer(node: Node, **environment: str) -> Iterator[subprocess.Popen[bytes]
             process.kill()
 
 
+def own_id(number: int) -> str:
+    """The id of an allocation that tests in other processes do not have: a share's processes are found on the whole machine."""
+    return f"{os.getpid() & 0xFFFF:04x}{number:04d}"
+
+
 def a100_in_slices(folder: Path) -> tuple[Node, GpuState]:
     node = node_of(folder, "A100-40GB", "A30-24GB")
     with node.host() as host:
@@ -60,11 +64,11 @@ def test_a_new_ledger_takes_the_shares_of_running_commands_over(tmp_path: Path) 
     node, gpu = a100_in_slices(tmp_path)
     uuid = gpu.instances[0].compute_instances[0].uuid
     place = Slice(gpu.uuid, parse_profile("1g.5gb"), gpu.instances[0].placement)
-    with loiterer(node, TRANCHE_ALLOCATION="aaaa0001", CUDA_VISIBLE_DEVICES=uuid) as first:
+    with loiterer(node, TRANCHE_ALLOCATION=own_id(1), CUDA_VISIBLE_DEVICES=uuid) as first:
         lose(node)
         with node.host() as host:
             (found,) = host.view().allocations
-            assert found.id == "aaaa0001"
+            assert found.id == own_id(1)
             assert found.grants == (place,)
             assert found.keeper == ProcessKeeper(first.pid, process_start_time(first.pid), pid_namespace())
             assert LOITER in found.command
@@ -81,7 +85,7 @@ def test_a_whole_gpu_is_taken_over_as_well_and_every_command_that_names_it_is_on
     node, _ = a100_in_slices(tmp_path)
     with node.host() as host:
         whole = host.driver.observe().gpus[1].uuid
-    mark = {"TRANCHE_ALLOCATION": "aaaa0002", "CUDA_VISIBLE_DEVICES": whole}
+    mark = {"TRANCHE_ALLOCATION": own_id(2), "CUDA_VISIBLE_DEVICES": whole}
     with loiterer(node, **mark) as first, loiterer(node, **mark) as second:
         lose(node)
         with node.host() as host:
@@ -98,7 +102,7 @@ def test_a_whole_gpu_is_taken_over_as_well_and_every_command_that_names_it_is_on
 @pytest.mark.parametrize("devices", ["", "0", "MIG-somewhere-else", "GPU-gone,MIG-gone"])
 def test_who_names_no_device_of_this_machine_holds_nothing(tmp_path: Path, devices: str) -> None:
     node, _ = a100_in_slices(tmp_path)
-    with loiterer(node, TRANCHE_ALLOCATION="aaaa0003", CUDA_VISIBLE_DEVICES=devices):
+    with loiterer(node, TRANCHE_ALLOCATION=own_id(3), CUDA_VISIBLE_DEVICES=devices):
         lose(node)
         with node.host() as host:
             assert host.view().allocations == ()
@@ -117,7 +121,7 @@ def test_what_is_no_id_is_nobodys_share(tmp_path: Path, name: str) -> None:
 def test_who_names_another_register_holds_nothing_of_this_one(tmp_path: Path) -> None:
     node, gpu = a100_in_slices(tmp_path)
     uuid = gpu.instances[0].compute_instances[0].uuid
-    mark = {"TRANCHE_ALLOCATION": "aaaa0005", "CUDA_VISIBLE_DEVICES": uuid, "TRANCHE_REGISTER": str(tmp_path)}
+    mark = {"TRANCHE_ALLOCATION": own_id(5), "CUDA_VISIBLE_DEVICES": uuid, "TRANCHE_REGISTER": str(tmp_path)}
     with loiterer(node, **mark):
         lose(node)
         with node.host() as host:
@@ -127,7 +131,7 @@ def test_who_names_another_register_holds_nothing_of_this_one(tmp_path: Path) ->
 def test_a_ledger_that_is_there_takes_nobodys_word(tmp_path: Path) -> None:
     node, gpu = a100_in_slices(tmp_path)
     uuid = gpu.instances[0].compute_instances[0].uuid
-    with loiterer(node, TRANCHE_ALLOCATION="aaaa0004", CUDA_VISIBLE_DEVICES=uuid), node.host() as host:
+    with loiterer(node, TRANCHE_ALLOCATION=own_id(4), CUDA_VISIBLE_DEVICES=uuid), node.host() as host:
         assert host.view().allocations == ()
 
 
@@ -155,12 +159,12 @@ def test_programs_in_parts_of_one_gpu_are_all_taken_over(tmp_path: Path) -> None
     with node.host() as host:
         gpu = host.driver.observe().gpus[1].uuid
     limits = {"CUDA_VISIBLE_DEVICES": gpu, "CUDA_MPS_PIPE_DIRECTORY": "/m", "TRANCHE_GPU_MEMORY_LIMIT": str(4 << 30)}
-    one, other = ({**limits, "TRANCHE_ALLOCATION": f"aaaa000{number}"} for number in (5, 6))
+    one, other = ({**limits, "TRANCHE_ALLOCATION": own_id(number)} for number in (5, 6))
     with loiterer(node, **one), loiterer(node, **other):
         lose(node)
         with node.host() as host:
             found = host.view().allocations
-            assert [each.id for each in found] == ["aaaa0005", "aaaa0006"]
+            assert [each.id for each in found] == [own_id(5), own_id(6)]
             # No daemon is known that keeps their limits.
             lost = FractionalShare(WholeGpu(gpu), 4 << 30, Sharing.MPS, unlimited=True)
             assert [each.grants for each in found] == [(lost,), (lost,)]
@@ -180,9 +184,9 @@ def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path:
     other = FractionalShare(WholeGpu(gpu), 6 << 30, sharing, ceiling)
     sliced = FractionalShare(place, 1 << 30, sharing)
     words = {
-        "aaaa0007": (gpu, part_word(gpu, one)),
-        "aaaa0008": (gpu, part_word(gpu, other)),
-        "aaaa0009": (inside.compute_instances[0].uuid, part_word(inside.compute_instances[0].uuid, sliced)),
+        own_id(7): (gpu, part_word(gpu, one)),
+        own_id(8): (gpu, part_word(gpu, other)),
+        own_id(9): (inside.compute_instances[0].uuid, part_word(inside.compute_instances[0].uuid, sliced)),
     }
     with ExitStack() as running:
         for name, (device, word) in words.items():
@@ -195,7 +199,7 @@ def test_parts_are_taken_over_as_they_were_given_by_whatever_mechanism(tmp_path:
             # No daemon is known that keeps the limits of MPS.
             lost = sharing is Sharing.MPS
             assert found == {
-                name: (replace(part, unlimited=lost),) for name, part in zip(words, (one, other, sliced), strict=True)
+                name: (part._replace(unlimited=lost),) for name, part in zip(words, (one, other, sliced), strict=True)
             }
 
 
@@ -220,12 +224,12 @@ def test_a_share_is_taken_over_with_what_was_asked_for(tmp_path: Path, text: str
     with node.host() as host:
         gpu = host.driver.observe().gpus[1].uuid
     part = FractionalShare(WholeGpu(gpu), 4 << 30, Sharing.MPS, 30)
-    mark = {"TRANCHE_ALLOCATION": "aaaa0010", "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": part_word(gpu, part)}
+    mark = {"TRANCHE_ALLOCATION": own_id(10), "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": part_word(gpu, part)}
     with loiterer(node, **mark, TRANCHE_REQUEST=text):
         lose(node)
         with node.host() as host:
             (found,) = host.view().allocations
-            assert found.grants == (replace(part, unlimited=True),)
+            assert found.grants == (part._replace(unlimited=True),)
             assert (found.request == request_is) is (request_is is not None)
             assert request_is is not None or isinstance(found.request.demand, GpuMemory)
 
@@ -235,7 +239,7 @@ def test_who_names_no_part_holds_the_device(tmp_path: Path, word: str) -> None:
     node, _ = a100_in_slices(tmp_path)
     with node.host() as host:
         gpu = host.driver.observe().gpus[1].uuid
-    mark = {"TRANCHE_ALLOCATION": "aaaa0010", "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": word.format(gpu)}
+    mark = {"TRANCHE_ALLOCATION": own_id(10), "CUDA_VISIBLE_DEVICES": gpu, "TRANCHE_PARTS": word.format(gpu)}
     with loiterer(node, **mark):
         lose(node)
         with node.host() as host:

@@ -227,7 +227,7 @@ def test_the_limits_of_a_part_are_in_force_when_it_is_prepared(t4: Node) -> None
         assert (daemon_of(host).state, daemon_of(host).limit) == (DaemonState.READY, 5 * GIB)
         (refused,) = prepare(host, order("c", part(host, 8 * GIB)))
         assert isinstance(refused, TrancheError)
-        assert "are needed" in refused.message
+        assert "but the request needs" in refused.message
         for uid in ("uid-a", "uid-b"):
             host.claims.give_back(uid, why="ended")
         host.view()

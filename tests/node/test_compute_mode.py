@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -36,9 +35,9 @@ def test_a_shared_gpu_is_closed_again_to_those_who_leave_the_daemon_and_an_event
         host.driver.set_compute_mode(gpu.uuid, ComputeMode.DEFAULT)
         seen = host.view()
         assert seen.node.gpus[0].mps_passable
-        assert "programs that leave MPS have no limit" in gpu_state(seen, seen.node.gpus[0], (), seen.allocations)
+        assert "programs outside MPS have no limit" in gpu_state(seen, seen.node.gpus[0], (), seen.allocations)
         (said,) = check_daemons(seen.node, seen.allocations, host.daemons.records)
-        assert "to DEFAULT" in said.text
+        assert "compute mode is DEFAULT" in said.text
         assert said.hint.endswith("nvidia-smi -i 0 -c EXCLUSIVE_PROCESS")
         (before,) = host.daemons.records.all()
         view = host.view(thorough=True)
@@ -46,7 +45,7 @@ def test_a_shared_gpu_is_closed_again_to_those_who_leave_the_daemon_and_an_event
         assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
         assert host.daemons.records.all() == (before,), "the daemon goes on, with its limits"
         begun, done = host.events()[-2:]
-        assert "somebody has set the compute mode" in begun.message
+        assert "the compute mode of GPU 0 was set to DEFAULT" in begun.message
         assert done.cause == begun.position
         if memory:
             change(host, start(only(host), memory))
@@ -81,7 +80,7 @@ def test_a_shared_gpu_that_somebody_prohibits_stays_so_and_nobody_more_is_let_in
             "pod", Request(WholeGpus(1)), (FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.MPS),), Phase.ACTIVE, 1.0
         )
         with pytest.raises(GpuBusy, match="PROHIBITED"):
-            host.hand_over(replace(pod, keeper=PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))))
+            host.hand_over(pod._replace(keeper=PodKeeper("nvidia.com/gpu.shared", kubelet="1", replicas=("r1",))))
         assert only(host).compute_mode is ComputeMode.PROHIBITED
         assert [each.id for each in host.view().allocations] == ["held"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.machines import Node
-from tests.node.test_adoption import a100_in_slices, loiterer
+from tests.node.test_adoption import a100_in_slices, loiterer, own_id
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice
 from tranche.core.quantity import GIB
 from tranche.core.request import Request, parse_request
@@ -44,7 +44,7 @@ def share(host: Host, gpu: GpuState) -> tuple[Allocation, Allocation]:
     first, second = (Slice(gpu.uuid, each.profile, each.placement) for each in gpu.instances)
     part = FractionalShare(second, GIB, Sharing.MPS, 50)
     grants: tuple[Grant, ...] = first, part
-    found = [Allocation(f"aaaa000{n}", SLICE, (grant,), Phase.ACTIVE, n) for n, grant in enumerate(grants)]
+    found = [Allocation(own_id(n), SLICE, (grant,), Phase.ACTIVE, n) for n, grant in enumerate(grants)]
     with host.ledger.write() as db:
         for each in found:
             register.add_allocation(db, each, {second: 4 * GIB})
@@ -110,9 +110,9 @@ def test_a_share_that_lost_one_of_its_devices_has_all_of_them_again(tmp_path: Pa
     node, gpu = a100_in_slices(tmp_path)
     places = [Slice(gpu.uuid, each.profile, each.placement) for each in gpu.instances]
     uuids = ",".join(each.compute_instances[0].uuid for each in gpu.instances)
-    with node.host() as host, loiterer(node, TRANCHE_ALLOCATION="aaaa0007", CUDA_VISIBLE_DEVICES=uuids):
+    with node.host() as host, loiterer(node, TRANCHE_ALLOCATION=own_id(7), CUDA_VISIBLE_DEVICES=uuids):
         with host.ledger.write() as db:
-            register.add_allocation(db, Allocation("aaaa0007", SLICE, tuple(places), Phase.ACTIVE, 0.0))
+            register.add_allocation(db, Allocation(own_id(7), SLICE, tuple(places), Phase.ACTIVE, 0.0))
         edit(node, "DELETE FROM grants WHERE ordinal = 1")
         (kept,) = host.view().allocations
         assert kept.grants == tuple(places)
@@ -134,9 +134,9 @@ def test_an_account_that_does_not_balance_is_written_anew(tmp_path: Path) -> Non
         assert isinstance(part, FractionalShare)
         other = gpu.instances[1].compute_instances[0].uuid
         with loiterer(
-            node, TRANCHE_ALLOCATION="aaaa0001", CUDA_VISIBLE_DEVICES=other, TRANCHE_PARTS=part_word(other, part)
+            node, TRANCHE_ALLOCATION=own_id(1), CUDA_VISIBLE_DEVICES=other, TRANCHE_PARTS=part_word(other, part)
         ):
             edit(node, "UPDATE devices SET memory_taken = memory")
-            assert [each.id for each in host.view().allocations] == ["aaaa0001"]
+            assert [each.id for each in host.view().allocations] == [own_id(1)]
             with host.ledger.read() as db:
                 assert db.execute("SELECT memory_taken, holders FROM devices").fetchall() == [(part.memory, 1)]

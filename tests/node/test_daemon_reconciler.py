@@ -54,9 +54,9 @@ def test_a_share_that_became_active_since_the_view_keeps_its_limits(t4: Node, ph
         another = host.daemons.records.all()[0]._replace(gpu_uuid=other.gpu_uuid, device_uuid=other.gpu_uuid)
         host.daemons.records.write(another._replace(fault="it hangs", wedged=True))
         with host.ledger.write() as db:
-            neighbour = replace(held, id="other", grants=(FractionalShare(other, 3 * GIB, Sharing.MPS),))
+            neighbour = held._replace(id="other", grants=(FractionalShare(other, 3 * GIB, Sharing.MPS),))
             register.add_allocation(db, neighbour, {other: 15 * GIB})
-        allocations = (replace(held, phase=phase), neighbour)
+        allocations = (held._replace(phase=phase), neighbour)
         before = replace(now, node=replace(now.node, gpus=(gpu,)), allocations=allocations)
         look_after(host, before, frozenset({gpu.uuid}) if phase is Phase.ACTIVE else frozenset())
         with host.ledger.read() as db:

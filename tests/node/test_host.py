@@ -186,7 +186,7 @@ def test_a_saved_plan_is_refused_when_the_state_has_moved(a100: Node) -> None:
 def test_a_saved_plan_that_names_no_state_of_a_gpu_is_refused(a100: Node) -> None:
     with a100.host() as host:
         calls = a100.machine.total_change_calls()
-        with pytest.raises(StateMoved, match="what state it expects"):
+        with pytest.raises(StateMoved, match="has no expected state"):
             host.change_as_saved(Plan("saved", enable(first_gpu(host))))
         assert a100.machine.total_change_calls() == calls
 

@@ -295,7 +295,7 @@ def test_a_daemon_goes_when_a_later_step_fails(t4: Node) -> None:
     with t4.host() as host:
         gpu = only(host)
         nowhere = PlacedInstance(parse_profile("1g.5gb"), Placement(0, 1))
-        with pytest.raises(VerificationFailed, match=r"1g\.5gb at 0:1 is not there"):
+        with pytest.raises(VerificationFailed, match=r"1g\.5gb at 0:1 does not exist"):
             change(host, start(gpu), StartMps(gpu.uuid, nowhere, GIB))
         nothing_left(t4, host)
 
@@ -416,7 +416,7 @@ def test_a_compute_mode_that_the_driver_does_not_say_is_not_known(t4: Node) -> N
         t4.machine.inject_error("nvmlDeviceGetComputeMode", 999, calls=1)
         (gpu,) = host.driver.observe()
         assert gpu.compute_mode is None
-        with pytest.raises(MpsFailed, match="does not say which compute mode"):
+        with pytest.raises(MpsFailed, match="does not report the compute mode"):
             host.daemons.start(gpu, None, gpu.uuid, 3 * GIB, host.driver, time.sleep)
         nothing_left(t4, host)
 
@@ -432,7 +432,7 @@ def test_the_compute_mode_is_put_back_and_read_back_also_where_it_could_not_be_s
         gpu = replace(only(host), compute_mode=seen)
         with monkeypatch.context() as ignored:
             ignored.setattr(host.driver, "set_compute_mode", ignore)
-            with pytest.raises(VerificationFailed, match="set to default, and is exclusive-process"):
+            with pytest.raises(VerificationFailed, match="set to default, but is exclusive-process"):
                 host.daemons.stop(gpu, None, host.driver, time.sleep)
         assert host.daemons.records.all() == (record,)
         host.daemons.stop(gpu, None, host.driver, time.sleep)
@@ -495,7 +495,7 @@ def test_a_daemon_that_dies_leaves_its_parts_without_limits_and_lets_nobody_in(t
         # What is written down stays true, whatever daemon comes after this one.
         with host.ledger.read() as db:
             (stored,) = register.allocations(db)
-        assert stored.grants == (replace(part, unlimited=True),)
+        assert stored.grants == (part._replace(unlimited=True),)
         with host.ledger.write() as db:
             register.remove_allocation(db, "held")
         nothing_left(t4, host)

@@ -90,7 +90,7 @@ def test_nobody_is_let_in_to_a_server_that_hangs_and_it_is_replaced_when_it_is_e
         assert len(faults(host)) == 1
         with pytest.raises(GpuBusy, match="answered no client"):
             ask_for_part(host, memory)
-        assert hint_of_doctor(host).startswith("end those who share the device")
+        assert hint_of_doctor(host).startswith("end all shares of the device")
         host.release(first.allocation.id, why="it ended")
         host.view()
         nothing_left(t4, host)
@@ -117,7 +117,7 @@ def test_too_little_time_to_tell_is_no_fence(t4: Node) -> None:
     with t4.host() as host:
         first = admit(host, part_of(host))
         t4.machine.inject_error("mpsServerHangs", 999)
-        with pytest.raises(WaitTimeout, match=r"answered no client in 0\.5 s"):
+        with pytest.raises(WaitTimeout, match=r"answered no client within 0\.5 s"):
             ask_for_part(host, seconds=0.5)
         assert held(host) == [first.allocation.id]
         assert unavailable(only(host), None) == ""
@@ -185,7 +185,7 @@ def test_an_idle_one_that_is_stopped_is_replaced(t4: Node, who: str) -> None:
         (record,) = host.daemons.records.all()
         (server,) = host.daemons.process(record.device_uuid).servers()
         stop(server.pid if who == "server" else record.pid)
-        assert hint_of_doctor(host).startswith("nobody shares the device")
+        assert hint_of_doctor(host).startswith("the device has no shares")
         host.view()
         nothing_left(t4, host)
 
@@ -202,7 +202,7 @@ def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> N
         admit(host, part)
         (record,) = host.daemons.records.all()
         shutil.rmtree(host.daemons.records.pipes(record.device_uuid))
-        with pytest.raises(GpuBusy, match="nobody finds it any more"):
+        with pytest.raises(GpuBusy, match="has died or cannot be found"):
             admit(host, part)
         (left,) = host.view().allocations
         assert left.grants[0].isolation is Isolation.NONE
@@ -299,10 +299,10 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
         with host.ledger.read() as db:
             assert register.allocations(db)[0].grants == left.grants
         (lost,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
-        assert lost.message.startswith("somebody has changed the limits")
-        assert ("ceiling of compute is" if "percentage" in command else "limit of memory is") in lost.message
+        assert lost.message.startswith("the limits of its device's MPS daemon were changed")
+        assert ("compute ceiling is" if "percentage" in command else "memory limit is") in lost.message
         assert "nothing limits its memory" not in lost.message
-        assert "its limits were changed by somebody" in unavailable(only(host), None)
+        assert "its limits were changed" in unavailable(only(host), None)
         assert len(faults(host)) == 1
         host.release(first.allocation.id, why="it ended")
         host.view()
@@ -316,11 +316,11 @@ def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothi
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
         before = host.daemons.records.all()
         seen = view_as_said(host.view(), host.daemons)
-        assert "its limits were changed by somebody" in unavailable(seen.node.gpus[0], None)
+        assert "its limits were changed" in unavailable(seen.node.gpus[0], None)
         assert [each.grants[0].isolation for each in seen.allocations] == [Isolation.NONE]
         answer = explain(seen, Request(GpuMemory(part_of(host).memory)))
         assert answer.granted is None
-        assert "changed by somebody" in str(answer.gpus[0].text)
+        assert "its limits were changed" in str(answer.gpus[0].text)
         assert host.daemons.records.all() == before
         assert faults(host) == []
 
@@ -369,7 +369,7 @@ def test_a_limit_that_somebody_set_is_not_overwritten_by_who_raises_it(t4: Node)
     with t4.host() as host:
         admit(host, part_of(host))
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
-        with pytest.raises(GpuBusy, match="changed by somebody"):
+        with pytest.raises(GpuBusy, match="its limits were changed"):
             change(host, start(only(host), 5 * GIB))
         assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
 
@@ -416,10 +416,8 @@ def test_the_command_of_a_share_is_told_that_its_limits_were_changed(
                 host.view(thorough=True)
             assert told.wait(60)
         (line,) = said
-        assert line.startswith(
-            "somebody has changed the limits of the MPS daemon of this share (the limit of memory is 15G"
-        )
-        assert line.endswith("): it counts as unlimited")
+        assert line.startswith("the limits of this share's MPS daemon were changed (the memory limit is 15G")
+        assert line.endswith("): Tranche now counts it as unlimited")
         assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
 
 

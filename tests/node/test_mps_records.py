@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,7 +139,7 @@ def test_nothing_is_given_while_the_folder_cannot_be_read_and_whoever_looks_gets
         folder = host.places.mps
         folder.rename(folder.with_name("aside"))
         folder.touch()
-        whole = replace(given, grants=(WholeGpu(gpu.uuid),))
+        whole = given._replace(grants=(WholeGpu(gpu.uuid),))
         with pytest.raises(LedgerUnavailable, match="MPS daemons"):
             host.hand_over(whole)
         told: list[TrancheError] = []

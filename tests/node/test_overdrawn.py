@@ -119,12 +119,12 @@ def test_the_containers_of_a_pod_are_added_up_and_so_are_their_shares(tmp_path: 
     mine = [("", f"0::/kubepods.slice/kubepods-pod{uid}.slice/x\n", 3 * GIB) for uid in ("u_1", "u_1", "u_2")]
     gpu = gpu_with(tmp_path, *mine)
     one = share(keeper=POD)
-    other = replace(share(keeper=replace(POD, container="side")), id="bbbb0002")
-    stranger = replace(share(keeper=replace(POD, name="b", uid="u-2")), id="cccc0003")
+    other = share(keeper=POD._replace(container="side"))._replace(id="bbbb0002")
+    stranger = share(keeper=POD._replace(name="b", uid="u-2"))._replace(id="cccc0003")
     found = with_overdrawn((one, stranger), NodeState((gpu,)), tmp_path)
     assert [each.grants[0].isolation for each in found] == [Isolation.NONE, Isolation.SOFT]
     assert with_overdrawn((one, other, stranger), NodeState((gpu,)), tmp_path) == (one, other, stranger)
-    unlimited = replace(other, grants=(FractionalShare(WholeGpu("GPU-0"), GIVEN, MPS, limit=9 * GIB),))
+    unlimited = other._replace(grants=(FractionalShare(WholeGpu("GPU-0"), GIVEN, MPS, limit=9 * GIB),))
     assert with_overdrawn((one, unlimited), NodeState((gpu,)), tmp_path) == (one, unlimited)
 
 
@@ -145,7 +145,7 @@ def test_a_process_of_a_claims_pod_is_the_claims_whatever_its_environment_says(t
     )
     one, two = (ClaimKeeper("default", f"c{n}", f"u-{n}", ("p-1",)) for n in (1, 2))
     assert used(tmp_path, share(keeper=one), gpu) == 7 * GIB
-    both = [share(keeper=one), replace(share(keeper=two), id="bbbb0002")]
+    both = [share(keeper=one), share(keeper=two)._replace(id="bbbb0002")]
     (part,) = both[0].grants
     assert isinstance(part, FractionalShare)
     assert excess(both[0], part, gpu, tmp_path, both) == 6 * GIB, "a pod's claims are told apart by name"

@@ -132,7 +132,7 @@ def test_a_mode_that_stays_pending_is_an_error_of_its_own_and_taken_back(tmp_pat
         with node.host() as host:
             before = cuts_of(host.view().node)
             node.machine.inject_stuck_mode(0)
-            with pytest.raises(ModeChangePending, match="stays pending") as caught:
+            with pytest.raises(ModeChangePending, match="is still pending") as caught:
                 change(host, *enable(only(host)), create(only(host), "1g.5gb" if board[0] == "A" else "1g.10gb", 0))
             assert caught.value.hint
             assert cuts_of(host.view().node) == before

@@ -106,7 +106,7 @@ def test_a_suspect_keeps_the_share_until_root_looks(places: StateFolder, hidden:
     with ledger.read() as db:
         (event,) = chronicle.events(db)
     assert event.name == "Kept"
-    assert f"pid {hidden.pid}, which may have come of it" in event.message
+    assert f"pid {hidden.pid}, which it may have started" in event.message
 
     def left() -> bool:
         with Ledger(places.ledger).read() as db:

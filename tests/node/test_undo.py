@@ -90,7 +90,7 @@ def stories(draw: st.DrawFn) -> Story:
 def inside(draw: st.DrawFn, profile: GpuInstanceProfile) -> tuple[ProfileName, ...]:
     if profile.slices == 1 or draw(st.integers(0, 2)):
         return (profile.name,)
-    single = replace(profile.name, compute=1)
+    single = profile.name._replace(compute=1)
     return (single,) * draw(st.integers(0, profile.slices))
 
 

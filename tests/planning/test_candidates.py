@@ -135,7 +135,7 @@ def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None
     two = view_of(gpu_on(A100, 0), gpu_on(A100, 1))
     two = replace(two, uses={two.node.gpus[1].uuid: GpuPolicy.OFF})
     with pytest.raises(
-        SharingUnavailable, match=r"has 1 that could serve one of its shares; any other is given whole or"
+        SharingUnavailable, match=r"has 1 that could serve one of its shares; any other is only given whole"
     ) as caught:
         check_possible(two, parse_request(gpu="0.2", count="2"))
     assert caught.value.hint == "ask for fewer GPUs"
@@ -186,5 +186,5 @@ def test_a_share_is_at_least_what_was_asked(board: Board, percent: int) -> None:
 def test_a_profile_whose_memory_no_source_shows_is_not_chosen_for_memory() -> None:
     board = board_by_key("A100-40GB")
     assert board is not None
-    gpu = replace(gpu_on(board), profiles=tuple(replace(p, memory=None) for p in board.profiles))
+    gpu = replace(gpu_on(board), profiles=tuple(p._replace(memory=None) for p in board.profiles))
     assert candidate(parse_request(gpu_memory="4Gi"), gpu) == Candidate(None, True)

@@ -102,7 +102,7 @@ def test_a_plan_that_concerns_no_daemon_is_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"), [("ready", ""), ("starting", ""), ("fault", "lets nobody in"), ("lost", "died")]
+    ("state", "expected"), [("ready", ""), ("starting", ""), ("fault", "admits no clients"), ("lost", "died")]
 )
 def test_a_device_whose_daemon_is_wrong_lets_nobody_more_in(state: str, expected: str) -> None:
     why = unavailable(served(T4, state=state), None)

@@ -172,7 +172,7 @@ def test_a_fragmented_gpu_names_its_slices_and_a_move() -> None:
     assert answer.reason == "Fragmented"
     assert answer.allocation_ids == ("a-1", "a-2", "a-3")
     moves = [each.text for each in explanation.remedies if each.kind is RemedyKind.RECUT]
-    assert moves == ["move a-3 to GPU 0 (each has to be stopped and started again)"]
+    assert moves == ["move a-3 to GPU 0 (stop and restart each of them)"]
 
 
 def test_a_gpu_full_of_single_slices_is_not_called_fragmented() -> None:
@@ -198,7 +198,7 @@ def test_missing_slices_and_the_process_in_the_way_are_named() -> None:
     assert (answer.reason, answer.missing_slices) == ("NoRoom", 2)
     assert [(each.kind, each.process_ids) for each in explanation.remedies] == [(RemedyKind.DESTROY_FOREIGN, (4242,))]
     assert explanation.remedies[0].text == (
-        "wait for python (pid 4242) to end, then let instances that Tranche did not make be destroyed "
+        "wait for python (pid 4242) to end, then let Tranche destroy instances that it did not make "
         "(7g.40gb at 0:8 of GPU 0): --adopt-foreign=destroy"
     )
 
@@ -216,7 +216,7 @@ def test_a_request_behind_others_is_told_whom_it_waits_for() -> None:
     waiters = [WaitingRequest("w-1", parse_request(mig_profile="7g.40gb"))]
     explanation = explain(view, parse_request(mig_profile="1g.5gb"), waiters)
     assert [each.obstacle.reason for each in explanation.gpus if each.obstacle] == ["QueuedBehind"]
-    assert explanation.remedies[0].text == "wait until those that asked earlier have started: w-1"
+    assert explanation.remedies[0].text == "wait until earlier requests have started: w-1"
 
 
 def test_too_much_memory_names_products_that_have_it() -> None:

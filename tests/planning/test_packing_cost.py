@@ -72,7 +72,7 @@ def test_whoever_could_have_something_alone_has_it_or_is_told_why_not(view: Node
     assert stronger.kind is RemedyKind.STRONGER_FENCE
     assert stronger.request is not None
     assert stronger.text in explanation.summary
-    assert f"{hard.note}, is kept for who asks for it with --isolation hard, because " in stronger.text
+    assert f"{hard.note}, is kept for requests with --isolation hard, because " in stronger.text
     assert decide(view, stronger.request) == hard
 
 
@@ -150,7 +150,7 @@ def test_a_lone_gpu_is_shared_as_it_is_and_cut_for_who_accepts_nothing_less() ->
     assert isinstance(decision.grants[0], FractionalShare)
     assert isinstance(decision.grants[0].device, WholeGpu)
     assert explain(view, parse_request(gpu_memory="4Gi")).summary.endswith(
-        "; 1g.5gb at 6:1 of GPU 0, new after turning MIG mode on, is kept for who asks for it with --isolation hard, "
+        "; 1g.5gb at 6:1 of GPU 0, new after turning MIG mode on, is kept for requests with --isolation hard, "
         "because fewer than half of the GPUs would stay untouched"
     )
     assert explain(after, parse_request(gpu_memory="4Gi")).summary.endswith(

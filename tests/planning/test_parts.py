@@ -223,7 +223,7 @@ def test_nothing_more_is_given_of_an_uncut_gpu_on_which_somebody_turned_mig_mode
     cut = machine(gpu_on(A100, mode=MigMode.ENABLED), by=by, uses={0: GpuPolicy.SHARED})
     waits = decide(replace(cut, allocations=view.allocations), request)
     assert isinstance(waits, Waiting)
-    assert "turned MIG mode on" in waits.obstacles[0].text
+    assert "MIG mode was turned on" in waits.obstacles[0].text
 
 
 def test_parts_are_packed_so_that_whole_gpus_stay() -> None:
@@ -254,9 +254,9 @@ def test_several_shares_lie_on_several_gpus() -> None:
 def test_several_shares_are_never_given_by_mps_since_a_program_can_use_one_daemon_only() -> None:
     by = MachineSharing(frozenset(Sharing) - {Sharing.MEMORY_LIMITS}, {}, 48)
     view = machine(uncuttable_gpu(0), uncuttable_gpu(1), by=by)
-    with pytest.raises(SharingUnavailable, match="one program can use it on one GPU only"):
+    with pytest.raises(SharingUnavailable, match="one program can use it on only one GPU"):
         served(view, parse_request(gpu="0.2", count="2"))
-    with pytest.raises(SharingUnavailable, match="on one GPU only"):
+    with pytest.raises(SharingUnavailable, match="on only one GPU"):
         served(view, parse_request(gpu="0.2", compute="30", count="2"))
     _, decision = served(view, parse_request(gpu="0.2", count="2", isolation="any"))
     assert {grant.mechanism for grant in decision.grants} == {"time-slicing"}
@@ -319,7 +319,7 @@ def test_mps_serves_no_more_programs_than_it_can() -> None:
     few = MachineSharing(frozenset({Sharing.MPS}), mps_clients=3)
     _, grants, waiting = filled(machine(uncuttable_gpu(), by=few), parse_request(gpu_memory="1G"))
     assert len(grants) == 3
-    assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs on it"
+    assert waiting.obstacles[0].text == "shared by 3, and MPS serves no more programs there"
 
 
 def test_an_old_gpu_is_not_shared_by_mps() -> None:
@@ -424,7 +424,7 @@ def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | 
     (part,) = parts(list(decision.grants))
     gpu = view.node.gpus[0]
     daemons = () if state is None else (replace(gpu.daemons[0], state=state),)
-    held = replace(view.allocations[0], grants=(replace(part, unlimited=state is None),))
+    held = view.allocations[0]._replace(grants=(part._replace(unlimited=state is None),))
     view = replace(view, node=replace(view.node, gpus=(replace(gpu, daemons=daemons),)), allocations=(held,))
     waits = decide(view, parse_request(gpu_memory="1G"))
     assert isinstance(waits, Waiting)
@@ -441,12 +441,12 @@ def test_nobody_more_is_let_in_beside_limits_that_are_lost(state: DaemonState | 
         (
             GpuPolicy.OFF,
             {"gpu_memory": "4G"},
-            "SharingUnavailable: is given whole or not at all: its policy is sharing=off",
+            "SharingUnavailable: is only given whole: its policy is sharing=off",
         ),
         (
             GpuPolicy.MIG,
             {"gpu_memory": "4G", "compute": "9"},
-            "SharingUnavailable: is shared in slices alone: its policy is",
+            "SharingUnavailable: is shared only in slices: its policy is",
         ),
         (GpuPolicy.SHARED, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
         (GpuPolicy.OFF, {"mig_profile": "1g.5gb"}, "SharingUnavailable: is not cut for requests: its policy is"),
@@ -476,11 +476,11 @@ def test_a_machine_without_means_says_of_each_why_not() -> None:
     with pytest.raises(SharingUnavailable) as caught:
         decide(view, parse_request(gpu="0.2"))
     assert caught.value.message == (
-        "no GPU of this machine serves --gpu 0.2: has no MIG; a part of it needs memory limits of the driver "
+        "no GPU of this machine serves --gpu 0.2: has no MIG; a part of it needs the driver's memory limits "
         "(driver 580.65 is older than 615) or MPS (nvidia-cuda-mps-control is missing)"
     )
     assert caught.value.hint == "ask for a whole GPU with --gpus 1"
-    with pytest.raises(SharingUnavailable, match="nothing else fences a part of a GPU hard"):
+    with pytest.raises(SharingUnavailable, match="only MIG gives a part of a GPU hard isolation"):
         decide(machine(uncuttable_gpu(), by=ALL), parse_request(gpu="0.2", isolation="hard"))
 
 
@@ -515,7 +515,9 @@ def test_nobody_joins_others_on_a_gpu_that_is_prohibited_meanwhile() -> None:
 @pytest.mark.parametrize("share", ["0.0001", "0.01", "0.02"])
 def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(share: str) -> None:
     view = machine(uncuttable_gpu())
-    with pytest.raises(SharingUnavailable, match=r"a smaller share than 0\.03 of it holds no CUDA context") as caught:
+    with pytest.raises(
+        SharingUnavailable, match=r"a smaller share than 0\.03 of it has no room for a CUDA context"
+    ) as caught:
         decide(view, parse_request(gpu=share))
     assert caught.value.hint == "ask for --gpu 0.03 or more"
     assert isinstance(decide(view, parse_request(gpu="0.03")), Granted)

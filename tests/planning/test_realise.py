@@ -206,7 +206,7 @@ def test_an_allocation_over_a_holder_is_refused_by_the_holders_name() -> None:
     assert refused(replace(view, node=replace(view.node, sharing=ALL_MEANS)), shared).reason is Reason.GPU_BUSY
     both = refused(view_of(gpu), one("1g.5gb", 1, gpu), one("2g.10gb", 0, gpu))
     assert both.reason is Reason.GPU_BUSY, "two devices of one claim overlap"
-    assert both.text == "1g.5gb at 1:1 and 2g.10gb at 0:2 are wanted, and cannot both be there"
+    assert both.text == "1g.5gb at 1:1 and 2g.10gb at 0:2 are chosen, but cannot exist together"
 
 
 def test_a_slice_beside_shares_of_the_same_gpu_is_refused() -> None:
@@ -229,7 +229,7 @@ def test_an_instance_that_tranche_did_not_make_stays() -> None:
     gpu = cut(A100, ("1g.5gb", 0))
     found = refused(view_of(gpu), one("2g.10gb", 0, gpu))
     assert found.reason is Reason.FOREIGN_INSTANCES
-    assert "once an administrator has destroyed that instance" in refusal(found).hint
+    assert "when an administrator has destroyed that instance" in refusal(found).hint
     assert refused(view_of(gpu), WholeGpu(gpu.uuid)).reason is Reason.FOREIGN_INSTANCES
 
 
@@ -239,7 +239,7 @@ def test_more_memory_or_compute_than_a_device_has_is_refused() -> None:
     held = held_by(view, FractionalShare(WholeGpu(gpu.uuid), 10 * GIB, Sharing.TIME_SLICING, 80))
     found = refused(held, FractionalShare(WholeGpu(gpu.uuid), 5 * GIB, Sharing.TIME_SLICING))
     assert found.reason is Reason.NO_ROOM
-    assert "are needed" in found.text
+    assert "but the request needs" in found.text
     assert isinstance(refusal(found), NoRoom)
     assert refused(held, FractionalShare(WholeGpu(gpu.uuid), GIB, Sharing.TIME_SLICING, 30)).reason is Reason.NO_ROOM
     fits = realise(held, [FractionalShare(WholeGpu(gpu.uuid), 4 * GIB, Sharing.TIME_SLICING, 20)], "test")
@@ -262,7 +262,7 @@ def test_a_mechanism_that_the_machine_lacks_and_devices_that_it_has_not_are_refu
     assert isinstance(refusal(refused(view, part)), SharingUnavailable)
     able = replace(view, node=replace(view.node, sharing=ALL_MEANS))
     other = FractionalShare(one("1g.5gb", 0, gpu), GIB, Sharing.MPS)
-    assert "one MPS daemon" in refused(able, other, replace(other, device=one("1g.5gb", 1, gpu))).text
+    assert "one MPS daemon" in refused(able, other, other._replace(device=one("1g.5gb", 1, gpu))).text
     odd = Slice(gpu.uuid, parse_profile("1g.5gb"), Placement(5, 2))
     assert refused(view, odd).reason is Reason.PROFILE_NOT_SUPPORTED
     assert refused(view, Slice(gpu.uuid, parse_profile("1g.12gb"), Placement(0, 1))).reason is (
@@ -302,4 +302,4 @@ def test_a_daemon_that_let_its_clients_down_lets_nobody_in() -> None:
     faulty = replace(gpu, daemons=(MpsDaemon(None, gpu.uuid, DaemonState.FAULT, GIB),))
     view = held_by(view_of(faulty), part)
     view = replace(view, node=replace(view.node, sharing=ALL_MEANS))
-    assert "not shared further" in refused(view, part).text
+    assert "takes no new shares" in refused(view, part).text

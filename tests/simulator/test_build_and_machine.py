@@ -23,7 +23,7 @@ def test_processes_that_build_at_once_agree(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = {builder.communicate(timeout=120)[0].strip() for builder in builders}
+    answers = {builder.communicate()[0].strip() for builder in builders}
     assert [builder.returncode for builder in builders] == [0, 0]
     (library,) = answers
     assert Path(library).is_file()
@@ -38,7 +38,7 @@ def test_an_existing_build_is_used_without_a_compiler(tmp_path: Path, monkeypatc
 
 def test_no_compiler_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(SimulatorError, match="no C compiler") as raised:
+    with pytest.raises(SimulatorError, match="cannot run the C compiler") as raised:
         ensure_built(tmp_path)
     assert "CC" in raised.value.hint
     assert list((tmp_path / "simulator").iterdir()) == []

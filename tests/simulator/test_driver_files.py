@@ -54,7 +54,7 @@ def run(machine: SimulatedMachine, *command: str) -> subprocess.CompletedProcess
         timeout=120,
         check=False,
     )
-    if "may not have a mount namespace" in done.stderr:
+    if "cannot create a mount namespace" in done.stderr:
         pytest.skip(done.stderr.splitlines()[0])
     return done
 

@@ -150,7 +150,10 @@ def test_users_take_turns_and_the_server_is_replaced(daemon_of_root: MpsBench) -
 def test_a_waiting_client_that_gives_up_is_forgotten(daemon_of_root: MpsBench) -> None:
     daemon = daemon_of_root
     first = MpsCaller.connect(daemon, uid=1001).join()
-    MpsCaller.connect(daemon, uid=1002).leave()
+    waiting = MpsCaller.connect(daemon, uid=1002)
+    wait_until(lambda: "from user 1002: Server is not ready, push client to pending list" in daemon.log("control.log"))
+    waiting.leave()
+    daemon.servers()  # a later answer: the daemon has seen the client hang up
     first.leave()
     assert MpsCaller.connect(daemon, uid=1001).join().server == first.server
 

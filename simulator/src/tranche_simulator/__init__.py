@@ -1,7 +1,7 @@
-"""A simulated GPU machine: a `libnvidia-ml.so.1` with true MIG rules, its state shared by all processes that load it.
+"""A simulated GPU machine: a `libnvidia-ml.so.1` with true MIG rules, whose state all processes that load it share.
 
-`SimulatedMachine` creates and changes machines, `ensure_built` compiles the library, `preload` puts it into this process. What
-goes wrong is a `SimulatorError`, of one of the kinds in `tranche_simulator.errors`.
+`SimulatedMachine` creates and changes machines, `ensure_built` compiles the library, `preload` loads it into this process.
+Failures raise a `SimulatorError`, of one of the kinds in `tranche_simulator.errors`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for: a command on a simulated machine needs little of this package, and must start fast."""
+    """Import lazily: a command on a simulated machine needs little of this package, and must start fast."""
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(f"{__name__}.{module}"), name)

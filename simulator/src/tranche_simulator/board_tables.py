@@ -79,7 +79,7 @@ GI_SLOTS: Mapping[int, tuple[Mapping[int, tuple[int, int]], Mapping[int, tuple[i
     2: (TWO_SLICE, TWO_SLICE),
 }
 ID_BY_ENUM = {0: 14, 7: 21, 10: 47, 15: 65, 13: 67, 1: 5, 11: 35, 16: 64, 14: 66}  # as on RTX PRO 6000
-NVIDIA = "0x000010DE"  # a subsystem of which only the vendor is known
+NVIDIA = "0x000010DE"  # a subsystem with only the vendor known
 RESERVED_SHARE = 0.006  # of the memory, between what H100 and A100 reserve
 
 
@@ -89,7 +89,7 @@ def load_models() -> list[Model]:
 
 
 def product_names(model: Model) -> list[str]:
-    """Product names as the driver reports them, of a model's products in order."""
+    """Product names as the driver reports them, in the order of the model's products."""
     first = str(model["products"][0])
     names = []
     for product in model["products"]:
@@ -101,7 +101,7 @@ def product_names(model: Model) -> list[str]:
 
 
 def memory_mib_of(model: Model) -> int:
-    """Total memory; where unknown, from the name of the largest profile ("7g.96gb")."""
+    """Total memory; if unknown, from the name of the largest profile ("7g.96gb")."""
     total = model["memory_total_mib"]
     if total is None:
         total = max(

@@ -1,4 +1,4 @@
-"""The compiled simulator: the one that came with the package, else one made of its sources, once per version of those."""
+"""The compiled simulator: the package's own, or one compiled from its sources, once per version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tranche_simulator.prebuilt import prebuilt, sources
 from tranche_simulator.recipe import COMPILE_FLAGS, BuiltSimulator, compiler, layout
 
 BUILD_VARIABLE = "TRANCHE_SIM_BUILD"
-"""Names the folder of a build that was made elsewhere, for a container that has neither a compiler nor the sources."""
+"""Names the folder of a build made elsewhere, for a container with neither a compiler nor the sources."""
 
 
 def cache_directory() -> Path:
@@ -18,16 +18,16 @@ def cache_directory() -> Path:
     chosen = os.environ.get("TRANCHE_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # where it is relative, its specification has it ignored
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))  # its specification ignores relative paths
     return (base if base.is_absolute() else Path.home() / ".cache") / "tranche"
 
 
 def ensure_built(cache: Path | None = None) -> BuiltSimulator:
-    """The simulator whose folder `TRANCHE_SIM_BUILD` names, else the one that the package brings along.
+    """The simulator in the folder that `TRANCHE_SIM_BUILD` names, or the one in the package.
 
-    Without either, it is compiled unless this version is in the cache already.
+    Without either, it is compiled unless the cache has this version already.
 
-    Safe when many processes do it at once: each compiles in a folder of its own, and the first to rename it wins.
+    Safe when many processes do it at once: each compiles in its own folder, and the first to rename it wins.
 
     Raises:
         SimulatorError: no C compiler, a compile error, or the cache cannot be written.
@@ -40,7 +40,7 @@ def ensure_built(cache: Path | None = None) -> BuiltSimulator:
     target = root / _fingerprint()
     built = layout(target)
     if not built.nvidia_smi.exists():
-        # What compiling needs is imported for that only: this function runs at the start of every command.
+        # Imported only for compiling: this function runs at the start of every command.
         from tranche_simulator.compiling import build_into
 
         build_into(root, target)
@@ -53,6 +53,6 @@ def _fingerprint() -> str:
     for source in sources():
         status = os.stat(source)
         parts.append(f"{os.path.basename(source)} {status.st_size} {status.st_mtime_ns}")
-    # Two checksums, since hashlib takes as long to import as all the rest takes to run.
+    # Two checksums, because importing hashlib takes as long as everything else together.
     text = "\0".join(parts).encode()
     return f"{zlib.crc32(text):08x}{zlib.adler32(text):08x}"

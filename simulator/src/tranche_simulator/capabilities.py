@@ -1,4 +1,4 @@
-"""The files of MIG capabilities that are there whatever the GPUs are cut into."""
+"""The files of MIG capabilities that exist however the GPUs are cut."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _GI_IDS, _CI_IDS, _LISTED_GPUS = 15, 8, 32
 
 
 def machine_capabilities() -> dict[str, str]:
-    """Path below the folder of capabilities -> text, of those that are there whatever the GPUs are cut into."""
+    """Path below the folder of capabilities -> text, for those that exist however the GPUs are cut."""
     return {
         "mig/config": "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n",
         "mig/monitor": "DeviceFileMinor: 2\nDeviceFileMode: 256\nDeviceFileModify: 1\n",

@@ -30,7 +30,7 @@ def mig_models() -> tuple[Model, ...]:
 
 
 def families() -> tuple[Model, ...]:
-    """Every family of boards with the rules that hold for all of it, oldest first; a board names its family in `arch`."""
+    """Every family of boards with the rules that all its boards share, oldest first; a board names its family in `arch`."""
     return tuple(_mig_boards()["families"])
 
 

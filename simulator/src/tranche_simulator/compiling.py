@@ -39,7 +39,7 @@ CUDA_STUB_TEXT = """#include "cuda/entry_points.h"
 def run_compiler(
     arguments: Sequence[str], product: str = "the simulator", *, command: Sequence[str] | None = None
 ) -> None:
-    """Run the C compiler, or the one whose `command` is given; `product` is what it makes of it, for the error.
+    """Run the C compiler, or `command` if given; `product` is what it makes, for the error.
 
     Raises:
         SimulatorError: there is no C compiler, or it fails.
@@ -49,19 +49,19 @@ def run_compiler(
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SimulatorError(
-            f"there is no C compiler: cannot run {words[0]!r} ({error.strerror})",
-            hint="install gcc or clang with the C library's headers, or name a compiler in CC",
+            f"cannot run the C compiler {words[0]!r} ({error.strerror})",
+            hint="install gcc or clang and the C library's headers, or set CC to your compiler",
         ) from error
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         raise SimulatorError(
             f"the C compiler could not build {product}: {shlex.join(words)}\n" + "\n".join(lines[:20]),
-            hint="the message above is the compiler's; CC and the installed C headers are the usual causes",
+            hint="see the compiler's message above; check CC and the installed C headers",
         )
 
 
 def build_into(root: Path, target: Path) -> None:
-    """Compile into a folder of this process's own under `root`, then rename it to `target`.
+    """Compile into this process's own folder under `root`, then rename it to `target`.
 
     Raises:
         SimulatorError: no C compiler, a compile error, or the folder cannot be written.
@@ -73,7 +73,7 @@ def build_into(root: Path, target: Path) -> None:
     except OSError as error:
         raise SimulatorError(
             f"cannot write the simulator's build folder {root}: {error.strerror}",
-            hint="set TRANCHE_CACHE_DIR to a folder that you may write",
+            hint="set TRANCHE_CACHE_DIR to a writable folder",
         ) from error
     try:
         compile_everything(draft)
@@ -98,7 +98,7 @@ def _remove_abandoned(root: Path) -> None:
 
 
 def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None:
-    """Compile into an existing empty folder, with the compiler of this host where no toolchain is given.
+    """Compile into an existing empty folder, with this host's compiler unless a toolchain is given.
 
     Raises:
         SimulatorError: no C compiler, or a compile error.
@@ -134,7 +134,7 @@ def compile_everything(folder: Path, toolchain: Toolchain | None = None) -> None
 
 
 def _cuda_stubs(folder: Path) -> Path:
-    """The source of the functions of CUDA's driver that are there and do nothing, and of the table of their names."""
+    """The source of the functions of CUDA's driver that exist but do nothing, and of the table of their names."""
     names = (NATIVE / "cuda" / "unsupported_symbols.txt").read_text().split()
     rows = "".join(f'    {{"{name}", {name}}},\n' for name in names)
     table = f"const struct unsupported_entry unsupported_entries[] = {{\n{rows}    {{0, 0}},\n}};\n"
@@ -148,7 +148,7 @@ def _link_program(output: Path, objects: Sequence[str], tools: Toolchain) -> Non
     try:
         run_compiler([*link, "-static"], command=tools.programs)
     except SimulatorError:
-        # This compiler has no static C library: the program then needs the shared one of its host.
+        # This compiler has no static C library: the program then needs its host's shared one.
         run_compiler(link, command=tools.programs)
 
 

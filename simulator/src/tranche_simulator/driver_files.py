@@ -1,7 +1,7 @@
-"""The files that NVIDIA's driver and the kernel show beside NVML, for the GPUs of a simulated machine.
+"""The files that NVIDIA's driver and the kernel show besides NVML, for the GPUs of a simulated machine.
 
-Texts as functions of the machine; `namespace` puts them into place. What comes and goes with instances is not here: the library
-itself keeps the folder `capabilities`.
+Texts as functions of the machine; `namespace` puts them in place. Files that come and go with instances are not here: the library
+itself maintains the folder `capabilities`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def proc_driver(driver: str, gpus: Sequence[SimulatedGpu]) -> dict[str, str]:
 
 
 def proc_modules(present: str) -> str:
-    """/proc/modules: the driver's modules before those that the kernel has, a real driver's left out."""
+    """/proc/modules: the driver's modules before the kernel's own, without a real driver's."""
     others = [line for line in present.splitlines() if not line.startswith("nvidia")]
     users = ",".join(name for name in MODULES if name != "nvidia")
     lines = [f"{name} 2125824 0 - Live 0x0000000000000000 (OE)" for name in MODULES if name != "nvidia"]
@@ -55,7 +55,7 @@ def proc_modules(present: str) -> str:
 
 
 def proc_devices(present: str) -> str:
-    """/proc/devices with the driver's character devices among those that the kernel has."""
+    """/proc/devices with the driver's character devices among the kernel's own."""
     head, _, tail = present.partition("\n\n")
     listed = [line for line in head.splitlines()[1:] if "nvidia" not in line]
     rows = [(int(line.split()[0]), line) for line in listed]

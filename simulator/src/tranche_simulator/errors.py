@@ -1,4 +1,4 @@
-"""What can go wrong with a simulated machine. Whoever uses the simulator catches `SimulatorError`, or one of its kinds."""
+"""Errors of a simulated machine. Users of the simulator catch `SimulatorError`, or one of its kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SimulatorError(Exception):
 
 
 class InvalidRequest(SimulatorError):
-    """What was asked for is not well formed: a name, a board, a machine type or a time scale."""
+    """The request is not well formed: a name, a board, a machine type or a time scale."""
 
 
 class MachineExists(SimulatorError):
@@ -28,7 +28,7 @@ class MachineExists(SimulatorError):
 
 
 class MachineUnknown(SimulatorError):
-    """There is no machine of that name; `name` is the name, `known` are those that there are."""
+    """There is no machine of that name; `name` is the name, `known` are the existing ones."""
 
     def __init__(self, message: str, *, name: str, known: tuple[str, ...]) -> None:
         super().__init__(message, hint="create it first")

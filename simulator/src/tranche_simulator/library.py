@@ -1,4 +1,4 @@
-"""The simulator's control interface (native/tranche_sim.h) as Python functions, and the way to load NVML from the simulator."""
+"""The simulator's control interface (native/tranche_sim.h) as Python functions, and loading NVML from the simulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANY_GPU = 0xFFFFFFFF
 NO_INSTANCE = 0xFFFFFFFF
 MAX_CLIENTS = 1024
 MOST_GPUS = 32
-"""Of one machine: TRANCHE_SIM_MAX_GPUS of tranche_sim.h."""
+"""On one machine: TRANCHE_SIM_MAX_GPUS of tranche_sim.h."""
 
 INVALID_ARGUMENT, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED = 2, 4, 6, 9
 VERSION_MISMATCH, IN_USE, MEMORY, INVALID_STATE = 18, 19, 20, 29
@@ -127,7 +127,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 @cache
 def control_library() -> ctypes.CDLL:
-    """The control build of the simulator, which NVML programs in this process do not find."""
+    """The simulator's control build, which NVML programs in this process do not find."""
     library = ctypes.CDLL(str(ensure_built().control), use_errno=True)
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name)
@@ -143,7 +143,7 @@ def control_library() -> ctypes.CDLL:
 
 
 def explain(code: int, doing: str) -> SimulatorError:
-    """The error that a return code of the control interface means for somebody who was `doing` something."""
+    """The error for a return code of the control interface; `doing` says what the caller tried."""
     text = (control_library().nvmlErrorString(code) or b"").decode()
     message = f"{doing}: {text}"
     match code:
@@ -155,13 +155,13 @@ def explain(code: int, doing: str) -> SimulatorError:
             return SimulatorError(message, hint="the machine's state file is gone; create the machine again")
         case 18:
             return SimulatorError(
-                f"{doing}: the state file is of another version of the simulator, or no state file",
+                f"{doing}: another version of the simulator wrote the state file, or it is not a state file",
                 hint="destroy the simulated machine and create it again",
             )
         case 19 | 20:
             return GpuInUse(message, hint="`nvidia-smi` shows the processes that use it")
         case 29:
-            return GpuInUse(message, hint="a GPU in MIG mode takes work only in its MIG devices; name one of those")
+            return GpuInUse(message, hint="a GPU in MIG mode runs programs only on its MIG devices; name one of them")
         case _:
             return SimulatorError(message)
 
@@ -184,7 +184,7 @@ def open_state(state: Path) -> c_void_p:
 
 
 def change_functions() -> Iterator[str]:
-    """Names of the functions whose calls are counted as changes."""
+    """Names of the functions whose calls count as changes."""
     library = control_library()
     index = 0
     while (name := library.trancheSimChangeFunction(index)) is not None:
@@ -193,7 +193,7 @@ def change_functions() -> Iterator[str]:
 
 
 def special_faults() -> Iterator[str]:
-    """Names of what can be made to fail and is no function of NVML's or CUDA's: a reset, and what MPS does."""
+    """Names of possible failures that are no functions of NVML or CUDA: a reset, and what MPS does."""
     library = control_library()
     index = 0
     while (name := library.trancheSimSpecialFault(index)) is not None:
@@ -202,24 +202,23 @@ def special_faults() -> Iterator[str]:
 
 
 def can_fail(name: str) -> bool:
-    """Whether an error that is injected into that name has an effect on anything."""
+    """Whether injecting an error into that name has any effect."""
     if name.startswith("nvml"):
         return hasattr(control_library(), name)
     return name in special_faults() or (name.startswith("cu") and _has_cuda_function(name))
 
 
 def _has_cuda_function(name: str) -> bool:
-    """Whether the simulator's CUDA driver has a function of that name, whichever version of it."""
+    """Whether the simulator's CUDA driver has a function of that name, in any version."""
     library = ctypes.CDLL(str(ensure_built().cuda))
     return any(hasattr(library, name + version) for version in ("", "_v2", "_v3", "_v4"))
 
 
 def preload(state: Path) -> BuiltSimulator:
-    """Make NVML programs in this process meet the simulated machine at `state`.
+    """Make NVML programs in this process see the simulated machine at `state`.
 
     Loads the simulator under NVML's soname, so that nvidia-ml-py's own look-up of `libnvidia-ml.so.1` finds it, and names the
-    machine in the environment, which child processes inherit. Call it before anything initialises NVML. The build that was
-    loaded is returned.
+    machine in the environment, which child processes inherit. Call it before anything initialises NVML. Returns the loaded build.
 
     Raises:
         SimulatorError: the simulator cannot be built or loaded.

@@ -26,8 +26,8 @@ DRIVER = re.compile(r"\d{3}\.\d{2,3}(\.\d{2})?")
 class Client(NamedTuple):
     """A process (or, for a phantom, only a pid) that uses a GPU or one of its instances.
 
-    Memory in bytes. `compute_seconds` is how long its kernels have had a whole GPU, before the time scale: a half of it for two
-    seconds is one second. `mps_server` is the pid of the MPS server through which it uses the GPU.
+    Memory in bytes. `compute_seconds` is how long its kernels have had a whole GPU, before the time scale: half a GPU for two
+    seconds is one second. `mps_server` is the pid of the MPS server that it uses the GPU through.
     """
 
     pid: int
@@ -53,7 +53,7 @@ def machines_directory() -> Path:
 
 
 def _names_in(folder: Path) -> tuple[str, ...]:
-    """The machines in the folder, as far as it can be read."""
+    """The machines in the folder, as far as it is readable."""
     try:
         return tuple(sorted(each.name for each in folder.iterdir() if (each / "state").exists()))
     except OSError:
@@ -92,7 +92,7 @@ class SimulatedMachine:
             MachineExists: there is one of that name.
             SimulatorError: the folder cannot be written.
         """
-        # The catalogue is read for a new machine only: opening one is at the start of every command.
+        # Only creating a machine reads the catalogue: every command opens a machine at its start.
         from tranche_simulator.machine_specs import chosen_gpus, spec_structs
 
         specs = chosen_gpus(machine_type, boards, gpus)
@@ -101,12 +101,12 @@ class SimulatedMachine:
         name = name or machine_type or "machine"
         if not NAME.fullmatch(name):
             raise InvalidRequest(
-                f"{name!r} is no name for a machine", hint="use letters, digits, dots, dashes, underscores"
+                f"{name!r} is not a valid machine name", hint="use letters, digits, dots, dashes and underscores"
             )
         if not 0 <= time_scale < float("inf"):
-            raise InvalidRequest(f"the time scale must be a number from 0 on, not {time_scale}")
+            raise InvalidRequest(f"the time scale must be a number, 0 or more, not {time_scale}")
         if driver and not DRIVER.fullmatch(driver):
-            raise InvalidRequest(f"{driver!r} is no version of the driver", hint="write it as in 580.95.05")
+            raise InvalidRequest(f"{driver!r} is not a driver version", hint="write it like 580.95.05")
         machine = cls((root or machines_directory()) / name)
         try:
             machine.directory.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class SimulatedMachine:
         except OSError as error:
             raise SimulatorError(
                 f"cannot create {machine.directory}: {error.strerror}",
-                hint="set TRANCHE_SIM_ROOT to a folder that you may write",
+                hint="set TRANCHE_SIM_ROOT to a writable folder",
             ) from error
         structs = spec_structs(specs)
         code = library.control_library().trancheSimCreate(
@@ -140,9 +140,7 @@ class SimulatedMachine:
         machine = cls((root or machines_directory()) / name)
         if not NAME.fullmatch(name) or not os.path.isfile(machine.state):
             folder = machine.directory.parent
-            raise MachineUnknown(
-                f"there is no simulated machine {name!r} in {folder}", name=name, known=_names_in(folder)
-            )
+            raise MachineUnknown(f"no simulated machine {name!r} in {folder}", name=name, known=_names_in(folder))
         return machine
 
     @staticmethod
@@ -154,14 +152,14 @@ class SimulatedMachine:
         return [SimulatedMachine(path) for path in sorted(directory.iterdir()) if (path / "state").is_file()]
 
     def destroy(self) -> None:
-        """Remove the machine, and end its MPS daemons. Other processes that still use it find no driver from then on.
+        """Remove the machine, and end its MPS daemons. Other processes that still use it then find no driver.
 
         Raises:
             SimulatorError: the folder cannot be removed.
         """
         import shutil  # its compression modules cost more than all else here
 
-        from tranche_simulator.mps_processes import end_mps  # as seldom needed
+        from tranche_simulator.mps_processes import end_mps  # rarely needed, too
 
         end_mps(self.state.absolute())
         try:
@@ -190,17 +188,17 @@ class SimulatedMachine:
         return str(self._description().driver.decode())
 
     def set_driver(self, version: str) -> None:
-        """Change the driver, for processes that start from now on."""
+        """Change the driver, for processes started from now on."""
         self._call("trancheSimSetDriver", version.encode(), doing=f"cannot give {self.name} driver {version}")
 
     def set_context_memory(self, memory: int) -> None:
-        """Change how much device memory a new CUDA context takes, in bytes; 0 for what its multiprocessors make it take."""
+        """Change how much device memory a new CUDA context takes, in bytes; 0 derives it from its multiprocessors."""
         self._call("trancheSimSetContextMemory", memory, doing=f"cannot set the size of contexts of {self.name}")
 
     def set_limits_backend(self, backend: Literal["misc", "dmem", "off", "lax"]) -> None:
-        """Change how the driver keeps memory limits of control groups: in a table of its own, by the kernel, or not at all.
+        """Change how the driver keeps memory limits of control groups: in its own table, by the kernel, or not at all.
 
-        "lax" is a fault: limits are taken and shown, and nothing is refused.
+        "lax" is a fault: limits are accepted and shown, but not enforced.
         """
         number = ("misc", "dmem", "off", "lax").index(backend)
         self._call("trancheSimSetLimitsBackend", number, doing=f"cannot set the back end of {self.name} to {backend}")
@@ -212,25 +210,25 @@ class SimulatedMachine:
 
     @property
     def changed_at(self) -> float:
-        """When a change of a GPU last took effect, by any process, in seconds of time.monotonic; 0 when none did.
+        """When a change of a GPU last took effect, by any process, in seconds of time.monotonic; 0 if none did.
 
-        A change is an instance made or destroyed, a mode that was set, or a reset. A reboot is none.
+        A change is an instance made or destroyed, a mode set, or a reset. A reboot is none.
         """
         return float(self._description().changed_at) / 1e9
 
     def gpus(self) -> tuple[SimulatedGpu, ...]:
-        """Every GPU of the machine, whatever NVIDIA_VISIBLE_DEVICES says."""
+        """Every GPU of the machine, regardless of NVIDIA_VISIBLE_DEVICES."""
         return tuple(self._gpu(index) for index in range(self._description().gpu_count))
 
     def clients(self) -> tuple[Client, ...]:
-        """Who uses the GPUs now."""
+        """The present users of the GPUs."""
         structs = (library.ClientStruct * library.MAX_CLIENTS)()
         count = c_uint(library.MAX_CLIENTS)
         self._call("trancheSimListClients", structs, byref(count), doing=f"cannot list the clients of {self.name}")
         return tuple(_client(struct) for struct in structs[: count.value])
 
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to meet this machine instead of a real driver.
+        """The environment that a process needs to see this machine instead of a real driver.
 
         LD_LIBRARY_PATH and PATH are the present values with the simulator's folders in front.
         """
@@ -242,7 +240,7 @@ class SimulatedMachine:
         }
 
     def capability_files(self) -> Path:
-        """The folder of the files of MIG capabilities, which is made now; the library keeps it right from here on.
+        """The folder of the files of MIG capabilities. It is created now; from then on the library keeps it correct.
 
         Raises:
             SimulatorError: the folder cannot be written.
@@ -262,11 +260,11 @@ class SimulatedMachine:
         return folder
 
     def preload(self) -> None:
-        """Make NVML in this process (and its children) show this machine; before anything initialises NVML."""
+        """Make NVML in this process (and its children) show this machine. Call it before anything initialises NVML."""
         library.preload(self.state.absolute())
 
     def reboot(self) -> None:
-        """Instances and clients are gone, pending MIG modes applied, MIG mode kept on Ampere only."""
+        """Reboot: instances and clients go, pending MIG modes are applied, and only Ampere keeps MIG mode."""
         self._call("trancheSimReboot", doing=f"cannot reboot {self.name}")
 
     def reset_gpu(self, gpu: int) -> None:
@@ -279,13 +277,13 @@ class SimulatedMachine:
         self._call("trancheSimResetGpu", gpu, doing=f"cannot reset GPU {gpu} of {self.name}")
 
     def inject_error(self, function: str, code: int, *, calls: int = 1, gpu: int | None = None) -> None:
-        """The next `calls` calls of an NVML function (on one GPU, or any) return `code`."""
+        """Make the next `calls` calls of an NVML function (on one GPU, or any) return `code`."""
         number = library.ANY_GPU if gpu is None else gpu
         doing = f"cannot inject error {code} into {function}"
         self._call("trancheSimInjectError", function.encode(), code, calls, number, doing=doing)
 
     def inject_latency(self, function: str, seconds: float, *, gpu: int | None = None) -> None:
-        """Every call of an NVML function takes `seconds` longer until cleared, whatever the time scale."""
+        """Make every call of an NVML function take `seconds` longer until cleared, regardless of the time scale."""
         number = library.ANY_GPU if gpu is None else gpu
         doing = f"cannot inject latency into {function}"
         self._call("trancheSimInjectLatency", function.encode(), seconds, number, doing=doing)
@@ -308,17 +306,17 @@ class SimulatedMachine:
     def inject_busy(self, uuid: str, *, pid: int = 4_999_999, name: str = "phantom", memory: int = 0) -> None:
         """Pin a client without a process on a GPU or MIG device, until cleared or rebooted.
 
-        `pid` is better beyond 4194304, the largest that Linux gives: a living process of that id shows its own name.
+        Choose `pid` beyond 4194304, the largest that Linux gives: a living process of that id shows its own name.
         """
         doing = f"cannot make {uuid} busy"
         self._call("trancheSimInjectBusy", uuid.encode(), pid, name.encode(), memory, doing=doing)
 
     def clear_injections(self) -> None:
         """Undo every injection, phantom clients included."""
-        self._call("trancheSimClearInjections", doing=f"cannot clear the injections of {self.name}")
+        self._call("trancheSimClearInjections", doing=f"cannot clear the injected faults of {self.name}")
 
     def attach(self, uuid: str, *, memory: int = 0, utilization: int = 100) -> int:
-        """Make this process a client of a GPU or MIG device; the number to detach with. Memory in bytes.
+        """Make this process a client of a GPU or MIG device. Returns the number to detach with. Memory in bytes.
 
         The process stays a client until it detaches or dies; a forked child is none.
 
@@ -337,7 +335,7 @@ class SimulatedMachine:
 
     @contextmanager
     def attached(self, uuid: str, *, memory: int = 0, utilization: int = 100) -> Iterator[None]:
-        """Attach for the length of a block."""
+        """Attach for the duration of a block."""
         client = self.attach(uuid, memory=memory, utilization=utilization)
         try:
             yield
@@ -345,7 +343,7 @@ class SimulatedMachine:
             self.detach(client)
 
     def change_calls(self) -> Mapping[str, int]:
-        """How often each changing function was called on this machine, by any process, failed calls included."""
+        """How often any process has called each changing function on this machine, including failed calls."""
         counts = {}
         for function in library.change_functions():
             count = c_ulonglong()
@@ -355,7 +353,7 @@ class SimulatedMachine:
         return counts
 
     def total_change_calls(self) -> int:
-        """How many calls asked for a change so far."""
+        """How many calls have asked for a change so far."""
         return sum(self.change_calls().values())
 
     def _call(self, function: str, *arguments: object, doing: str) -> None:
@@ -376,7 +374,7 @@ class SimulatedMachine:
         return described_gpu(index, struct)
 
     def _describe(self, name: str, machine_type: str, time_scale: float, seed: int) -> None:
-        """Write machine.json: for people and scripts; nothing reads it back."""
+        """Write machine.json, for people and scripts; nothing reads it back."""
         description = {
             "name": name,
             "type": machine_type or None,

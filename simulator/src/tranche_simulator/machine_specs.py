@@ -1,4 +1,4 @@
-"""What a new machine is made of: GPUs chosen by machine type, by board or one by one, as the control interface takes them."""
+"""The GPUs of a new machine, chosen by machine type, by board or one by one, in the form of the control interface."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec
         raise InvalidRequest("name either a machine type or its boards")
     if machine_type:
         if machine_type not in MACHINE_TYPES:
-            raise InvalidRequest(
-                f"there is no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}"
-            )
+            raise InvalidRequest(f"no machine type {machine_type!r}", hint=f"known types: {', '.join(MACHINE_TYPES)}")
         return MACHINE_TYPES[machine_type].gpus
     if boards:
         by_key = {str(model["key"]): model for model in load_models()}
@@ -28,7 +26,7 @@ def chosen_gpus(machine_type: str, boards: Sequence[str], gpus: Sequence[GpuSpec
 
 
 def _board_and_product(board: str, by_key: Mapping[str, Model]) -> tuple[str, int]:
-    """What a catalogue key, whatever the case, or a product name, with or without "NVIDIA", stands for."""
+    """Board and product of a catalogue key, in any case, or of a product name, with or without "NVIDIA"."""
     wanted = board.lower().removeprefix("nvidia ")
     for key, model in by_key.items():
         names = [name.lower().removeprefix("nvidia ") for name in product_names(model)]
@@ -40,7 +38,7 @@ def _board_and_product(board: str, by_key: Mapping[str, Model]) -> tuple[str, in
 
 
 def spec_structs(specs: Sequence[GpuSpec]) -> object:
-    """The GPUs as the control interface takes them: an array of trancheSimGpuSpec_t."""
+    """The GPUs in the form of the control interface: an array of trancheSimGpuSpec_t."""
     models = {model["key"]: model for model in load_models()}
     structs = (library.GpuSpecStruct * len(specs))()
     for struct, spec in zip(structs, specs, strict=True):

@@ -1,7 +1,7 @@
-"""The machines that can be simulated by name: which boards they carry, where on the bus, how the dies are turned.
+"""The machines that can be simulated by name: their boards, bus addresses, and orientation of the dies.
 
-Bus addresses are those of the cloud instance types; NUMA nodes split the GPUs between two sockets where the machine has two.
-Which way a die is turned differs from card to card on real machines; here it is fixed, with both kinds where there are eight.
+Bus addresses are those of the cloud instance types; NUMA nodes split the GPUs between two sockets if the machine has two. On real
+machines the orientation of a die differs from card to card; here it is fixed, with both kinds on machines of eight.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 class GpuSpec:
     """One GPU to simulate.
 
-    `board` is a key of the board catalogue, `product` the index of the board's product (its name and PCI device id).
-    `swapped` dies number their GPU instances the other way round. `pci` is (domain, bus, device).
+    `board` is a key of the board catalogue, `product` the index of the board's product (its name and PCI device id). `swapped`
+    dies number their GPU instances in the other direction. `pci` is (domain, bus, device).
     """
 
     board: str

@@ -11,10 +11,10 @@ _PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 
 
 def end_mps(state: Path) -> None:
-    """Kill those of this user that serve the machine with that state file."""
+    """Kill this user's processes that serve the machine with that state file."""
     mine = f"TRANCHE_SIM_STATE={state}".encode()
     for entry in os.scandir("/proc"):
-        # A process may end meanwhile, or be somebody else's.
+        # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
             if not entry.name.isdigit():
                 continue

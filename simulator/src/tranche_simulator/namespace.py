@@ -1,7 +1,6 @@
 """A mount namespace in which the driver's files are those of a simulated machine, for this process and its children.
 
-Nothing outside changes. Root needs no more than the permission to mount; everybody else gets a user namespace beside it, where
-the kernel allows one.
+Nothing outside changes. Root only needs permission to mount; other users also get a user namespace, where the kernel allows one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tranche_simulator.machine import SimulatedMachine
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_BIND, _MS_REC, _MS_SLAVE = 0x1000, 0x4000, 0x80000
 _PROC, _PROC_DRIVER, _BUS = Path("/proc"), Path("/proc/driver"), Path("/sys/bus")
-# Everything that is made lies here, in a file system of the namespace's own.
+# Everything created lies here, in the namespace's own file system.
 _MADE = _PROC_DRIVER / ".tranche-simulator"
 _NVIDIA = "0x10de"
 _LINKED_PIDS = 65536
@@ -34,7 +33,7 @@ def enter(machine: SimulatedMachine) -> None:
     _mount("none", Path("/"), flags=_MS_REC | _MS_SLAVE)
     capabilities = machine.capability_files()
     if not _PROC_DRIVER.is_dir():
-        raise SimulatorError("this kernel has no /proc/driver, where the driver's files would be")
+        raise SimulatorError("this kernel has no /proc/driver folder for the driver's files")
     _lay_over(_PROC_DRIVER, own=True)
     gpus = machine.gpus()
     for name, text in driver_files.proc_driver(machine.driver, gpus).items():
@@ -52,8 +51,8 @@ def _unshare() -> None:
         return
     if libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER) != 0:
         raise SimulatorError(
-            f"this process may not have a mount namespace: {os.strerror(ctypes.get_errno())}",
-            hint="be root, or allow user namespaces (sysctl user.max_user_namespaces)",
+            f"cannot create a mount namespace: {os.strerror(ctypes.get_errno())}",
+            hint="run as root, or allow user namespaces (sysctl user.max_user_namespaces)",
         )
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -61,7 +60,7 @@ def _unshare() -> None:
 
 
 def _show_pci(machine: SimulatedMachine) -> None:
-    """The machine's GPUs on the PCI bus, in place of the host's own, and the driver that they are bound to."""
+    """Show the machine's GPUs on the PCI bus, in place of the host's own, and the driver that they are bound to."""
     devices, drivers = _BUS / "pci" / "devices", _BUS / "pci" / "drivers"
     if devices.is_dir() and drivers.is_dir():
         _lay_over(devices, keep=lambda path: _read(path / "vendor").strip() != _NVIDIA)
@@ -77,7 +76,7 @@ def _show_pci(machine: SimulatedMachine) -> None:
 
 
 def _show_in_proc(name: str, text: Callable[[str], str]) -> None:
-    """A changed file of /proc. A file that this kernel lacks can be shown only by laying a whole folder over /proc."""
+    """Show a changed file of /proc. For a file that this kernel lacks, a whole folder must cover /proc."""
     place = _PROC / name
     made = _MADE / name
     _write(made, text(_read(place)).encode())
@@ -90,7 +89,7 @@ def _show_in_proc(name: str, text: Callable[[str], str]) -> None:
 
 
 def _replace_proc() -> None:
-    """Put a folder over /proc whose entries lead to the real one; files can be added to it, as they cannot to the real one.
+    """Put a folder over /proc whose entries lead to the real one. Unlike the real one, it accepts new files.
 
     A kernel without loadable modules has no /proc/modules, where NVIDIA's tools look for the driver.
     """
@@ -104,9 +103,9 @@ def _replace_proc() -> None:
 
 
 def _lay_over(folder: Path, *, own: bool = False, keep: Callable[[Path], bool] = lambda _: True) -> None:
-    """Put a folder that can be written over one of the kernel's, with what was there and is to be kept.
+    """Cover one of the kernel's folders with a writable one. Entries that `keep` chooses stay visible.
 
-    With `own` it is a file system of its own, else a part of the one that was made first.
+    With `own` it is a separate file system, else a part of the one that was made first.
     """
     beneath = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     kept = [path for path in folder.iterdir() if keep(path)]

@@ -1,4 +1,4 @@
-"""The build of the simulator that a wheel for one kind of processor brings along, so that nobody needs a compiler or a cache."""
+"""The simulator build in a wheel for one kind of processor, so that its users need neither a compiler nor a cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAKERS = ("recipe.py", "compiling.py", "board_tables.py", "catalogue.py", "boar
 
 
 def sources() -> list[str]:
-    """The path of every file that a build is made of, in a fixed order; as texts, since every command makes this list."""
+    """The path of every source file of a build, in a fixed order; as texts, because every command makes this list."""
     found = [str(_PACKAGE / name) for name in _MAKERS]
     for folder in (NATIVE, NATIVE / "cuda", NATIVE / "mps", *(NATIVE / name for name in PROGRAM_FOLDERS)):
         files = (entry for entry in os.scandir(folder) if entry.name.endswith((".c", ".h", ".txt", ".map")))
@@ -24,7 +24,7 @@ def sources() -> list[str]:
 
 
 def stamp(processor: str) -> str:
-    """What a build of these sources for a processor is marked with: changes with any byte of any of them."""
+    """The stamp of a build of these sources for a processor: changes with any byte of them."""
     crc = adler = 0
     for source in map(Path, sources()):
         content = source.name.encode() + b"\0" + source.read_bytes()
@@ -33,12 +33,12 @@ def stamp(processor: str) -> str:
 
 
 def write_stamp(directory: Path, processor: str) -> None:
-    """Mark a build, in its folder, as one of these sources for a processor (x86_64, aarch64)."""
+    """Stamp a build, in its folder, as made from these sources for a processor (x86_64, aarch64)."""
     (directory / _STAMP).write_text(stamp(processor))
 
 
 def prebuilt() -> BuiltSimulator | None:
-    """The build that lies in the package; None where there is none for this processor and these sources."""
+    """The build in the package; None if there is none for this processor and these sources."""
     try:
         made_of = (_PREBUILT / _STAMP).read_text()
     except OSError:

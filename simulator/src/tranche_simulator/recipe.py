@@ -1,4 +1,4 @@
-"""What a build of the simulator is made with, and where its parts lie."""
+"""The tools and flags of a simulator build, and where its parts lie."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CUDA_SONAME = "libcuda.so.1"
 CONTROL_SONAME = "libtranche-sim.so"
 PROGRAM_FOLDERS = ("nvidia_smi", "mps_control", "mps_server", "job")
 """Folders of the sources of the programs, in the order of `BuiltSimulator.programs`."""
-# gnu11: under c11 each C library shows of POSIX what it likes.
+# gnu11: under c11 each C library exposes a different part of POSIX.
 COMPILE_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra")
 
 
 class Toolchain(NamedTuple):
-    """The command of the compiler that makes the shared libraries, and of the one that makes the programs.
+    """The command of the compiler for the shared libraries, and of the one for the programs.
 
-    They differ where the programs are linked with a C library of their own.
+    They differ if the programs are linked with another C library.
     """
 
     libraries: tuple[str, ...]
@@ -32,9 +32,9 @@ class BuiltSimulator(NamedTuple):
     """The compiled simulator.
 
     `library` is the NVML library (soname `libnvidia-ml.so.1`) in a folder of its own for LD_LIBRARY_PATH, `control` the same code
-    under another soname, for a process that must not meet the simulator when it loads NVML. `cuda` is CUDA's driver library
-    (soname `libcuda.so.1`), beside `library`. `nvidia_smi`, the two programs of MPS and `job`, a program that uses the GPUs that
-    it is given, are self-contained.
+    under another soname, for a process that must not find the simulator when it loads NVML. `cuda` is CUDA's driver library
+    (soname `libcuda.so.1`), beside `library`. `nvidia_smi`, the two programs of MPS and `job`, a program that uses the GPUs it is
+    given, are self-contained.
     """
 
     library: Path
@@ -48,7 +48,7 @@ class BuiltSimulator(NamedTuple):
 
     @property
     def programs(self) -> tuple[Path, ...]:
-        """The self-contained ones."""
+        """The self-contained programs."""
         return (self.nvidia_smi, self.mps_control, self.mps_server, self.job)
 
 

@@ -1,1 +1,1 @@
-"""GPUs that are cut when the machine boots, by a systemd unit, before anybody uses them."""
+"""Cuts GPUs when the machine boots, by a systemd unit, before any program uses them."""

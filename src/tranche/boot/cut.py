@@ -1,7 +1,7 @@
 """The cut at boot: wait for the driver, decide as for any declared layout, carry it out, look again.
 
-It leaves an event in the machine's ledger, which the node's agent reads as well, and says in the line that `systemctl status`
-shows what it is doing.
+It records an event in the machine's ledger, which the node's agent also reads, and reports its progress in the line that
+`systemctl status` shows.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _HINT = "see why the driver does not load: journalctl -b -k, nvidia-smi"
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """What was decided and carried out, and the machine afterwards."""
+    """The decision as carried out, and the machine afterwards."""
 
     decision: LayoutDecision
     node: NodeState
 
     @property
     def slices(self) -> int:
-        """How many slices the machine has now."""
+        """The number of slices on the machine now."""
         return sum(len(instance.compute_instances) for gpu in self.node for instance in gpu.instances)
 
 
@@ -54,10 +54,10 @@ class CutResult:
 class BootCut:
     """One cut at boot.
 
-    `open_host` opens the machine and raises DriverNotFound or HardwareError while its driver is not ready. `has_gpu` says
-    whether the machine has an NVIDIA GPU at all, None where nobody knows. `tell` hears what is going on, `progress` each step, on
-    several threads. `booted` says when the machine was started, `pods_run` whether a pod runs on it, None where that
-    cannot be seen. `clock` and `seconds` are in seconds: a driver that is not ready is waited for so long.
+    `open_host` opens the machine and raises DriverNotFound or HardwareError while its driver is not ready. `has_gpu` says whether
+    the machine has an NVIDIA GPU at all, None if unknown. `tell` receives progress, `progress` each step, on several threads.
+    `booted` says when the machine was started, `pods_run` whether a pod runs on it, None if that cannot be seen. `clock` is in
+    seconds, as is `seconds`, the wait for a driver that is not ready.
     """
 
     wanted: PartitionSpec | LayoutName
@@ -73,10 +73,10 @@ class BootCut:
     sleep: Callable[[float], None] = time.sleep
 
     def carry_out(self) -> CutResult | None:
-        """Cut the GPUs; None when the machine has no NVIDIA GPU.
+        """Cut the GPUs; None if the machine has no NVIDIA GPU.
 
-        What is in use is never touched: GpuBusy, and nothing is changed. Lost GPUs are left out and raise HardwareError when the
-        others are cut. Raises all that a layout can raise besides.
+        Never touches what is in use: it raises GpuBusy and changes nothing. Leaves lost GPUs out, and raises HardwareError after
+        cutting the others. Also raises everything that a layout can raise.
         """
         begun, told = self.clock(), ""
         for pause in _pauses():
@@ -113,25 +113,25 @@ class BootCut:
         return CutResult(decision, node)
 
     def _free_shares_of_pods(self, ledger: Ledger) -> None:
-        """Free what pods had before the machine was restarted, unless one may still run."""
+        """Free what pods held before the machine was restarted, unless one may still run."""
         booted, pods_run = self.booted(), self.pods_run()
         if pods_run is None:
             if kept := shares_of_earlier_boots(ledger, booted):
                 self.tell(
-                    f"{kept} {'share' if kept == 1 else 'shares'} of pods stay: this process has a PID namespace of its own, and "
-                    "does not see whether they run"
+                    f"kept {kept} {'share' if kept == 1 else 'shares'} of pods: this process has its own PID namespace, "
+                    "so it cannot see whether the pods run"
                 )
             return
         freed = free_shares_of_earlier_boots(ledger, booted=booted, pods_run=pods_run, now=time.time())
         if freed:
-            self.tell(f"freed what {freed} {'pod' if freed == 1 else 'pods'} had before the machine was restarted")
+            self.tell(f"released the shares that {freed} {'pod' if freed == 1 else 'pods'} held before the restart")
 
     def _verify(self, node: NodeState) -> None:
-        """What is promised to somebody and is not there counts as there in a decision; here it does not."""
+        """Compare the machine itself with the layout: a decision counts a promised but missing slice as present."""
         layout = boot_layout(self.wanted, self.layouts, node)
         if wrong := [each for each in find_mismatches(node, layout) if not each.gpu.lost]:
             raise VerificationFailed(
-                f"{self.wanted.text}: {'; '.join(map(str, wrong))}", hint="see who has what with: tranche ps"
+                f"{self.wanted.text}: {'; '.join(map(str, wrong))}", hint="list the shares with: tranche ps"
             )
 
 
@@ -148,7 +148,7 @@ def _pauses() -> Iterator[float]:
 
 
 def record_outcome(ledger: Path, *, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
-    """Write down how it ended; `time` is in seconds since the epoch. Works without a driver. Raises LedgerUnavailable."""
+    """Record how the cut ended; `time` is in seconds since the epoch. Works without a driver. Raises LedgerUnavailable."""
     open_ledger = Ledger(ledger)
     try:
         with open_ledger.write() as db:
@@ -158,7 +158,7 @@ def record_outcome(ledger: Path, *, time: float, boot_id: str, asked: str, error
 
 
 def read_outcome(ledger: Path, boot_id: str) -> Event | None:
-    """How the cut of that start of the machine ended; None when none did."""
+    """How the cut ended at that start of the machine; None if there is no record."""
     if not ledger.exists():
         return None
     open_ledger = Ledger(ledger, read_only=True)
@@ -173,9 +173,9 @@ _MOST_BYTES = 1000
 
 
 def say_status(text: str, environ: Mapping[str, str], *, patience: float = 0.0) -> None:
-    """Show the text as the service's status; nothing happens outside of a service that may notify.
+    """Show the text as the service's status; does nothing outside a service that may notify.
 
-    A service manager that is busy takes no more than a few messages: this one is dropped after `patience` seconds.
+    A busy service manager accepts only a few messages: this one is dropped after `patience` seconds.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if not address:

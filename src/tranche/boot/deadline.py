@@ -1,6 +1,6 @@
-"""An end in time, whatever the driver does: a signal breaks into whatever the main thread is waiting for.
+"""A deadline, whatever the driver does: a signal interrupts the main thread.
 
-Nothing breaks into a call of the driver that hangs. There the thread that listens to the signals as well ends the process.
+A signal cannot interrupt a hanging call of the driver. In that case the thread that listens to the signals ends the process.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _AT_ONCE_SECONDS = 1.0  # signals that come together are heard as one
 
 
 class CutInterrupted(BaseException):
-    """The time is over, or the service manager asks to end. No error of the work, so nothing on the way may take it for one.
+    """The time is over, or the service manager asks to end. It is no error of the work, so no handler may treat it as one.
 
-    What was begun is undone if that succeeds in time, else by the next command.
+    What was begun is undone if time allows, else by the next command.
     """
 
 
 @contextmanager
 def ending_after(seconds: float, leave: Callable[[str], None], *, patience: float = _HEARD_SECONDS) -> Iterator[None]:
-    """Raise CutInterrupted in the block once the time is over, and at SIGTERM; the process's main thread only.
+    """Raise CutInterrupted in the block once the time is over, and at SIGTERM; only in the process's main thread.
 
-    When that thread has not heard the signal after `patience` seconds, because it hangs in a call, `leave` is told the reason, on
-    another thread, and has to end the process.
+    If that thread hangs in a call and has not heard the signal after `patience` seconds, another thread calls `leave` with the
+    reason. `leave` must end the process.
     """
     heard = [float("-inf")]  # when, by the monotonic clock
 
@@ -64,7 +64,7 @@ def ending_after(seconds: float, leave: Callable[[str], None], *, patience: floa
 
 def _reason(number: int, seconds: float) -> str:
     if number == signal.SIGTERM:
-        return "it was told to end (SIGTERM)"
+        return "it received SIGTERM"
     return f"it did not end within {seconds:g} s: the driver does not answer, or is too slow"
 
 

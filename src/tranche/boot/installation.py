@@ -1,4 +1,4 @@
-"""What puts the unit onto a machine, or into an image, and makes sure that systemd does not break a circle for it."""
+"""Installs the unit on a machine or in an image, and ensures that systemd need not break an ordering cycle because of it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _ORDER = re.compile(r"^(After|Before)\s*=(.*)$", re.MULTILINE)
 
 
 WAIT_SECONDS = 120.0
-"""How long the unit waits for a driver that is late, where nobody says it."""
+"""How long the unit waits for a late driver by default."""
 MARK = "# Made by Tranche's agent, which removes it again. Put a file of your own in its place, and that one stays.\n"
 
 
 def install_unit(
     root: Path, program: str, *, options: Sequence[str] = (), settings_file: str = SETTINGS_FILE, seconds: float
 ) -> bool:
-    """Write and enable the unit of the machine or image at `root`; whether anything was changed.
+    """Write and enable the unit of the machine or image at `root`; returns whether anything changed.
 
-    `program` is where tranche is, as that machine sees it, `options` stand before its command; `seconds` is how long the unit
-    waits for the driver. Raises UsageError when the unit would close a circle in the order of the others, and removes it then;
-    else as `InstalledUnit.install`.
+    `program` is the path of tranche on that machine, and `options` precede its command; `seconds` is how long the unit waits for
+    the driver. If the unit would close a cycle in the order of units, it is removed and UsageError is raised; otherwise raises as
+    `InstalledUnit.install`.
     """
     command = [program, *options, "boot"]
     if settings_file != SETTINGS_FILE:
@@ -45,18 +45,18 @@ def install_unit(
     if circle := circle_through(root):
         unit.remove()
         raise UsageError(
-            f"the unit would close a circle in the order of the other units, and is removed again: {circle}",
-            hint="this machine starts the driver after what uses it; see docs/guides/boot.md",
+            f"the unit would create an ordering cycle with other units, so Tranche removed it again: {circle}",
+            hint="this machine starts the driver after units that use it; see docs/guides/boot.md",
         )
     return changed
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInstallation:
-    """The cut at boot as a node's agent installs it, and takes it away again.
+    """The cut at boot as a node's agent installs and removes it.
 
-    `root` is where the folders of the node's machine are mounted. `partition` is what its /etc/default/mig is to ask for; ""
-    leaves the file to others. A file that the agent has not made is the node's own word, and stays.
+    `root` is the mount of the node's folders. `partition` is what its /etc/default/mig should select; "" leaves the file alone. A
+    file that the agent has not made is the administrator's, and stays.
     """
 
     root: Path
@@ -65,14 +65,14 @@ class NodeInstallation:
     seconds: float
 
     def install(self) -> str:
-        """Write what is not there as it should be; in words what was done, and what was found. Raises as `install_unit` does."""
+        """Write what is missing or different; returns in words what was done and found. Raises as `install_unit` does."""
         changed = install_unit(self.root, self.program, seconds=self.seconds)
         said = [f"{InstalledUnit(self.root).file} is {'written and enabled' if changed else 'as it should be'}"]
         if not self.partition:
             if self._remove_file():
-                said.append(f"{SETTINGS_FILE} is removed: nothing says any more what to cut")
+                said.append(f"removed {SETTINGS_FILE}: the settings no longer name a partition")
         elif self._foreign():
-            said.append(f"{SETTINGS_FILE} is the node's own, and stays as it is")
+            said.append(f"kept {SETTINGS_FILE}: it belongs to the node")
         else:
             wanted = "".join(parse_partition(self.partition).text.split())
             self._write_file(f"{MARK}{PARTITION}={wanted}\n")
@@ -80,12 +80,12 @@ class NodeInstallation:
         return "; ".join(said)
 
     def remove(self) -> str:
-        """Remove the unit, and the file if the agent made it; in words what was removed. Raises PermissionDenied."""
+        """Remove the unit, and the file if the agent made it; returns in words what was removed. Raises PermissionDenied."""
         unit = InstalledUnit(self.root)
         removed = [SETTINGS_FILE] if self._remove_file() else []
         if unit.remove():
             removed.append(str(unit.file))
-        return f"removed {' and '.join(removed)}" if removed else "nothing was there to remove"
+        return f"removed {' and '.join(removed)}" if removed else "nothing to remove"
 
     @property
     def _file(self) -> Path:
@@ -110,7 +110,7 @@ class NodeInstallation:
             raise _refused("write", self._file, error) from error
 
     def _remove_file(self) -> bool:
-        """Remove the file that the agent made; whether there was one."""
+        """Remove the file that the agent made; returns whether there was one."""
         if not self._file.exists() or self._foreign():
             return False
         try:
@@ -121,15 +121,13 @@ class NodeInstallation:
 
 
 def _refused(verb: str, path: Path, error: OSError) -> PermissionDenied:
-    return PermissionDenied(
-        f"cannot {verb} {path}: {error.strerror}", hint="mount the folder so that it can be written"
-    )
+    return PermissionDenied(f"cannot {verb} {path}: {error.strerror}", hint="mount the folder read-write")
 
 
 def circle_through(root: Path) -> str:
-    """A circle that the installed unit is part of, in words; "" where there is none.
+    """An ordering cycle that includes the installed unit, in words; "" if there is none.
 
-    systemd-analyze knows; where there is none, as in a container, the unit files are read as far as they can be seen.
+    systemd-analyze finds it; without that program, as in a container, the visible unit files are read.
     """
     program = shutil.which("systemd-analyze")
     if program is None:
@@ -164,7 +162,7 @@ def _circle_by_files(root: Path) -> str:
 
 
 def _way_back(later: Mapping[str, set[str]]) -> list[str]:
-    """The unit, what follows it, and so on to the unit again; empty where no way leads back."""
+    """The unit, what follows it, and so on back to the unit; empty if no path leads back."""
     ways = deque([[UNIT]])
     seen: set[str] = set()
     while ways:
@@ -191,7 +189,7 @@ def _units(root: Path) -> dict[str, str]:
 
 
 def _wanted(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """Targets that start after the units which they want, as they do by themselves."""
+    """Targets ordered after the units that they want, as systemd does by default."""
     added: dict[str, list[str]] = defaultdict(list)
     for folder in _FOLDERS:
         for link in (root / folder).glob("*.target.wants/*"):
@@ -200,7 +198,7 @@ def _wanted(root: Path, texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text(path: Path) -> str:
-    """The unit's text; "" of what is no unit, or cannot be seen from here."""
+    """The unit's text; "" if it is no unit, or cannot be seen from here."""
     try:
         return path.read_text(errors="replace") if path.is_file() else ""
     except OSError:

@@ -11,7 +11,7 @@ from tranche.core.errors import PermissionDenied, UsageError
 UNIT = "tranche-boot.service"
 SETTINGS_FILE = "/etc/default/mig"
 CUT_SECONDS = 120.0
-"""How long the cut itself may take, beyond the wait for the driver."""
+"""How long the cut itself may take, after the wait for the driver."""
 
 _FOLDER = Path("etc/systemd/system")
 _WANTS = "multi-user.target.wants"
@@ -45,7 +45,7 @@ class InstalledUnit:
 
     @property
     def link(self) -> Path:
-        """What has it started at boot."""
+        """The link that starts it at boot."""
         return self.root / _FOLDER / _WANTS / UNIT
 
     @property
@@ -59,24 +59,25 @@ class InstalledUnit:
         return self.link.is_symlink()
 
     def refuse_elsewhere(self) -> None:
-        """UsageError when there is no such root, or the folder of its units is a link that leads out of it, to this machine's."""
+        """UsageError if the root does not exist, or its folder of units is a link that leads out of it, to this machine's."""
         if not self.root.is_dir():
-            raise UsageError(f"{self.root} is no folder", hint="name the root of a mounted image")
+            raise UsageError(f"{self.root} is not a folder", hint="name the root of a mounted image")
         folder = self.file.parent.resolve()
         if not folder.is_relative_to(self.root.resolve()):
             raise UsageError(
-                f"{self.file.parent} leads out of {self.root}, to {folder}", hint="run it in a chroot of the image"
+                f"{self.file.parent} points outside {self.root}, to {folder}",
+                hint="run the command in a chroot of the image",
             )
 
     def install(self, text: str) -> bool:
-        """Write and enable it; whether anything was changed.
+        """Write and enable it; returns whether anything changed.
 
-        Raises PermissionDenied where that may not be written, UsageError when it cannot be.
+        Raises PermissionDenied if writing is not allowed, UsageError if it fails otherwise.
         """
         self.refuse_elsewhere()
         if self.file.is_symlink():
             raise UsageError(
-                f"{self.file} is a link to {self.file.readlink()}: somebody has masked the unit, or put one of their own there",
+                f"{self.file} is a link to {self.file.readlink()}: the unit is masked or replaced",
                 hint=f"systemctl unmask {UNIT}, or remove the link",
             )
         try:
@@ -97,7 +98,7 @@ class InstalledUnit:
         return True
 
     def remove(self) -> bool:
-        """Remove it, and the folder of links when that is empty then; whether anything was there. Raises as `install` does."""
+        """Remove it and an empty folder of links; returns whether anything was there. Raises as `install` does."""
         self.refuse_elsewhere()
         try:
             there = self.enabled or self.installed

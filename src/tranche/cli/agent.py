@@ -60,10 +60,10 @@ def _agent(context: click.Context, **values: Any) -> None:
         _refuse_to_stop_host_services(os.environ)
     if values["with_reboot"] and not values["host_root"].is_dir():
         raise UsageError(
-            f"--with-reboot needs the host's root, and there is no folder {values['host_root']}",
-            hint="mount it there, as the chart does under migManager.withReboot=true, or name its place with --host-root",
+            f"--with-reboot needs the host's root folder, and found none at {values['host_root']}",
+            hint="mount it there (the chart does so with migManager.withReboot=true), or give its path with --host-root",
         )
-    # Sockets and state are this process's alone: on a cluster's node nobody else has to read them.
+    # Sockets and state belong to this process alone: nothing else on a cluster's node reads them.
     os.umask(0o077)
     register_places(settings, anywhere=True).refuse_shared()
     with open_host(settings, anywhere=True) as host:
@@ -131,7 +131,7 @@ def _parts(values: dict[str, Any]) -> list[Part]:
 
 
 def _backend(values: dict[str, Any]) -> AllocationBackend | None:
-    """The administrator's word; None to find out."""
+    """The administrator's choice; None to find out."""
     from tranche.kubernetes.claims.allocation_backend import AllocationBackend, backend_by_word
 
     return AllocationBackend.NONE if "dra" in values["without"] else backend_by_word(values["tier"])
@@ -152,7 +152,7 @@ def _metrics(values: dict[str, Any]) -> MetricsSettings | None:
 
 
 def _boot(values: dict[str, Any]) -> NodeInstallation | None:
-    """What the agent installs for the next boot; None without --boot-program. UsageError for a word that the unit cannot have."""
+    """What the agent installs for the next boot; None without --boot-program. UsageError for a word the unit cannot hold."""
     if values["boot_program"] is None:
         return None
     from tranche.boot.installation import WAIT_SECONDS, NodeInstallation
@@ -170,12 +170,12 @@ def _boot(values: dict[str, Any]) -> NodeInstallation | None:
 
 
 def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:
-    """UsageError where NVIDIA's MIG manager would be told to stop services of the host during a change, which is not done."""
+    """UsageError if NVIDIA's MIG manager would stop services of the host during a change, which Tranche does not do."""
     variable = "WITH_SHUTDOWN_HOST_GPU_CLIENTS"
     if environ.get(variable, "").lower() in ("1", "t", "true"):
         raise UsageError(
-            f"{variable} is not supported: the agent stops no services of the host",
-            hint="take the variable out; stop what uses the GPUs there (dcgm, nvsm) before a change of layout",
+            f"{variable} is not supported: the agent does not stop services of the host",
+            hint="remove the variable, and stop services that use the GPUs (dcgm, nvsm) before a layout change",
         )
 
 
@@ -188,12 +188,12 @@ command = TrancheCommand(
             ["--without"],
             type=click.Choice(tuple(PART_OPTIONS)),
             multiple=True,
-            help="Leave out a part whose work another program does.",
+            help="Leave out a part of the agent, because another program does its work; repeatable.",
         ),
         *PLUGIN_OPTIONS,
         *(option for options in PART_OPTIONS.values() for option in options),
     ],
-    help="""Serve this node of a Kubernetes cluster until SIGTERM.
+    help="""Run the agent of a Kubernetes node until SIGTERM.
 
-    One process per node, as a DaemonSet in production. Logs go to stderr, as JSON lines unless a person reads them.""",
+    The chart runs one agent on each node, as a DaemonSet.""",
 )

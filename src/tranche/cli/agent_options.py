@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tranche.cli.duration import DurationType
-from tranche.cli.service_options import HEALTH_OPTIONS, LOG_OPTIONS
+from tranche.cli.service_options import (
+    ANY_PORT,
+    HEALTH_OPTIONS,
+    LOG_OPTIONS,
+    METRIC_NAMES_HELP,
+    SERVICE_KUBECONFIG_HELP,
+    SERVICE_NAMESPACE_HELP,
+    TIER_HELP,
+)
 from tranche.core.errors import PluginConfigInvalid, UsageError
 from tranche.kubernetes.device_plugin.selection import FallbackStrategy
 from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, ConfigOption, UnsupportedOption, ValueKind
@@ -23,7 +31,7 @@ TIER_OPTION = click.Option(
     type=click.Choice(["auto", "claims", "gates"]),
     default="auto",
     show_default=True,
-    help="How the cluster gives shares by demand: by claims, or by scheduling gates; auto: as its version says.",
+    help=TIER_HELP,
 )
 
 AGENT_OPTIONS = (
@@ -31,13 +39,15 @@ AGENT_OPTIONS = (
         ["--node-name"],
         metavar="NAME",
         envvar="NODE_NAME",
-        help="This node's name in the cluster; else the host's name.",
+        help="Name of this node in the cluster. Default: $NODE_NAME, or the hostname.",
     ),
+    click.Option(["--kubeconfig"], metavar="FILE", help=SERVICE_KUBECONFIG_HELP),
     click.Option(
-        ["--kubeconfig"], metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod."
-    ),
-    click.Option(
-        ["--namespace"], metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where ConfigMaps are looked for."
+        ["--namespace"],
+        metavar="NAME",
+        envvar="POD_NAMESPACE",
+        default="",
+        help=f"Namespace of the agent and its ConfigMaps. {SERVICE_NAMESPACE_HELP}",
     ),
     click.Option(
         ["--daemon-set"],
@@ -45,7 +55,7 @@ AGENT_OPTIONS = (
         envvar="TRANCHE_DAEMON_SET",
         default="tranche-agent",
         show_default=True,
-        help="The agents' DaemonSet: how many nodes there are; when it is deleted, CDI specifications go with the agents.",
+        help="DaemonSet of the agents. --max-unavailable counts its nodes, and its deletion makes the agents remove their files.",
     ),
     click.Option(
         ["--pod-resources-socket"],
@@ -53,25 +63,26 @@ AGENT_OPTIONS = (
         type=click.Path(path_type=Path),
         default="/var/lib/kubelet/pod-resources/kubelet.sock",
         show_default=True,
-        help="Where the kubelet says which pod holds which device.",
+        help="Socket of the kubelet that lists the devices of each pod.",
     ),
     click.Option(
         ["--refresh-seconds"],
+        metavar="SECONDS",
         type=click.FloatRange(min=0.1),
         default=10.0,
         show_default=True,
-        help="How often to look at the GPUs when nothing else prompts it.",
+        help="Maximum time between two checks of the GPUs, in seconds.",
     ),
     *HEALTH_OPTIONS,
     click.Option(
         ["--idle-without-gpu"],
         is_flag=True,
-        help="On a machine without a GPU of NVIDIA serve nothing, be ready, and look again each minute; else not ready.",
+        help="On a machine without an NVIDIA GPU, be ready and check for a GPU every minute. Default: not ready.",
     ),
     click.Option(
         ["--stand-by"],
         is_flag=True,
-        help="Be ready while another agent serves this machine, and take over when that one ends; else not ready.",
+        help="Be ready while another agent serves this machine, and take over when it ends. Default: not ready until then.",
     ),
     click.Option(
         ["--host-root"],
@@ -79,30 +90,30 @@ AGENT_OPTIONS = (
         envvar="HOST_ROOT_MOUNT",
         default="/host",
         show_default=True,
-        help="Where the host's root is mounted, for --with-reboot, or some of its folders, for --boot-program.",
+        help="Mount point of the host's root (--with-reboot), or of the host's folders that --boot-program needs.",
     ),
     click.Option(
         ["--boot-program"],
         metavar="PATH",
-        help="Install the systemd unit of 'tranche boot' on the host, with this program of the host's; the agent removes it "
-        "when its DaemonSet has this option no more, or is deleted.",
+        help="Install the systemd unit of 'tranche boot' on the host; PATH is the program tranche there. The agent removes "
+        "the unit when its DaemonSet loses this option or is deleted.",
     ),
     click.Option(
         ["--boot-partition"],
         metavar="TEXT",
         default="",
-        help="What the host's /etc/default/mig is to ask for, unless the host has such a file of its own.",
+        help="MIG_PARTITION for the host's /etc/default/mig. A file that the agent did not write stays.",
     ),
     click.Option(
         ["--boot-timeout"],
         type=DurationType(),
         metavar="TIME",
-        help="How long the unit waits for a driver that is late. Default: 2m.",
+        help="Maximum time that the unit waits for the driver, such as 30s or 10m. Default: 2m.",
     ),
     click.Option(
         ["--tell-view"],
         is_flag=True,
-        help="Tell of the node's GPUs, slices and holders in a lease, for the page of the cluster; else nobody is told.",
+        help="Publish the node's GPUs, slices and holders in a lease, for tranche cluster-dashboard.",
     ),
     *LOG_OPTIONS,
 )
@@ -114,7 +125,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             type=click.Path(path_type=Path),
             default="/var/run/cdi",
             show_default=True,
-            help="Where CDI specifications are written, for claims and under a CDI strategy.",
+            help="Folder for the CDI specifications of claims and of CDI strategies.",
         ),
     ),
     "mig-manager": (
@@ -124,14 +135,14 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_LAYOUTS",
             default="tranche-layouts",
             show_default=True,
-            help="The ConfigMap of layouts, key config.yaml; without it a node has the layouts of its own GPUs.",
+            help="ConfigMap with layouts under the key config.yaml. Without it, a node uses layouts generated for its GPUs.",
         ),
         click.Option(
             ["--default-layout"],
             metavar="NAME",
             envvar="TRANCHE_DEFAULT_LAYOUT",
             default="",
-            help="The layout of a node whose label nvidia.com/mig.config names none; else such a node is left as it is.",
+            help="Layout for nodes without the label nvidia.com/mig.config. Default: leave these nodes unchanged.",
         ),
         click.Option(
             ["--in-use"],
@@ -139,13 +150,13 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             envvar="TRANCHE_IN_USE",
             default="wait",
             show_default=True,
-            help="What to do about a slice in use that is in a layout's way: wait for its end, refuse, evict its pod.",
+            help="If a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
         ),
         click.Option(
             ["--with-reboot"],
             is_flag=True,
             envvar="WITH_REBOOT",
-            help="Restart the machine for a MIG mode that changes no other way.",
+            help="Reboot the machine if a MIG mode cannot change otherwise.",
         ),
         click.Option(
             ["--operator-namespace"],
@@ -153,15 +164,15 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             multiple=True,
             envvar="OPERATOR_NAMESPACES",
             default=("gpu-operator", "kube-system"),
-            help="A namespace, besides the agent's own, where pods may be NVIDIA's MIG manager or operands; repeatable. "
-            "Else: gpu-operator, kube-system.",
+            help="Namespace, besides the agent's own, with pods of NVIDIA's MIG manager or operands; repeatable. "
+            "Default: gpu-operator and kube-system.",
         ),
         click.Option(
             ["--max-unavailable"],
             metavar="N|N%",
             envvar="TRANCHE_MAX_UNAVAILABLE",
             default="",
-            help="How many nodes may change their layout at once, a number or a part of all; else as many as are told to.",
+            help="Maximum number or percentage of nodes that change their layout at the same time. Default: no limit.",
         ),
     ),
     "feature-labels": (),
@@ -171,31 +182,32 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             type=click.Path(path_type=Path),
             default="/var/lib/kubelet",
             show_default=True,
-            help="The kubelet's folder, where it looks for drivers of dynamic resource allocation.",
+            help="Folder of the kubelet, for the sockets of the driver for claims.",
         ),
         click.Option(
             ["--pod-uid"],
             metavar="UID",
             envvar="POD_UID",
             default="",
-            help="The uid of the agent's pod, by which two agents of one node have sockets of their own.",
+            help="UID of the agent's pod. It keeps the sockets of two agents on one node apart. Default: $POD_UID.",
         ),
         TIER_OPTION,
     ),
     "metrics": (
         click.Option(
             ["--metrics-port"],
+            metavar="PORT",
             type=click.IntRange(0, 65535),
             default=9441,
             show_default=True,
-            help="The port of /metrics, on the address of --health-host; 0: any.",
+            help=f"Port of /metrics at the address of --health-host; {ANY_PORT}.",
         ),
         click.Option(
             ["--metrics-names"],
             type=click.Choice(["tranche", "dcgm", "both"]),
             default="tranche",
             show_default=True,
-            help="Whose names metrics have: Tranche's, those of dcgm-exporter, or both.",
+            help=METRIC_NAMES_HELP,
         ),
     ),
 }
@@ -209,7 +221,7 @@ def _option(setting: ConfigOption) -> click.Option:
     if setting.kind is ValueKind.LIST:
         return click.Option(names, multiple=True, metavar="NAME", help=text)
     if setting.kind is ValueKind.BOOLEAN:
-        # As Go reads it: the flag alone means true, a value goes after `=`.
+        # As Go reads it: the flag alone means true; a value follows `=`.
         return click.Option(names, is_flag=False, flag_value="true", metavar="BOOL", help=text)
     if setting.kind is ValueKind.NUMBER:
         return click.Option(names, is_flag=False, flag_value="10", metavar="N", help=text)
@@ -232,21 +244,21 @@ PLUGIN_OPTIONS = (
         ["--config-file"],
         metavar="FILE",
         envvar="CONFIG_FILE",
-        help="The device plugin's v1 configuration file. [$CONFIG_FILE]",
+        help="Configuration file in the v1 format of NVIDIA's device plugin. [$CONFIG_FILE]",
     ),
     click.Option(
         ["--plugin-config-map"],
         metavar="NAME",
         envvar="PLUGIN_CONFIG_MAP",
         default="",
-        help="A ConfigMap of such files instead; the node's label nvidia.com/device-plugin.config names the key.",
+        help="ConfigMap of such files, instead of --config-file. The node label nvidia.com/device-plugin.config names the key.",
     ),
     click.Option(
         ["--default-config"],
         metavar="KEY",
         envvar="DEFAULT_CONFIG",
         default="",
-        help="The key for nodes without the label. [$DEFAULT_CONFIG]",
+        help="Key of the ConfigMap for nodes without the label. [$DEFAULT_CONFIG]",
     ),
     click.Option(
         ["--fallback-strategies"],
@@ -254,13 +266,14 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Without either: the key `default` (named), the only key (single), no file (empty). [$FALLBACK_STRATEGIES]",
+        help="Fallbacks without label and default: the key `default` (named), the only key (single), no file (empty). "
+        "[$FALLBACK_STRATEGIES]",
     ),
 )
 
 
 def plugin_settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> StartSettings:
-    """What the options and the environment say; the file is read, not checked. UsageError for an unknown fallback."""
+    """The settings from the options and the environment; the file is read, not checked. UsageError for an unknown fallback."""
     from tranche.kubernetes.device_plugin.config_source import StartSettings
     from tranche.node.files.files import read_text
 

@@ -1,4 +1,4 @@
-"""Looks at a machine whose driver may hang: a call that does not come back keeps the command no longer than a minute."""
+"""Looks at a machine with a driver that may hang: a call that does not return delays the command by at most a minute."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SECONDS_AFTERWARDS = 1.0
 
 
 class DriverReader:
-    """Asks on threads of its own, one after the other. Once one was not answered, the next get a second each."""
+    """Asks on its own threads, one after the other. After one unanswered call, each further call gets a second."""
 
     def __init__(self) -> None:
         self._seconds = SECONDS
 
     def to(self, look: Callable[[], Seen]) -> Seen:
-        """What it returns or raises; HardwareError when it does neither in time. Its thread is left behind then."""
+        """What `look` returns or raises; HardwareError if it does neither in time, leaving its thread behind."""
         seen: list[Seen] = []
         failures: list[BaseException] = []
 
@@ -43,5 +43,5 @@ class DriverReader:
         waited, self._seconds = self._seconds, min(self._seconds, _SECONDS_AFTERWARDS)
         raise HardwareError(
             f"the NVIDIA driver has not answered for {waited:g} s",
-            hint="see whether nvidia-smi hangs as well, and what the kernel's log says: dmesg",
+            hint="check whether nvidia-smi hangs too, and read the kernel log: dmesg",
         )

@@ -1,4 +1,4 @@
-"""`tranche boot`: cut the GPUs when the machine boots; and the systemd unit that has it run."""
+"""`tranche boot`: cut the GPUs when the machine boots; and the systemd unit that runs it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _root_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("/"),
     show_default=True,
-    help="The root of an image instead of this machine.",
+    help="Root folder of an image; / is this machine.",
 )
 
 
@@ -56,23 +56,24 @@ _root_option = click.option(
     metavar="FILE",
     default=SETTINGS_FILE,
     show_default=True,
-    help="The file with MIG_PARTITION.",
+    help="File with MIG_PARTITION.",
 )
 @click.option(
     "--timeout",
     type=DurationType(),
     metavar="TIME",
     default=WAIT_SECONDS,
-    help="How long to wait for the driver, such as 30s or 10m. Default: 2m.",
+    help="Maximum time to wait for the driver, such as 30s or 10m. Default: 2m.",
 )
 @click.pass_context
 def command(context: click.Context, settings_file: str, timeout: float) -> None:
-    """Cut the GPUs as a file asks, when the machine boots.
+    """Cut GPUs into slices when the machine boots.
 
-    Without a subcommand, boot reads MIG_PARTITION from the file: profile numbers or names as `nvidia-smi mig -cgi`
-    takes them (19,19,19 or 3*1g.5gb), or the name of a layout. It waits for a driver that is late, keeps what is right
-    already, and never touches what is in use. It ends in time: two minutes after the wait at the latest. Started by
-    its systemd unit, it runs before the kubelet, and a failure stops nobody.
+    Without a subcommand, the command reads MIG_PARTITION from the file. The value is the name of a layout, or a list of
+    profiles as for `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
+
+    The command waits for the driver, keeps correct slices, and never changes what is in use. It ends at most two
+    minutes after the wait. The systemd unit runs it before the kubelet, which starts even if the command fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
     if context.invoked_subcommand is None:
@@ -82,13 +83,19 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
 @command.command(cls=TrancheCommand)
 @_root_option
 @click.option(
-    "--program", metavar="PATH", help="Where tranche is, as the machine sees it. Default: this command's own place."
+    "--program",
+    metavar="PATH",
+    help="Path of the program tranche on the machine that boots. Default: path of this command.",
 )
 @click.pass_context
 def install(context: click.Context, root: Path, program: str | None) -> None:
-    """Write the systemd unit and enable it; --file and --timeout, before the word install, are its own.
+    """Install and enable the systemd unit of tranche boot.
 
-    The unit runs at the next boot, or when it is started: systemctl start tranche-boot.
+    The unit runs at the next boot. To run it now, use systemctl start tranche-boot. Put --file and --timeout before the
+    word install.
+
+    \b
+    $ tranche boot --timeout 5m install
     """
     settings_file = absolute_path(context.meta[_FILE_KEY], "--file")
     program = absolute_path(program, "--program") if program else _own_program()
@@ -103,19 +110,22 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
         _tell_systemd(root, "daemon-reload")
     say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'as it should be'}")
     if not (root / settings_file.lstrip("/")).exists():
-        say(f"nothing is cut before {settings_file} is there, with MIG_PARTITION=... in it")
+        say(f"nothing is cut until {settings_file} exists and sets MIG_PARTITION=...")
     if not os.path.lexists(root / program.lstrip("/")):
-        warn(f"{program} is not there: install Tranche under {root}, or name its place with --program")
+        warn(f"{program} does not exist: install Tranche under {root}, or give its path with --program")
     elif owner := others_may_write(root / program.lstrip("/")):
-        warn(f"not only root may write {owner}, and what is there runs as root at each boot: install Tranche in /opt")
+        warn(f"users other than root can change {owner}, which runs as root at each boot: install Tranche in /opt")
     if any((root / folder / "nvidia-mig-manager.service").exists() for folder in _UNIT_FOLDERS):
-        warn("nvidia-mig-manager.service cuts GPUs at boot as well: disable it")
+        warn("nvidia-mig-manager.service also cuts GPUs at boot: disable it")
 
 
 @command.command(cls=TrancheCommand)
 @_root_option
 def remove(root: Path) -> None:
-    """Remove the systemd unit. The GPUs stay as they are, and so does the file with MIG_PARTITION."""
+    """Remove the systemd unit of tranche boot.
+
+    The GPUs and the file with MIG_PARTITION stay as they are.
+    """
     unit = InstalledUnit(root)
     if unit.installed:
         # What has ended well counts as active, and would stay in systemctl's lists.
@@ -132,7 +142,7 @@ def remove(root: Path) -> None:
 @output_option()
 @click.pass_context
 def status(context: click.Context, root: Path, output: str) -> None:
-    """Say whether the unit is installed, what is asked, and how the cut ended since the machine was started."""
+    """Show the systemd unit, the requested slices and the result of this boot."""
     settings = context.find_object(Settings) or Settings()
     unit, settings_file = InstalledUnit(root), context.meta[_FILE_KEY]
     unit.refuse_elsewhere()
@@ -146,7 +156,7 @@ def status(context: click.Context, root: Path, output: str) -> None:
         try:
             ended = read_outcome(register_places(settings, reading=True).ledger, boot_id())
         except TrancheError as error:
-            warn(f"how the cut ended is not known: {error.message}")
+            warn(f"the result of the cut is unknown: {error.message}")
     found = {
         "unit": str(unit.file),
         "installed": unit.installed,
@@ -164,11 +174,11 @@ def status(context: click.Context, root: Path, output: str) -> None:
     word = "enabled" if unit.enabled else "not enabled"
     show(f"unit     {f'{unit.file}, {word}' if unit.installed else 'not installed'}")
     show(f"asked    {asked or problem}")
-    show(f"at boot  {ended.message if ended is not None else 'nothing was cut since the machine was started'}")
+    show(f"at boot  {ended.message if ended is not None else 'no cut since the machine started'}")
 
 
 def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
-    """Cut, write down how it ended, and say it where systemd shows it."""
+    """Cut, record how it ended, and report it to systemd."""
     asked = ""
 
     def tell(text: str) -> None:
@@ -215,14 +225,14 @@ def _cut(settings: Settings, wanted: BootSettings, seconds: float, tell: Callabl
 
 
 def _ended(settings: Settings, asked: str, error: TrancheError | None) -> None:
-    """Write down how it ended. Where that cannot be written, the journal and the status say so alone."""
+    """Record how it ended. If that fails, only the journal and the status say so."""
     if error is not None:
         say_status(f"failed: {error.message}", os.environ, patience=_STATUS_SECONDS)
     try:
         places = register_places(settings)
         record_outcome(places.ledger, time=time.time(), boot_id=boot_id(), asked=asked, error=error)
     except TrancheError as unwritten:
-        warn(f"how the cut ended is not written down for the node's agent: {unwritten.message}")
+        warn(f"cannot record the result of the cut for the node's agent: {unwritten.message}")
 
 
 def _settings_of(path: str) -> BootSettings:
@@ -235,12 +245,12 @@ _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/sy
 def _own_program() -> str:
     program = Path(sys.argv[0])
     if not program.is_file() or not os.access(program, os.X_OK):
-        raise UsageError("this command does not know where it is installed", hint="say it with --program PATH")
+        raise UsageError("cannot find the path of this command", hint="give the path with --program PATH")
     return str(program.absolute())
 
 
 def _tell_systemd(root: Path, *arguments: str) -> None:
-    """Tell the running systemd, where the unit is this machine's; one that cannot be told learns of it at the next boot."""
+    """Tell the running systemd, if the unit is this machine's; if that fails, systemd learns of it at the next boot."""
     if root == Path("/") and _SYSTEMD.is_dir():
         with suppress(OSError):
             subprocess.run(["systemctl", *arguments], capture_output=True, check=False, timeout=60)

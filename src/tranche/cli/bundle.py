@@ -1,4 +1,4 @@
-"""`tranche bundle`: one archive with what a maintainer needs, and nothing that is nobody else's business."""
+"""`tranche bundle`: one archive with what a maintainer needs, and nothing private."""
 
 from __future__ import annotations
 
@@ -52,19 +52,26 @@ from tranche.planning.layouts.export import export_layout
 
 
 @click.command(cls=TrancheCommand)
-@click.option("-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="The archive, a .tar.gz.")
-@click.option("--list", "only_list", is_flag=True, help="Only list what would be in it.")
-@click.option("--yes", is_flag=True, help="Write it without asking.")
-@click.option("--cluster", is_flag=True, help="Add what a Kubernetes cluster says of all nodes and agents.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Archive to write. Default: tranche-bundle-DATE-TIME.tar.gz.",
+)
+@click.option("--list", "only_list", is_flag=True, help="List the files and write no archive.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--cluster", is_flag=True, help="Include the nodes and agents of a Kubernetes cluster.")
 @kubeconfig_option
 @click.pass_obj
 def command(
     settings: Settings, /, output: Path | None, only_list: bool, yes: bool, cluster: bool, kubeconfig: str | None
 ) -> None:
-    """Write one archive for whoever looks into a fault: versions, checkups, GPUs, shares, journal, events, layouts, logs.
+    """Write an archive for a bug report.
 
-    bundle lists the content and asks before it writes. It keeps the fields that it knows, and nothing else: no environment,
-    no secret, no message of another program, and of a command line the program's name only.
+    The archive contains versions, checks, GPUs, shares, the journal, events, layouts and logs. The command lists the
+    files and asks before it writes the archive. The files contain only known fields: no environment, no secret and no
+    message of another program. They contain the names of programs, but not their arguments.
 
     \b
     $ tranche bundle --list
@@ -73,9 +80,12 @@ def command(
     if kubeconfig is not None and not cluster:
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
     if not (only_list or yes or output or sys.stdin.isatty()):
-        raise UsageError("nobody can be asked here whether to write the archive", hint="add --yes, or name it with -o")
+        raise UsageError(
+            "cannot ask whether to write the archive: this is not a terminal",
+            hint="use --yes, or name the archive with -o",
+        )
     if output == Path("-"):
-        raise UsageError("an archive goes into a file, not to stdout", hint="name a file with -o")
+        raise UsageError("an archive cannot go to stdout", hint="name a file with -o")
     now = time.time()
     moment = datetime.fromtimestamp(now, UTC)
     left_out: LeftOut = {}
@@ -108,7 +118,7 @@ def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tup
     except UsageError:
         raise
     except TrancheError as error:
-        warn(f"{error.message}; nothing of the cluster is in the bundle")
+        warn(f"{error.message}; the bundle contains nothing from the cluster")
         left_out["cluster/"] = error.reason
         return ()
 
@@ -124,7 +134,7 @@ def _contents(entries: list[ArchiveFile], left_out: LeftOut, now: datetime) -> A
 
 
 LeftOut = dict[str, str]
-"""What is not in a bundle, by the path that it would have, and why."""
+"""What is missing from a bundle, by the path it would have, and why."""
 
 _EVENTS = 10_000
 _LOGS = Path("/var/log/pods")
@@ -134,9 +144,9 @@ _LOG_BYTES = 4 << 20
 def _machine_entries(
     settings: Settings, findings: Callable[[Settings, DriverReader], Sequence[Finding]], left_out: LeftOut
 ) -> Iterator[ArchiveFile]:
-    """Everything of this machine; what cannot be had is noted in `left_out`.
+    """Everything of this machine; missing entries are noted in `left_out`.
 
-    The ledger comes first: what looks at the machine afterwards clears what dead processes left there.
+    The ledger comes first, because later looks at the machine clear what dead processes left there.
     """
 
     answers = DriverReader()
@@ -148,9 +158,7 @@ def _machine_entries(
             left_out[path] = error.reason
         except OSError as error:
             left_out[path] = error.strerror or type(error).__name__
-        except (
-            Exception
-        ) as error:  # what is broken is what somebody wants to look into: the rest is in the bundle all the same
+        except Exception as error:  # the broken part is what a maintainer looks into: the rest is still in the bundle
             left_out[path] = type(error).__name__
 
     extracts: list[bytes] = []
@@ -162,7 +170,7 @@ def _machine_entries(
         extracts.append(ledger_extract(path))
         return extracts[0]
 
-    yield from entry("ledger.db", "who holds what, the queue, plans and events: an SQLite file", ledger)
+    yield from entry("ledger.db", "shares, queue, plans and events, as an SQLite file", ledger)
     for extract in extracts:
         about = "plans with their steps, and what each step found"
         yield from entry("journal.json", about, partial(_journal, extract))
@@ -170,12 +178,10 @@ def _machine_entries(
         "version.json", "versions of Tranche, Python, driver and NVML", lambda: _version(settings, answers)
     )
     yield from entry("doctor.json", "which checks passed", lambda: _checkup(findings(settings, answers)))
-    yield from entry("gpus.json", "GPUs and slices, and who holds them", lambda: answers.to(lambda: _gpus(settings)))
+    yield from entry("gpus.json", "GPUs, slices and their holders", lambda: answers.to(lambda: _gpus(settings)))
     yield from entry("ps.json", "allocations and waiting requests", lambda: answers.to(lambda: _shares(settings)))
     yield from entry("events.json", "what happened, by kind", lambda: _events(settings))
-    yield from entry(
-        "layout.json", "how the GPUs are cut now, as a layout", lambda: answers.to(lambda: _layout(settings))
-    )
+    yield from entry("layout.json", "the present slices, as a layout", lambda: answers.to(lambda: _layout(settings)))
     yield from entry("machine.json", "kernel, distribution, driver modules", lambda: _as_json(machine_facts()))
     yield from entry("xids.json", "XIDs in the kernel's log", lambda: _as_json(kernel_xids()))
     for log in sorted(_LOGS.glob("*tranche*/*/*.log")):

@@ -41,7 +41,7 @@ def cluster_checkup(kubeconfig: str | None, *, as_json: bool) -> int:
 
 
 def asked_of_cluster(kubeconfig: str | None, ask: Callable[[ApiConnection], Awaitable[Result]]) -> Result:
-    """What `ask` finds out with a connection to the caller's API server.
+    """What `ask` finds out over a connection to the caller's API server.
 
     Raises:
         UsageError: what speaks to an API server is not installed.
@@ -79,7 +79,7 @@ def print_finding(status: Status, text: str, hint: str) -> None:
 
 
 def _where(found: ClusterFinding) -> str:
-    """The nodes that it is about, and the pod where it is one."""
+    """The nodes it concerns, and the pod if it is one."""
     named = ", ".join(found.nodes[:_NAMED])
     more = f" and {len(found.nodes) - _NAMED} more" if len(found.nodes) > _NAMED else ""
     nodes = f"node{'s' if len(found.nodes) > 1 else ''} {named}{more}" if found.nodes else ""

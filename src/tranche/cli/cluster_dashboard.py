@@ -10,50 +10,71 @@ import click
 
 from tranche.cli.extras import extra_missing
 from tranche.cli.runtime import TrancheCommand
-from tranche.cli.service_options import health_options, log_as_json, log_options
+from tranche.cli.service_options import (
+    ANY_PORT,
+    SERVICE_KUBECONFIG_HELP,
+    SERVICE_NAMESPACE_HELP,
+    health_options,
+    log_as_json,
+    log_options,
+)
 
 
 @click.command("cluster-dashboard", cls=TrancheCommand)
-@click.option("--kubeconfig", metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod.")
+@click.option("--kubeconfig", metavar="FILE", help=SERVICE_KUBECONFIG_HELP)
 @click.option(
-    "--namespace", metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where the agents tell of their nodes."
+    "--namespace",
+    metavar="NAME",
+    envvar="POD_NAMESPACE",
+    default="",
+    help=f"Namespace of the agents. {SERVICE_NAMESPACE_HELP}",
 )
-@click.option("--name", metavar="TEXT", default="cluster", show_default=True, help="What the pages call the cluster.")
-@click.option("--listen", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The address to serve on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8899, show_default=True, help="Its port; 0: any.")
+@click.option("--name", metavar="TEXT", default="cluster", show_default=True, help="Name of the cluster on the pages.")
+@click.option("--listen", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address of the server.")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=8899,
+    show_default=True,
+    help=f"Port of the server; {ANY_PORT}.",
+)
 @click.option(
     "--host",
     metavar="NAME",
     multiple=True,
-    help="A name by which browsers call the server, as an ingress has it, beside those of the loopback; repeatable.",
+    help="Additional hostname of the server, such as that of an ingress; repeatable.",
 )
 @click.option(
     "--proxy-secret",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Trust a proxy that sends this secret as X-Tranche-Proxy-Secret to say who asks; else no proxy is trusted.",
+    help="File with a secret. A proxy that sends it as X-Tranche-Proxy-Secret may name the user. Default: trust no proxy.",
 )
 @click.option(
     "--proxy-user-header",
     metavar="NAME",
     default="X-Remote-User",
     show_default=True,
-    help="The header in which it names the user.",
+    help="Header with the name of the user, for --proxy-secret.",
 )
 @click.option(
     "--proxy-group-header",
     metavar="NAME",
     default="X-Remote-Group",
     show_default=True,
-    help="The header in which it names one of the user's groups; once for each.",
+    help="Header with one group of the user, for --proxy-secret; the proxy may repeat it.",
 )
 @click.option(
-    "--act", is_flag=True, help="Let viewers act with their own tokens: cordon, layouts, deleting pods; else only look."
+    "--act",
+    is_flag=True,
+    help="Let users cordon nodes, change layouts and delete pods with their own tokens. Default: read-only.",
 )
 @click.option(
     "--proxy-act",
     is_flag=True,
-    help="With --act and --proxy-secret: act for whom the proxy names, too, with the server's account, if Kubernetes lets him.",
+    help="Let users that the proxy names act too, if their RBAC allows it. The server's account acts for them. "
+    "Needs --act and --proxy-secret.",
 )
 @health_options
 @log_options
@@ -74,11 +95,11 @@ def command(
     log_format: str,
     verbose: bool,
 ) -> None:
-    """Serve a live page of a Kubernetes cluster to its people until SIGTERM: nodes, GPUs, slices, who waits and why, events.
+    """Serve a live page of a Kubernetes cluster until SIGTERM.
 
-    A Deployment in production, made by the chart under dashboard.enabled. It shows what agents tell that run with --tell-view.
-    Each viewer enters with a token of Kubernetes and sees the names in namespaces whose pods he may list; the rest is
-    "another namespace". Logs go to stderr, as JSON lines unless a person reads them.
+    The page shows nodes, GPUs, slices, waiting pods with their reasons, and events. Its data comes from agents with
+    --tell-view. Users sign in with a Kubernetes token. They see names in namespaces where they can list pods, and
+    "another namespace" otherwise. The chart runs the server as a Deployment, with dashboard.enabled.
     """
     try:
         from tranche.dashboard.background_writer import BackgroundWriter

@@ -36,7 +36,7 @@ def show_nodes(kubeconfig: str | None, *, as_json: bool) -> None:
 
 
 def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
-    """Print the GPUs that nodes offer to claims, and who has what of them; say which nodes offer theirs otherwise."""
+    """Print the GPUs that nodes offer to claims, and who has what of them; name nodes that offer theirs otherwise."""
     from tranche.kubernetes.fleet.documents import gpu_document
     from tranche.kubernetes.fleet.explanation import held_memory, share_text
     from tranche.kubernetes.fleet.overview import summaries
@@ -46,8 +46,8 @@ def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
     if counted := [each.node.name for each in nodes if each.node.resources and not each.gpus]:
         more = f" and {len(counted) - _NAMED} more" if len(counted) > _NAMED else ""
         warn(
-            f"not listed: {', '.join(counted[:_NAMED])}{more}; of a device plugin Kubernetes has the counts alone: "
-            "see tranche nodes, or tranche gpus on the node"
+            f"not listed: {', '.join(counted[:_NAMED])}{more}; Kubernetes knows only how many devices a device plugin has: "
+            "run tranche nodes, or tranche gpus on the node"
         )
     gpus = [gpu for each in nodes for gpu in each.gpus]
     if as_json:

@@ -1,6 +1,6 @@
 """What a shell may complete: ids, layouts, profiles, boards and machines.
 
-A person presses a key and expects no more than words: nothing is made, no machine either, and whatever goes wrong means no words.
+A person presses a key and expects only words: completion makes nothing, not even a machine, and every failure means no words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _complete(words: Callable[[click.Context], Words]) -> Complete:
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         try:
             found = [CompletionItem(word, help=text or None) for word, text in words(context)]
-        except Exception:  # a traceback in the middle of a command line helps nobody
+        except Exception:  # a traceback in the middle of a command line helps no user
             return []
         return [item for item in found if item.value.startswith(incomplete)]
 
@@ -97,7 +97,7 @@ def _machines(context: click.Context) -> Words:
 
 
 def _settings(context: click.Context) -> Settings:
-    """The shared options, as far as they are typed; LookupError for a machine that would have to be made."""
+    """The shared options typed so far; LookupError for a machine that would have to be made."""
     root = context.find_root()
     typed = root.obj if isinstance(root.obj, Settings) else Settings()
     settings = Settings(

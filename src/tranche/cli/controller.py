@@ -12,36 +12,51 @@ import click
 from tranche.cli.duration import DurationType
 from tranche.cli.extras import extra_missing
 from tranche.cli.runtime import TrancheCommand
-from tranche.cli.service_options import health_options, log_as_json, log_options
+from tranche.cli.service_options import (
+    ANY_PORT,
+    SERVICE_KUBECONFIG_HELP,
+    SERVICE_NAMESPACE_HELP,
+    TIER_HELP,
+    health_options,
+    log_as_json,
+    log_options,
+)
 
 
 @click.command("controller", cls=TrancheCommand)
-@click.option("--kubeconfig", metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod.")
+@click.option("--kubeconfig", metavar="FILE", help=SERVICE_KUBECONFIG_HELP)
 @click.option(
-    "--namespace", metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where the controller's Service is."
+    "--namespace",
+    metavar="NAME",
+    envvar="POD_NAMESPACE",
+    default="",
+    help=f"Namespace of the controller. {SERVICE_NAMESPACE_HELP}",
 )
 @click.option(
     "--service",
     metavar="NAME",
     default="tranche-agent-controller",
     show_default=True,
-    help="The Service by which the API server finds the webhook.",
+    help="Service of the webhook.",
 )
 @click.option(
     "--webhook-configuration",
     metavar="NAME",
     default="tranche-agent-controller",
     show_default=True,
-    help="The MutatingWebhookConfiguration in which the certificate is kept trusted.",
+    help="MutatingWebhookConfiguration in which the controller keeps its certificate trusted.",
 )
 @click.option(
-    "--replica", metavar="NAME", envvar="POD_NAME", help="This one's name among others; else the host's name."
+    "--replica", metavar="NAME", envvar="POD_NAME", help="Name of this replica. Default: $POD_NAME, or the hostname."
 )
+@click.option("--webhook-host", metavar="ADDRESS", default="", help="Address of the webhook. Default: all addresses.")
 @click.option(
-    "--webhook-host", metavar="ADDRESS", default="", help="The address to answer the API server on; else every one."
-)
-@click.option(
-    "--webhook-port", type=click.IntRange(0, 65535), default=9443, show_default=True, help="Its port; 0: any."
+    "--webhook-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=9443,
+    show_default=True,
+    help=f"Port of the webhook; {ANY_PORT}.",
 )
 @health_options
 @click.option(
@@ -50,13 +65,13 @@ from tranche.cli.service_options import health_options, log_as_json, log_options
     metavar="TIME",
     default="7d",
     show_default=True,
-    help="How long a certificate is valid; the next one serves after half of it.",
+    help="Lifetime of a certificate, such as 12h or 7d. The controller renews it at half of this time.",
 )
 @click.option(
     "--take-over-scheduler",
     metavar="NAME",
     multiple=True,
-    help="A scheduler whose pods get the cluster's own when they are given a share, such as kai-scheduler; repeatable.",
+    help="Scheduler to replace by the cluster's default scheduler in pods with a share, such as kai-scheduler; repeatable.",
 )
 @click.option(
     "--tier",
@@ -64,7 +79,7 @@ from tranche.cli.service_options import health_options, log_as_json, log_options
     type=click.Choice(["auto", "claims", "gates"]),
     default="auto",
     show_default=True,
-    help="How the cluster gives shares: by claims, or by scheduling gates; auto: as its version says.",
+    help=TIER_HELP,
 )
 @log_options
 def command(
@@ -83,11 +98,11 @@ def command(
     log_format: str,
     verbose: bool,
 ) -> None:
-    """Serve a Kubernetes cluster until SIGTERM: turn the annotations of pods into claims, or choose shares for pods that wait.
+    """Run the controller of a Kubernetes cluster until SIGTERM.
 
-    A Deployment in production, of two replicas, of which one chooses where the cluster has no claims. It answers the API server,
-    which asks about new pods in the namespaces that opt in, makes its own certificate and keeps it trusted. Logs go to stderr, as
-    JSON lines unless a person reads them.
+    The controller is a webhook: it turns annotations of new pods into claims, in namespaces that opt in. On a cluster
+    without claims, one replica chooses shares for waiting pods. The controller creates its own certificate and keeps it
+    trusted. The chart runs two replicas, as a Deployment.
     """
     try:
         from tranche.kubernetes.claims.allocation_backend import backend_by_word

@@ -15,16 +15,16 @@ from tranche.node.policy_change import cordon
 
 @click.command(cls=TrancheCommand)
 @click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
-@click.option("--reason", default="", metavar="TEXT", help="Why, for whoever waits because of it.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason to show to users who wait because of the cordon.")
 @click.pass_obj
 def command(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
-    """Give nothing more of some GPUs away, until `tranche uncordon`. GPU is an index or a UUID.
+    """Stop allocating GPUs to new requests.
 
-    Whoever has something of them keeps it, and layouts can still be applied. The word stands in the ledger, also when
-    the machine starts again. Requests that wait because of it say who said it, and why.
+    GPU is an index or a UUID. Running shares are not affected, and layouts can still be applied. The cordon survives reboots
+    and ends with `tranche uncordon`. Users who wait because of it see who set it, and the reason.
 
     \b
-    $ tranche cordon 3 --reason 'its fan is replaced tonight'
+    $ tranche cordon 3 --reason 'fan replacement tonight'
     $ tranche uncordon 3
     """
     with open_host(settings) as host:
@@ -32,4 +32,4 @@ def command(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
         named = {gpu.uuid: gpu for gpu in (gpu_named(text, node) for text in gpus)}.values()
         for gpu in named:
             cordon(host, gpu, user=user_name(), reason=reason, clock=time.time)
-    say(f"nothing more is given away of {', '.join(gpu.label for gpu in named)}")
+    say(f"{', '.join(gpu.label for gpu in named)} cordoned")

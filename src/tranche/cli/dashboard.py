@@ -10,6 +10,7 @@ import click
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, register_places, user_name
+from tranche.cli.service_options import ANY_PORT
 from tranche.core.keeper import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
@@ -21,19 +22,26 @@ from tranche.node.store.ledger import open_to_read
 
 @click.command(cls=TrancheCommand)
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8899, show_default=True, help="The port on 127.0.0.1; 0: any."
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=8899,
+    show_default=True,
+    help=f"Port on 127.0.0.1; {ANY_PORT}.",
 )
 @click.option(
-    "--act", is_flag=True, help="Let pages act: take a share back, cancel a request, apply a layout, cordon a GPU."
+    "--act",
+    is_flag=True,
+    help="Let the page release shares, cancel requests, apply layouts and cordon GPUs. Default: read-only.",
 )
 @click.pass_obj
 def command(settings: Settings, /, port: int, act: bool) -> None:
-    """Serve a live page of this machine to your own browser, until Ctrl-C: GPUs, slices, shares, queue and events.
+    """Serve a live page of this machine until Ctrl-C.
 
-    It listens on 127.0.0.1 alone, and lets in who has the token in the address that it prints. The token is kept in a file
-    that nobody else may read, and stays the same. The page shows and changes nothing, but with --act, which has a token of
-    its own and lets whoever has it act with your rights; each plan is shown before. From another machine, reach it by a
-    tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
+    The page shows GPUs, slices, shares, the queue and events. The server listens only on 127.0.0.1 and requires the
+    token in the address that it prints. The token persists, in a file that only you can read. With --act, the
+    server uses a second token, which lets its holder act with your rights; the page shows each plan first. From another
+    machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
         from tranche.dashboard.app import MachineContext

@@ -34,24 +34,30 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command(cls=TrancheCommand)
-@click.option("--real", is_flag=True, help="Use this machine's own GPUs. They must be idle and uncut; jobs only sleep.")
-@click.option("-y", "--yes", is_flag=True, help="With --real: do not ask before changing MIG mode.")
+@click.option(
+    "--real", is_flag=True, help="Use the GPUs of this machine. They must be idle and uncut. The jobs only sleep."
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Only --real asks.")
 @click.option(
     "--speed",
+    metavar="FACTOR",
     type=click.FloatRange(min=0.1, max=10_000),
-    help="How many times as fast as a wall clock the demo runs.  [default: 15; 1 with --real]",
+    help="Speed of the demo's clock relative to real time. Default: 15, or 1 with --real.",
 )
-@click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Draws the mixed requests.")
-@click.option("--picture", metavar="FILE", help="Draw when each job ran, as an SVG file.")
+@click.option(
+    "--seed", metavar="N", type=int, default=DEFAULT_SEED, show_default=True, help="Seed for the mixed requests."
+)
+@click.option("--picture", metavar="FILE", help="Write a chart of the jobs to FILE, as SVG.")
 @output_option()
 @click.pass_obj
 def command(
     settings: Settings, /, real: bool, yes: bool, speed: float | None, seed: int, picture: str | None, output: str
 ) -> None:
-    """Show what slices are for: the same jobs on whole GPUs and in slices, then a mixture served on demand.
+    """Compare whole GPUs with slices, on a simulated machine.
 
-    Without --real the demo makes a simulated p4d.24xlarge and removes it afterwards. It needs no GPU and touches no other
-    state. Figures go to stdout.
+    The demo runs the same jobs on whole GPUs and on slices, then serves mixed requests on demand. Without --real, it
+    creates a simulated p4d.24xlarge and removes it afterwards. It needs no GPU and changes nothing else. The results go
+    to stdout.
     """
     if picture is not None:
         _check_writable(picture)
@@ -69,7 +75,7 @@ def command(
 
 
 def _check_writable(picture: str) -> None:
-    """Refuse, before the demo runs, a file that could not be written after it."""
+    """Refuse, before the demo runs, a file that cannot be written."""
     folder = Path(picture).parent
     if picture == "-" or Path(picture).is_dir() or not folder.is_dir():
         raise UsageError(f"cannot write a picture to {picture!r}", hint="name a file in a folder that exists")
@@ -85,7 +91,7 @@ def _simulated(speed: float, seed: int) -> DemoResult:
         )
     say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
     with demo_machine(1 / speed) as machine:
-        say(f"to look at it from another terminal: {machine.look}")
+        say(f"to watch it from another terminal: {machine.look}")
         return _play(machine.host, machine.job_command, machine.environment, speed, seed)
 
 
@@ -100,7 +106,9 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
             check_free(looking, gpus)
         say(f"tranche demo: {len(gpus)} x {gpus[0].name}. Jobs only sleep; GPUs are really cut.")
         if not yes:
-            question = "MIG mode will be changed on them (with resets where needed) and put back afterwards. Go on?"
+            question = (
+                "The demo changes their MIG mode (with resets where needed) and restores it afterwards. Continue?"
+            )
             click.confirm(question, abort=True, err=True)
         try:
             with host() as playing:
@@ -121,7 +129,7 @@ def _play(host: Host, job: Command, environment: Mapping[str, str], speed: float
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does, so that nothing is left behind; unless they are ignored, as by nohup."""
+    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, so that nothing is left behind; unless ignored, as by nohup."""
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     previous = {number: signal.signal(number, _terminate) for number in heeded}
     try:

@@ -1,4 +1,4 @@
-"""`tranche doctor`: is this machine, or a whole cluster, fit for sharing its GPUs, and what to do where it is not."""
+"""`tranche doctor`: whether this machine or a cluster is fit for sharing its GPUs, and what to do if it is not."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ from tranche.node.store import register
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
-    """Check the driver, MIG, permissions, the state folder, the ledger, and the catalogue against the driver.
+    """Check this machine or a cluster for problems.
 
-    With --cluster it checks agents, nodes, layouts, resources, rights and policies of a cluster, as far as your account
-    may read them. It only reads.
+    The checks cover the driver, MIG, permissions, the state folder and the ledger, and compare the catalogue with the
+    driver. With --cluster, they cover agents, nodes, layouts, resources, rights and policies, as far as your account
+    can read them.
 
-    doctor changes nothing: it takes back what it tries in the state folder. The exit code is 1 when a check fails, else
-    0; warnings do not count.
+    The command leaves everything as it was. The exit code is 1 if a check fails, else 0. Warnings do not count.
     """
     if kubeconfig is not None and not cluster:
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
@@ -74,7 +74,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
 
 
 def machine_findings(settings: Settings, answers: DriverReader | None = None) -> list[Finding]:
-    """Everything that was found on this machine, of a driver that may hang."""
+    """All findings on this machine, with a driver that may hang."""
     places: StateFolder | None = None
     found: list[Finding] = []
     try:
@@ -93,7 +93,7 @@ def machine_findings(settings: Settings, answers: DriverReader | None = None) ->
 
 
 def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
-    """What the driver says, also beside the ledger where `places` has a sound one."""
+    """The driver's findings; compared with the ledger if `places` has a sound one."""
     with open_driver(settings) as driver:
         node = driver.observe()
         if places is not None:

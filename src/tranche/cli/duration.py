@@ -7,6 +7,9 @@ import click
 from tranche.core.errors import UsageError
 from tranche.core.quantity import parse_duration
 
+TIMEOUT_HELP = "Stop waiting after TIME, such as 90 (seconds), 30s or 1h30m. Default: no limit."
+"""The same words for every command that waits."""
+
 
 class DurationType(click.ParamType[float]):
     """Seconds, written as tranche.core.quantity reads them: `90`, `30s`, `10m`, `1h30m`; at least `least` of them."""
@@ -17,7 +20,7 @@ class DurationType(click.ParamType[float]):
         self._least = least
 
     def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The seconds; UsageError, which names the option, when the text is no span of time or too short a one."""
+        """The seconds; UsageError, which names the option, if the text is no span of time or too short a one."""
         name = "" if param is None else f"{max(param.opts, key=len)}: "
         try:
             seconds = value if isinstance(value, float) else parse_duration(str(value))

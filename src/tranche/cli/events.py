@@ -19,16 +19,22 @@ _FOLLOW_SECONDS = 0.5
 
 
 @click.command(cls=TrancheCommand)
-@click.option("-f", "--follow", is_flag=True, help="Keep printing events as they happen, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Print new events until Ctrl-C.")
 @click.option(
-    "--last", type=click.IntRange(min=0), default=50, show_default=True, metavar="N", help="Only the N newest so far."
+    "--last",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Number of recent events to print.",
 )
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, follow: bool, last: int, output: str) -> None:
-    """List what was allocated, cut, undone and released, newest last. The ledger keeps the 10,000 newest events.
+    """List the events of this machine, newest last.
 
-    With --follow, -o json prints one JSON document on each line.
+    Events report allocations, new slices, undone changes, releases and faults. The ledger keeps the newest 10,000
+    events. With --follow and -o json, the output is one JSON document per line.
     """
     places = register_places(settings, reading=True)
     ledger = open_to_read(places)

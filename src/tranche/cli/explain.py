@@ -56,14 +56,15 @@ def command(
     output: str,
     **request: Any,
 ) -> None:
-    """Say whether a request would start now; if not, what each GPU lacks, and what would help, cheapest first.
+    """Explain why a request waits and what would help.
 
-    With ID, the request is the one that waits under that id, in its place in the queue. With pod/NAME it is that of a pod
-    of a Kubernetes cluster, and the answer says which nodes are out, and why.
+    The answer shows whether the request would start now. If not, it shows the obstacle on each GPU and what would help,
+    cheapest first. ID selects a waiting request, at its place in the queue. With pod/NAME, which selects a pod of a
+    Kubernetes cluster, the answer lists the nodes that cannot run the pod, and why.
 
-    explain takes no place in the queue and changes nothing of its own accord. Like every look at the machine, it first
-    undoes what a killed command left half done, and says so. The exit code is 0 when the request would start or wait,
-    and that error's code when this machine can never serve it.
+    The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed
+    command left unfinished. The exit code is 0 if the request would start or wait. If this machine can never serve the
+    request, the exit code is that of the error.
 
     \b
     $ tranche explain --gpu-memory 30Gi
@@ -72,13 +73,13 @@ def command(
     $ tranche explain pod/train-x7k2p-0 -n team-a
     """
     if waiter_id and any(value for name, value in request.items() if name != "isolation"):
-        raise UsageError("a request and the id of one that waits cannot go together", hint="give one of them")
+        raise UsageError("a request and the id of a waiting request exclude each other", hint="give only one of them")
     kind, of_cluster, name = waiter_id.partition("/")
     if of_cluster:
         _explain_pod(_pod_name(kind, name), namespace, kubeconfig, output)
         return
     if namespace is not None or kubeconfig is not None:
-        raise UsageError("--namespace and --kubeconfig are for pods of a cluster", hint="name the pod: pod/NAME")
+        raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod: pod/NAME")
     asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:
         view = view_as_said(look_at(host), host.daemons)
@@ -103,7 +104,7 @@ def _pod_name(kind: str, name: str) -> str:
             f"'{kind}/{name}' cannot be explained", hint="name a pod: pod/NAME; of a job: tranche job describe NAME"
         )
     if _POD_NAME.fullmatch(name) is None:
-        raise UsageError(f"'{name}' is no name of a pod", hint="write it as pod/NAME; list them with: kubectl get pods")
+        raise UsageError(f"'{name}' is not a pod name", hint="write it as pod/NAME; list them with: kubectl get pods")
     return name
 
 
@@ -124,7 +125,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, 
     for position, waiter in enumerate(queue):
         if waiter.id == waiter_id:
             return waiter.request, tuple(queue[:position])
-    raise AllocationUnknown(f"no request {waiter_id} waits", hint="list those that wait with: tranche ps")
+    raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
 
 
 def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:

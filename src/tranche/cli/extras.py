@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 from importlib.metadata import version
 
 from tranche.core.errors import UsageError
 
 
 def extra_missing(what: str, extra: str, error: ModuleNotFoundError) -> UsageError:
-    """`what` needs a package of that extra. The hint names files: of the names in a public index, none is Tranche's."""
+    """`what` needs a package of that extra. The hint names a file: no name in a public index is Tranche's."""
     return UsageError(
         f"{what} needs the Python package '{error.name}', which is not installed",
-        hint=f"install the wheels of `make dist` with the extra: ./tranche-{version('tranche')}-py3-none-any.whl[{extra}]",
+        hint="install the wheel with the extra: pip install "
+        f"'./tranche_gpu-{version('tranche-gpu')}-py3-none-manylinux_2_17_{platform.machine()}.whl[{extra}]'",
     )

@@ -23,26 +23,26 @@ _WIDE_COLUMNS = (*_COLUMNS, "UUID", "BUS ID")
 
 
 @click.command(cls=TrancheCommand)
-@click.option("--cluster", is_flag=True, help="The GPUs that nodes of a Kubernetes cluster offer to claims.")
+@click.option("--cluster", is_flag=True, help="List the GPUs that nodes of a Kubernetes cluster offer to claims.")
 @kubeconfig_option
 @output_option("table", "wide", "json", "svg")
 @click.pass_obj
 def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output: str) -> None:
-    """List the GPUs, the slices they are cut into, who holds them, and what there is room for.
+    """List GPUs, their slices and their holders.
 
-    Slices stand under their GPU with the index of their MIG device. `tranche` or `foreign` tells who made a slice. Without
-    permission to use the ledger, gpus shows the hardware alone.
+    Each slice appears below its GPU, with the index of its MIG device. The column MIG shows who created the slice:
+    `tranche` or `foreign`. Without permission to read the ledger, the list contains only the hardware.
 
-    With -o svg it prints a picture for tickets and reports: the slices in the order of their placement, and who holds
-    them.
+    With -o svg, the output is a picture for tickets and reports. It shows slices in the order of their placement, with
+    their holders.
 
-    With --cluster it lists the GPUs that nodes give to pods by demand, and which pods have what of them, as far as your
-    account may read it. Of a node with a device plugin Kubernetes has only counts: tranche nodes shows them.
+    With --cluster, the list contains the GPUs that nodes offer to claims and the shares that pods hold, as far as your
+    account can read them. Kubernetes knows only the number of devices of a device plugin: see tranche nodes.
     """
     if kubeconfig is not None and not cluster:
         raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
     if cluster and output == "svg":
-        raise UsageError("-o svg is the picture of one machine", hint="leave out --cluster")
+        raise UsageError("-o svg draws only one machine", hint="leave out --cluster")
     if cluster:
         from tranche.cli.cluster_gpus import show_gpus  # seldom needed, and slow to import
 
@@ -78,7 +78,7 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
             places = register_places(settings, reading=True)
             return look(driver, places, _unsettled, lambda: child_environment(settings)), True
         except (PermissionDenied, LedgerUnavailable) as error:
-            warn(f"{error.message}; who holds which slice is not shown")
+            warn(f"{error.message}; the holders of slices are not shown")
             return NodeView(driver.observe()), False
 
 

@@ -22,7 +22,7 @@ def show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, An
     """Print the picture of what GpuList and AllocationList say now."""
     owners = process_owners(view.allocations)
     allocations = [allocation_document(each, view, owners) for each in view.allocations]
-    unknown = "" if ledger_read else "; who holds which slice is not known"
+    unknown = "" if ledger_read else "; the holders of slices are unknown"
     caption = f"{_machine(settings)}, {describe.said_in_utc(time.time())}{unknown}"
     click.echo(draw_picture(gpus, allocations, caption), nl=False)
 

@@ -1,4 +1,4 @@
-"""Ids as people type them: the beginning is enough where it is the only one."""
+"""Ids as people type them: a unique beginning is enough."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tranche.node.store import register
 
 
 def full_id(host: Host, typed: str) -> str:
-    """The id of the allocation or waiting request that begins so; what was typed, when there is none.
+    """The id of the allocation or waiting request that begins with `typed`; `typed` itself if there is none.
 
-    AllocationUnknown when several begin so.
+    AllocationUnknown if several begin with it.
     """
     with host.ledger.read() as db:
         ids = [each.id for each in register.allocations(db)] + [each.id for each in host.waiters()]
@@ -18,5 +18,5 @@ def full_id(host: Host, typed: str) -> str:
         return typed
     found = sorted(each for each in ids if typed and each.startswith(typed))
     if len(found) > 1:
-        raise AllocationUnknown(f"several ids begin with {typed}: {', '.join(found)}", hint="type more of it")
+        raise AllocationUnknown(f"several ids begin with {typed}: {', '.join(found)}", hint="type more of the id")
     return found[0] if found else typed

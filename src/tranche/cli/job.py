@@ -10,7 +10,7 @@ from tranche.cli.runtime import TrancheGroup
 
 @click.group("job", cls=TrancheGroup)
 def command() -> None:
-    """List, follow and delete the jobs that tranche submit made on a Kubernetes cluster.
+    """List, inspect and delete the jobs that tranche submit created.
 
     \b
     $ tranche job list

@@ -7,5 +7,5 @@ import click
 kubeconfig_option = click.option(
     "--kubeconfig",
     metavar="FILE",
-    help="How to reach the cluster; else $KUBECONFIG, ~/.kube/config, or as a pod.",
+    help="Kubeconfig file. Default: $KUBECONFIG, ~/.kube/config, or the service account of the pod.",
 )

@@ -9,37 +9,45 @@ import click
 from tranche.cli.extras import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import TrancheCommand
+from tranche.cli.service_options import SERVICE_KUBECONFIG_HELP
 
 
 @click.command("leave", cls=TrancheCommand)
-@click.option("--kubeconfig", metavar="FILE", help="How to reach the API server; else $KUBECONFIG, else as a pod.")
+@click.option("--kubeconfig", metavar="FILE", help=SERVICE_KUBECONFIG_HELP)
 @click.option(
-    "--namespace", metavar="NAME", envvar="POD_NAMESPACE", default="", help="Where the agents run; else tranche-system."
+    "--namespace",
+    metavar="NAME",
+    envvar="POD_NAMESPACE",
+    default="",
+    help="Namespace of the agents. Default: $POD_NAMESPACE, or tranche-system.",
 )
 @click.option(
-    "--daemon-set", metavar="NAME", default="tranche-agent", show_default=True, help="The DaemonSet that runs them."
+    "--daemon-set", metavar="NAME", default="tranche-agent", show_default=True, help="DaemonSet of the agents."
 )
 @click.option(
     "--without",
     type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
-    help="Leave what this part writes: another program does its work.",
+    help="Keep what this part wrote, because another program does its work; repeatable.",
 )
 @click.option(
     "--patience",
+    metavar="SECONDS",
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="For how many seconds to wait for the agents to end.",
+    help="Maximum time to wait for the agents to end, in seconds.",
 )
 def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tuple[str, ...], patience: float) -> None:
-    """Take the agents off a Kubernetes cluster: delete their DaemonSet, and take back what they have written on the nodes.
+    """Remove the agents from a Kubernetes cluster.
 
-    `helm uninstall` runs it as a job before it deletes the rest. Labels, annotations and the condition of the agents go; what
-    people have set stays, such as nvidia.com/mig.config, and so do nodes on which agents of another DaemonSet run. Running pods
-    keep their slices, and the GPUs stay as they are cut. Pods with claims are named first: they end only while an agent is there.
-    The claim templates that annotations have made go, but for those that pods still need. What is done is said on stderr, a line
-    for each node.
+    The command deletes the DaemonSet of the agents, then removes their labels, annotations and conditions from the
+    nodes. It keeps user settings, such as nvidia.com/mig.config. It does not change nodes with agents of another
+    DaemonSet. `helm uninstall` runs this command as a job.
+
+    GPUs stay cut, and running pods keep their slices. The command first lists the pods that hold claims: these pods
+    cannot terminate without an agent. It deletes the claim templates that came from annotations, unless a pod still
+    needs them. It prints one line per node on stderr.
     """
     try:
         from tranche.kubernetes.agent.claims_left import say_claims_left

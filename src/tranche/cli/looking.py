@@ -1,4 +1,4 @@
-"""One look at the machine for a command that only shows it, with words on stderr about what the picture does not show."""
+"""One look at the machine for a command that only shows it, with notes on stderr about what the picture leaves out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tranche.node.state.session import StateFolder
 
 
 def look_at(host: Host) -> NodeView:
-    """The machine as it is now. What dead processes left is cleared, where that is possible now."""
+    """The machine as it is now. Clears what dead processes left, if that is possible now."""
     view = host.look(unsettled)
     warn_of_slow_decision(host.places)
     return view
@@ -19,10 +19,10 @@ def look_at(host: Host) -> NodeView:
 
 def unsettled(error: TrancheError) -> None:
     """Say that what dead processes left is still there, and why."""
-    warn(f"what dead processes left is shown as it is, and could not be cleared: {error.message}")
+    warn(f"cannot clear what dead processes left, so this list still shows it: {error.message}")
 
 
 def warn_of_slow_decision(places: StateFolder) -> None:
-    """Say who holds everybody up, if somebody does."""
+    """Name the process that holds everyone up, if there is one."""
     if (slow := slow_decision(places)) is not None:
         warn(f"{slow}; {slow.hint}")

@@ -22,55 +22,52 @@ from tranche.hardware.simulator_errors import simulator_errors
 
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "This machine": {
-        "run": ("tranche.cli.run", "Run a command in the smallest share that fits"),
-        "ps": ("tranche.cli.ps", "Who holds which share, and who waits"),
-        "gpus": ("tranche.cli.gpus", "The GPUs, their slices and what is free"),
-        "top": ("tranche.cli.top", "Live view of GPUs, slices and shares"),
-        "explain": ("tranche.cli.explain", "Why a request waits, and what would help"),
-        "release": ("tranche.cli.release", "Take a share back"),
-        "events": ("tranche.cli.events", "What was allocated, cut and released, newest last"),
-        "doctor": ("tranche.cli.doctor", "Check driver, MIG, permissions, state folder and catalogue"),
-        "cordon": ("tranche.cli.cordon", "Give nothing more of a GPU away"),
-        "uncordon": ("tranche.cli.uncordon", "Give a GPU away again that was cordoned"),
-        "policy": ("tranche.cli.policy", "How GPUs may be shared: the administrator's word"),
-        "bundle": ("tranche.cli.bundle", "One archive for whoever looks into a fault"),
-        "version": ("tranche.cli.version", "The versions of Tranche, of what it stands on, and of the driver"),
-        "completion": ("tranche.cli.shell_completion", "The script for completion in bash, zsh or fish"),
+        "run": ("tranche.cli.run", "Run a command on a share of a GPU"),
+        "ps": ("tranche.cli.ps", "List allocations and waiting requests"),
+        "gpus": ("tranche.cli.gpus", "List GPUs, their slices and their holders"),
+        "top": ("tranche.cli.top", "Show a live view of GPUs, slices and shares"),
+        "explain": ("tranche.cli.explain", "Explain why a request waits and what would help"),
+        "release": ("tranche.cli.release", "Release a share or cancel a waiting request"),
+        "events": ("tranche.cli.events", "List the events of this machine, newest last"),
+        "doctor": ("tranche.cli.doctor", "Check this machine or a cluster for problems"),
+        "cordon": ("tranche.cli.cordon", "Stop allocating GPUs to new requests"),
+        "uncordon": ("tranche.cli.uncordon", "Allocate cordoned GPUs to requests again"),
+        "policy": ("tranche.cli.policy", "Set and list the sharing policies of GPUs"),
+        "bundle": ("tranche.cli.bundle", "Write an archive for a bug report"),
+        "version": ("tranche.cli.version", "Print the versions of Tranche, the driver and NVML"),
+        "completion": ("tranche.cli.shell_completion", "Print the completion script for bash, zsh or fish"),
     },
     "Layouts": {
-        "layout": (
-            "tranche.cli.layout",
-            "Declared layouts: plan, apply, assert, export, generate, checkpoint, restore",
-        ),
-        "profiles": ("tranche.cli.profiles", "What a GPU can be cut into, and what is free now"),
-        "boot": ("tranche.cli.boot", "Cut the GPUs when the machine boots"),
+        "layout": ("tranche.cli.layout", "Plan, apply, check and save the layouts of GPUs"),
+        "profiles": ("tranche.cli.profiles", "List the MIG profiles of GPUs and boards"),
+        "boot": ("tranche.cli.boot", "Cut GPUs into slices when the machine boots"),
     },
     "Jobs on a cluster": {
         "submit": ("tranche.cli.jobs.submit", "Run a command as a job on a Kubernetes cluster"),
-        "job": ("tranche.cli.job", "Submitted jobs: list, describe, logs, attach, exec, wait, delete"),
+        "job": ("tranche.cli.job", "List, inspect and delete submitted jobs"),
     },
     "Cluster operations": {
-        "nodes": ("tranche.cli.nodes", "A cluster's nodes with GPUs, and what is left of them"),
-        "leave": ("tranche.cli.leave", "Take the agents off a Kubernetes cluster"),
+        "nodes": ("tranche.cli.nodes", "List the nodes of a Kubernetes cluster that have GPUs"),
+        "leave": ("tranche.cli.leave", "Remove the agents from a Kubernetes cluster"),
     },
     "Services": {
-        "dashboard": ("tranche.cli.dashboard", "The machine as a live page in your browser"),
-        "cluster-dashboard": ("tranche.cli.cluster_dashboard", "A Kubernetes cluster as a live page for its people"),
-        "metrics": ("tranche.cli.metrics", "What can be measured of this machine, for Prometheus"),
+        "dashboard": ("tranche.cli.dashboard", "Serve a live page of this machine"),
+        "cluster-dashboard": ("tranche.cli.cluster_dashboard", "Serve a live page of a Kubernetes cluster"),
+        "metrics": ("tranche.cli.metrics", "Print the metrics of this machine for Prometheus"),
     },
     "Simulator": {
-        "sim": ("tranche.cli.sim", "Simulated machines"),
-        "demo": ("tranche.cli.demo", "Show what slices are for, on a simulated machine"),
-        "replay": ("tranche.cli.replay", "Recorded decisions, made again"),
+        "sim": ("tranche.cli.sim", "Create and control simulated machines"),
+        "demo": ("tranche.cli.demo", "Compare whole GPUs with slices, on a simulated machine"),
+        "replay": ("tranche.cli.replay", "Replay recorded decisions"),
     },
 }
 """What `tranche --help` shows: each group with its commands, each with its module and a line of help."""
 
 _STARTED_BY_KUBERNETES = {
-    "agent": ("tranche.cli.agent", "Serve this node of a Kubernetes cluster"),
-    "controller": ("tranche.cli.controller", "Serve a Kubernetes cluster: annotations of pods become claims"),
+    "agent": ("tranche.cli.agent", "Run the agent of a Kubernetes node"),
+    "controller": ("tranche.cli.controller", "Run the controller of a Kubernetes cluster"),
 }
-"""Nobody types these, so neither help nor completion offers them."""
+"""People do not type these, so neither help nor completion offers them."""
 
 _OFFERED = {name: command for group in _GROUPS.values() for name, command in group.items()}
 _COMMANDS = {**_OFFERED, **_STARTED_BY_KUBERNETES}
@@ -118,23 +115,29 @@ class _LazyGroup(click.Group):
 
 
 def _complete_machines(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from tranche.cli import completion  # needed by nobody but a shell
+    from tranche.cli import completion  # only a shell needs it
 
     return completion.machines(context, parameter, incomplete)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tranche", prog_name="tranche")
+@click.version_option(package_name="tranche-gpu", prog_name="tranche")
 @click.option(
     "--simulate",
     metavar="MACHINE",
     shell_complete=_complete_machines,
-    help="Use a simulated machine, made at first use (p4d.24xlarge, ...).",
+    help="Simulated machine to use. A machine type, such as p4d.24xlarge, is created on first use. "
+    "Default: $TRANCHE_SIMULATE.",
 )
-@click.option("--state-dir", metavar="DIR", type=click.Path(file_okay=False), help="Where the ledger is kept.")
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="State folder. Default: $TRANCHE_STATE_DIR, or /var/lib/tranche; a simulated machine has a state folder of its own.",
+)
 @click.pass_context
 def root(context: click.Context, simulate: str | None, state_dir: str | None) -> None:
-    """Share NVIDIA GPUs: cut them into slices, and run work in the smallest slice that fits."""
+    """Share NVIDIA GPUs: cut them into slices and run each workload on the smallest share that fits."""
     context.obj = Settings(simulate=simulate or os.environ.get("TRANCHE_SIMULATE"), state_dir=state_dir)
 
 
@@ -190,7 +193,7 @@ def _colour() -> bool | None:
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:
-    """Whether the command line asks for JSON; a child command's own arguments, after `--`, do not count."""
+    """Whether the command line asks for JSON, ignoring a child command's own arguments after `--`."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return any(
         word in ("-ojson", "--output=json") or (word == "json" and previous in ("-o", "--output"))

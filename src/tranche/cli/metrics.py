@@ -13,6 +13,7 @@ from tranche.cli.answers import DriverReader
 from tranche.cli.extras import extra_missing
 from tranche.cli.looking import look_at
 from tranche.cli.runtime import Settings, TrancheCommand, open_host
+from tranche.cli.service_options import METRIC_NAMES_HELP
 from tranche.core.errors import TrancheError, UsageError
 from tranche.node.files.files import write_text
 
@@ -25,21 +26,22 @@ if TYPE_CHECKING:
     "--textfile",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a file for node exporter's textfile collector instead; it is replaced at once, never seen half written.",
+    help="Write the metrics atomically to FILE, for the textfile collector of node exporter. Default: stdout.",
 )
 @click.option(
     "--names",
     type=click.Choice(["tranche", "dcgm", "both"]),
     default="tranche",
     show_default=True,
-    help="Whose names: Tranche's, those of dcgm-exporter, or both.",
+    help=METRIC_NAMES_HELP,
 )
 @click.pass_obj
 def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
-    """Print GPUs, slices, holders, queue and changes as metrics, in OpenMetrics.
+    """Print the metrics of this machine for Prometheus.
 
-    What cannot be measured has no value. When the machine cannot be read at all, a text file loses its values, too. The
-    agent of a Kubernetes node serves the same, and more, under /metrics.
+    The metrics cover GPUs, slices, holders, the queue and changes, in the OpenMetrics format. A metric that cannot be
+    measured has no value. If the machine cannot be read, the text file loses its values. The agent of a Kubernetes node
+    serves these metrics and more at /metrics.
     """
     try:
         from tranche.metrics import exposition

@@ -12,9 +12,10 @@ from tranche.cli.runtime import TrancheCommand, output_option
 @kubeconfig_option
 @output_option()
 def command(kubeconfig: str | None, output: str) -> None:
-    """List the nodes of a Kubernetes cluster that have GPUs: how each gives them away, and what is left.
+    """List the nodes of a Kubernetes cluster that have GPUs.
 
-    LARGEST FREE is the largest share that a claim could have there now.
+    MODE shows how a node offers its GPUs. LARGEST FREE is the largest share that a claim can get there now. OUT counts
+    unavailable GPUs by reason.
     """
     from tranche.cli.cluster_gpus import show_nodes
 

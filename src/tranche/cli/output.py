@@ -29,10 +29,10 @@ class ClosedOutputError(BaseException):
 
 
 def guard_streams() -> bool:
-    """Put streams with these rules in the place of Python's; False where others stand already, which stay.
+    """Replace Python's streams with ones that follow these rules; False if such streams are already in place.
 
-    A closed descriptor is filled with a file that fails as the closed one did. Otherwise the next file that is opened would take
-    its number, and a child would write its stdout into the ledger.
+    A closed descriptor is filled with a file that fails in the same way. Otherwise the next opened file would take its number,
+    and a child would write its stdout into the ledger.
     """
     if sys.stdout is not sys.__stdout__:
         return False
@@ -56,7 +56,7 @@ def leave(code: int) -> NoReturn:
 
 
 def pause(seconds: float) -> None:
-    """Sleep; ReaderGone as soon as nobody reads stdout any more."""
+    """Sleep; ReaderGone as soon as stdout has lost its reader."""
     reader = select.poll()
     reader.register(sys.stdout.fileno(), 0)
     if reader.poll(seconds * 1000):
@@ -64,7 +64,7 @@ def pause(seconds: float) -> None:
 
 
 class _Stream(io.FileIO):
-    """A descriptor that reports its first failure, and swallows whatever is written afterwards."""
+    """A descriptor that reports its first failure, and swallows everything written afterwards."""
 
     def __init__(self, descriptor: int, lost: Callable[[OSError], None]) -> None:
         super().__init__(descriptor, "wb", closefd=False)
@@ -76,7 +76,7 @@ class _Stream(io.FileIO):
         if self._lost:
             return size
         try:
-            # Whoever shares the descriptor may have made it non-blocking; Python then says None for "not now".
+            # Another process that shares the descriptor may have made it non-blocking; Python then says None for "not now".
             while (written := super().write(data)) is None:
                 select.select((), (self,), ())
         except OSError as error:
@@ -89,7 +89,9 @@ class _Stream(io.FileIO):
 def _data_lost(error: OSError) -> NoReturn:
     if isinstance(error, BrokenPipeError):
         raise ClosedOutputError from error
-    raise OutputUnwritable(f"cannot write the output: {error.strerror}", hint="see where stdout leads to") from error
+    raise OutputUnwritable(
+        f"cannot write the output: {error.strerror}", hint="check where stdout is redirected"
+    ) from error
 
 
 def _text(stream: _Stream, before: TextIO | None) -> io.TextIOWrapper:
@@ -129,7 +131,7 @@ def show(line: str = "", *, mark: str = "", err: bool = False, color: bool | Non
 def shortened(text: str, longest: int = 400) -> str:
     """The text, or its beginning and how much was left out: other people's reasons and commands can be of any length."""
     left = len(text) - longest
-    return text if left <= 0 else f"{text[:longest]}... ({left:,} more characters; all of it with -o json)"
+    return text if left <= 0 else f"{text[:longest]}... ({left:,} more characters; for the full text use -o json)"
 
 
 def _cell(value: object) -> str:

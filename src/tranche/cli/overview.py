@@ -1,4 +1,4 @@
-"""The picture that `tranche top` draws: totals, what is wrong, who waits, and GPUs as bars of memory slices."""
+"""The picture that `tranche top` draws: totals, problems, waiters, and GPUs as bars of memory slices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _BORDER = "│"
 _CELL = 2
 """The width of a memory slice in characters; the last one of each block is its border."""
 _FIRST_WAITERS = 3
-"""So many of the queue stand above the GPUs."""
+"""How many waiters stand above the GPUs."""
 _NARROW = 72
 """On a narrower terminal the memory of GPUs is left out, so that their state has room."""
 HEAD_LINES = 2
@@ -97,7 +97,7 @@ def _legend(drawn: Sequence[BlockRow]) -> str:
 
 
 def _trouble(seen: MachinePicture) -> Iterator[str]:
-    """What somebody should look at: GPUs that serve nobody, shares without limits, and who has waited longest."""
+    """What needs attention: GPUs that serve no requests, shares without limits, and the longest waiter."""
     view, names = seen.view, names_of(seen.view.allocations, (), seen.owners)
     for gpu in view.node:
         if gpu.lost:
@@ -110,7 +110,7 @@ def _trouble(seen: MachinePicture) -> Iterator[str]:
             yield f"{gpu.label} {describe.gpu_state(view, gpu, slices_on(view, gpu), whole_holders(view, gpu))}"
     for each in view.allocations:
         if any(isinstance(grant, FractionalShare) and grant.unlimited for grant in each.grants):
-            yield f"nothing limits the memory of {holder_name(each, seen.owners)} any more"
+            yield f"nothing limits the memory of {holder_name(each, seen.owners)}"
     if seen.queue:
         oldest = min(seen.queue, key=lambda waiter: waiter.created)
         yield f"longest wait: {describe.age(seen.now - oldest.created)}, {_waiter_name(seen, oldest)}"
@@ -118,7 +118,7 @@ def _trouble(seen: MachinePicture) -> Iterator[str]:
 
 def _waiters(seen: MachinePicture, first: int, end: int) -> Iterator[str]:
     """That part of the queue, each with what it waits for; what says the same as the one before is not said again."""
-    yield "who waits, first come first" if not first else "who waits further back"
+    yield "queue, in order of arrival" if not first else "queue, continued"
     before = ""
     for position, waiter in enumerate(seen.queue[first:end], start=first + 1):
         age = describe.age(seen.now - waiter.created)
@@ -133,7 +133,7 @@ def _waiter_name(seen: MachinePicture, waiter: Waiter) -> str:
 
 
 def _gpus(seen: MachinePicture, drawn: Sequence[BlockRow], width: int | None) -> list[str]:
-    """A line for each GPU, those that serve nobody first."""
+    """A line for each GPU, those that serve no requests first."""
     view = seen.view
     room = max((each.units for each in drawn), default=0) * _CELL + 1
     used = {gpu.uuid: _memory(gpu) for gpu in view.node}

@@ -23,19 +23,16 @@ _GPU_OPTION = click.option(
     "gpus",
     metavar="GPU",
     multiple=True,
-    help="The GPU, by index or UUID; may be repeated. Default: all others.",
+    help="GPU, by index or UUID; repeatable. Default: all GPUs without a policy of their own.",
 )
 
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Say how GPUs may be shared. The word stands in the ledger, and every decision heeds it.
+    """Set and list the sharing policies of GPUs.
 
-    auto: as each request needs it. mig: in slices alone, each for one holder. shared: in parts of the GPU as it is, never
-    cut for a request. off: not at all. A whole GPU is given in any case, and whoever holds something keeps it.
-
-    timeslice is for shares that take turns on a GPU that is not cut: how long each turn lasts. It is set with the first
-    of them and put back after the last one.
+    A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and Tranche obeys
+    it in every decision. The help of `tranche policy set` explains the policies.
 
     \b
     $ tranche policy set --gpu 3 sharing=mig
@@ -46,22 +43,29 @@ def command() -> None:
 
 
 @command.command("set", cls=TrancheCommand)
-@click.argument("word", metavar="[sharing=WORD|timeslice=LENGTH]", default="")
+@click.argument("word", metavar="[sharing=POLICY|timeslice=LENGTH]", default="")
 @_GPU_OPTION
-@click.option("-f", "--file", metavar="FILE", help="A file with the words of all GPUs, YAML or JSON; - is stdin.")
+@click.option("-f", "--file", metavar="FILE", help="File with the policies of all GPUs, YAML or JSON; - for stdin.")
 @click.pass_obj
 def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | None) -> None:
-    """Set the word for some GPUs, or for all that have none of their own. LENGTH is default, short, medium or long.
+    """Set the policy of GPUs.
 
-    With a file, its words replace all that were said before. It is of kind SharingPolicy, with sharing for all GPUs that it
-    does not name, and a list gpus of entries with gpu, an index or a UUID, and sharing.
+    POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
+    With mig, it gives only slices, each to one holder. With shared, it gives only parts of an uncut GPU. With off, it
+    shares nothing. Every policy allows requests for whole GPUs, and existing shares stay.
+
+    LENGTH is default, short, medium or long. It sets how long a share's turn lasts on an uncut GPU with time-slicing.
+    Tranche sets it with the first share and resets it after the last one.
+
+    A file replaces all sharing policies. It is of kind SharingPolicy. Its field sharing is the policy of all GPUs that
+    the file does not list. Each entry of its list gpus has the fields gpu, an index or a UUID, and sharing.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
     """
     if (file is None) is (not word) or (file is not None and gpus):
         raise UsageError(
-            "give either a word or a file",
+            "give either a policy word or a file",
             hint="for example: tranche policy set --gpu 3 sharing=mig, or: -f policy.yaml",
         )
     if file is None and word.startswith("timeslice="):
@@ -77,8 +81,8 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
             policy = parse_policy(document, node)
         change_policy(host.ledger, lambda before: policy, node, clock=time.time)
     say(
-        f"the policy has {len(policy.gpus)} GPUs"
-        + ("" if policy.every is None else f", and sharing={policy.every} for all others")
+        f"the policy names {len(policy.gpus)} GPUs"
+        + ("" if policy.every is None else f"; all others have sharing={policy.every}")
     )
 
 
@@ -86,7 +90,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
 @_GPU_OPTION
 @click.pass_obj
 def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Take the words for some GPUs back, or those for all that have none of their own.
+    """Remove the policy and the time slice of GPUs.
 
     \b
     $ tranche policy unset --gpu 3
@@ -99,7 +103,9 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 @output_option()
 @click.pass_obj
 def list_(settings: Settings, /, output: str) -> None:
-    """List the word that counts for each GPU, and whose it is: the GPU's own, that for all, or the default.
+    """List the policy of each GPU.
+
+    SET FOR shows where the policy comes from: gpu, all, or nothing for the default.
 
     \b
     $ tranche policy list
@@ -113,7 +119,7 @@ def list_(settings: Settings, /, output: str) -> None:
         print_json("PolicyList", sharing=every, gpus=policy_documents(policy, node))
         return
     print_table(
-        ("GPU", "MODEL", "SHARING", "SAID FOR", "TIMESLICE"),
+        ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"),
         [
             (gpu.index, gpu.name, policy.use_of(gpu.uuid), source_of(policy, gpu.uuid), gpu.timeslice_wanted or "-")
             for gpu in node
@@ -139,15 +145,15 @@ def _set_timeslice(settings: Settings, gpus: tuple[str, ...], length: Timeslice 
         cut = next((gpu for gpu in named if gpu.mig_enabled and length is not None), None)
         if cut is not None:
             raise PolicyInvalid(
-                f"{cut.label} is in MIG mode, and the driver keeps no time slice there",
-                hint="a time slice is for shares of a GPU that is not cut: turn MIG mode off first",
+                f"{cut.label} is in MIG mode, where the driver has no time slices",
+                hint="time slices are for shares of an uncut GPU: turn MIG mode off first",
             )
         host.timeslices.want([gpu.uuid for gpu in named], length)
     if length is not None:
-        say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without a word of their own'}: timeslice={length}")
+        say(f"{', '.join(gpu.label for gpu in named) or 'all GPUs without their own policy'}: timeslice={length}")
 
 
 def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str:
     if not uuids:
-        return f"all GPUs without a word of their own: sharing={policy.every or GpuPolicy.AUTO}"
+        return f"all GPUs without their own policy: sharing={policy.every or GpuPolicy.AUTO}"
     return ", ".join(f"{node.gpu(uuid).label}: sharing={policy.use_of(uuid)}" for uuid in uuids)

@@ -26,17 +26,18 @@ from tranche.documents.profiles import board_document, profile_document
     "--board",
     metavar="NAME",
     shell_complete=completion.boards,
-    help="A board of the catalogue, by key or product name; needs no driver.",
+    help="Board of the catalogue, by key or product name; needs no driver.",
 )
-@click.option("--gpu", metavar="N", help="A GPU of this machine, by index or UUID.")
+@click.option("--gpu", metavar="N", help="GPU of this machine, by index or UUID.")
 @click.option("--boards", is_flag=True, help="List the boards of the catalogue.")
 @output_option("table", "wide", "json")
 @click.pass_obj
 def command(settings: Settings, /, board: str | None, gpu: str | None, boards: bool, output: str) -> None:
-    """Show what GPUs can be cut into: this machine's, one of them with what is free, or a board that is not here.
+    """List the MIG profiles of GPUs and boards.
 
-    FREE is how many more instances of a profile fit on the GPU besides those there, idle ones included. PLACEMENTS are
-    {starts}:size in memory slices. A `?` marks what no first-hand source confirms.
+    Without options, the list contains the profiles of this machine's GPUs. FREE is the number of instances that still
+    fit on the GPU beside those that exist, including idle ones. PLACEMENTS has the form {starts}:size, in memory
+    slices. A ? marks a value that no first-hand source confirms.
 
     \b
     $ tranche profiles --gpu 0
@@ -186,7 +187,7 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
                 row.insert(1, sheet.free[profile.enum])
         print_table(columns, rows)
         if sheet.gpus and sheet.source == "catalogue":
-            say("this driver describes profiles only with MIG mode on; these are the catalogue's")
+            say("this driver describes profiles only with MIG mode on; the table shows the catalogue's")
         note = _unverified_note(sheet.profiles)
         if note:
             show(note)
@@ -212,7 +213,7 @@ def _show_catalogue(output: str) -> None:
         for board in catalogue()
     ]
     print_table(("BOARD", "MEMORY", "SM", "COMPUTE", "GRID", "ARCHITECTURE", "PROFILES", "PRODUCTS"), rows)
-    show("? no source shows it")
+    show("? no known source")
 
 
 _COLUMNS = ("PROFILE", "ID", "MEMORY GiB", "SM", "SLICES", "CE", "DEC", "ENC", "JPEG", "OFA", "MAX", "PLACEMENTS")
@@ -252,5 +253,7 @@ def _profile_row(profile: GpuInstanceProfile, *, wide: bool) -> list[object]:
 def _unverified_note(profiles: Iterable[GpuInstanceProfile]) -> str:
     """The footnote that explains the question marks; empty when there are none."""
     if any("?" in str(cell) for profile in profiles for cell in _profile_row(profile, wide=False)):
-        return "? unverified: copied or inferred from a board of the same family; a ? alone: no source shows it"
+        return (
+            "? after a value: unverified, copied or inferred from a board of the same family; ? alone: no known source"
+        )
     return ""

@@ -25,10 +25,11 @@ _WAITER_COLUMNS = ("#", "WAITING", "USER", "REQUEST", "AGE", "PID", "COMMAND", "
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, output: str) -> None:
-    """List the allocations, oldest first, and the requests that wait, in the order in which they are served.
+    """List allocations and waiting requests.
 
-    A pid followed by +2 stands for two more processes that the command left running; one followed by ? for a process
-    that may have come of the command, which only root can tell.
+    Allocations are listed oldest first, and waiting requests in the order of the queue. In the column PID, +2 means
+    that the command left two more processes running. A ? marks a process that may belong to the command; only root can
+    find out.
     """
     with open_host(settings, reading=True) as host:
         view = look_at(host)

@@ -16,21 +16,25 @@ from tranche.local.termination import cancel_waiter, take_back
 
 @click.command(cls=TrancheCommand)
 @click.argument("allocation_id", metavar="ID", shell_complete=completion.ids)
-@click.option("--terminate", is_flag=True, help="End the workload: SIGTERM, then SIGKILL after the grace time.")
+@click.option(
+    "--terminate", is_flag=True, help="Stop the workload with SIGTERM, then with SIGKILL after the grace period."
+)
 @click.option(
     "--grace",
     type=DurationType(),
     default="10s",
     show_default=True,
     metavar="TIME",
-    help="How long the workload has after SIGTERM.",
+    help="Grace period between SIGTERM and SIGKILL, such as 30s or 2m.",
 )
 @click.pass_obj
 def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: float) -> None:
-    """Take the share of allocation ID back, or cancel the waiting request ID.
+    """Release a share or cancel a waiting request.
 
-    A share comes back by itself when its workload ends; release is for a workload that does not end. While the workload
-    lives, Tranche refuses, unless you give --terminate. The instance stays, idle, for the next request.
+    ID is the id of an allocation or of a waiting request; a unique prefix is enough.
+
+    Tranche releases a share when its workload ends. This command is for a workload that does not end: it fails while
+    the workload runs, unless you add --terminate. The instance stays idle for the next request.
     """
     with open_host(settings, changes_own_share=allocation_id) as host:
         allocation_id = full_id(host, allocation_id)
@@ -41,8 +45,8 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
         ended = take_back(host, allocation_id, terminate=terminate, grace=grace)
     for each in ended.undrained:
         warn(
-            f"killed without being drained, since the MPS daemon of {each.device_uuid} did not let go: {each.why}; "
+            f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
             "programs that share the device may fail"
         )
     how = f" after {signal.Signals(ended.signal).name} to pid {', '.join(map(str, ended.pids))}" if ended.signal else ""
-    say(f"took back {allocation_id}{how}")
+    say(f"released {allocation_id}{how}")

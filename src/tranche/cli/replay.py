@@ -37,9 +37,10 @@ class _Replayed:
 @click.argument("file")
 @output_option()
 def command(file: str, output: str) -> None:
-    """Make recorded decisions again, with this version's planner, on what was seen then; - is stdin.
+    """Replay recorded decisions.
 
-    replay looks at no GPU. `tranche run --record FILE` records.
+    This version's planner makes the decisions of FILE again, and the output compares the results. It uses the recorded
+    state and no GPU. FILE comes from `tranche run --record FILE`; use - for stdin.
 
     \b
     $ tranche run --gpu-memory 4Gi --record decisions.jsonl -- python train.py

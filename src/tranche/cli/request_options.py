@@ -11,27 +11,38 @@ from tranche.cli import completion
 from tranche.core.request import Request, parse_request
 
 _OPTIONS = (
-    click.option("--gpus", metavar="N", help="N whole GPUs."),
-    click.option("--gpu", metavar="SHARE", help="A share of one GPU, such as 0.5."),
-    click.option("--gpu-memory", metavar="AMOUNT", help="GPU memory, with its unit: 4G, 4Gi or 4000M."),
+    click.option("--gpus", metavar="N", help="Number of whole GPUs."),
+    click.option("--gpu", metavar="SHARE", help="Fraction of one GPU, such as 0.5."),
+    click.option(
+        "--gpu-memory", metavar="AMOUNT", help="Amount of GPU memory with its unit, such as 4G, 4Gi or 4000M."
+    ),
     click.option(
         "--mig-profile",
         metavar="NAME",
         shell_complete=completion.profiles,
-        help="A MIG slice of that profile, such as 2g.10gb or 1g.5gb+me.",
+        help="MIG profile of a slice, such as 2g.10gb or 1g.5gb+me.",
     ),
-    click.option("--count", metavar="N", help="So many shares of that kind, each on another GPU."),
     click.option(
-        "--compute", metavar="PERCENT", help="A ceiling of compute for a share of a GPU, 1 to 100; by MPS only."
+        "--count", metavar="N", help="Number of shares, each on a different GPU; not with --gpus. Default: 1."
+    ),
+    click.option(
+        "--compute",
+        metavar="PERCENT",
+        help="Compute limit in percent, 1 to 100, for --gpu and --gpu-memory; needs MPS. Default: no limit.",
     ),
     click.option(
         "--isolation",
         metavar="hard|soft|none|any",
         default="soft",
         show_default=True,
-        help="The least that the fence must be.",
+        help="Minimum isolation from other programs.",
     ),
-    click.option("--gpu-model", metavar="TEXT", default="", help="Only GPUs whose product name holds TEXT."),
+    click.option(
+        "--gpu-model",
+        metavar="TEXT",
+        default="",
+        help="Use only GPUs with TEXT in their product name; case does not matter.",
+    ),
 )
 
 adopt_foreign_option = click.option(
@@ -39,7 +50,7 @@ adopt_foreign_option = click.option(
     type=click.Choice(["keep", "destroy"]),
     default="keep",
     show_default=True,
-    help="Whether to destroy idle instances that Tranche did not make, for their room.",
+    help="Keep or destroy idle instances that Tranche did not create, if they block the request.",
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.duration import DurationType
+from tranche.cli.duration import TIMEOUT_HELP, DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @request_options
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in order when nothing fits.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in the queue if nothing fits.")
 @click.option(
     "--timeout",
     type=DurationType(),
     metavar="TIME",
-    help="Give up waiting after this time: 90 (seconds), 30s, 10m, 1h30m.",
+    help=TIMEOUT_HELP,
 )
 @adopt_foreign_option
 @click.option(
     "--record",
     metavar="FILE",
     envvar="TRANCHE_RECORD",
-    help="Append each decision and all that it rests on to FILE, for tranche replay.",
+    help="Append each decision with its input to FILE, for tranche replay. Default: $TRANCHE_RECORD.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
 def command(
@@ -59,10 +59,11 @@ def command(
     command_line: tuple[str, ...],
     **request: Any,
 ) -> None:
-    """Run a command in the smallest share that fits, and give the share back when it ends.
+    """Run a command on a share of a GPU.
 
-    The command sees its share and nothing else, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. tranche run
-    returns the command's exit code.
+    Request the share with one of --gpus, --gpu, --gpu-memory and --mig-profile. If nothing fits, the request waits in
+    the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Tranche
+    releases the share when the command ends, and exits with the command's exit code.
 
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py
@@ -70,13 +71,9 @@ def command(
     $ tranche run --mig-profile 2g.10gb -- bash
     """
     if not command_line:
-        raise UsageError(
-            "there is no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py"
-        )
+        raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
     if not wait and timeout is not None:
-        raise UsageError(
-            "--no-wait and --timeout exclude each other", hint="--no-wait refuses at once, and --timeout waits"
-        )
+        raise UsageError("--no-wait and --timeout exclude each other", hint="--no-wait fails at once, --timeout waits")
     reporter = _QuietReporter() if quiet else _Reporter()
     with ExitStack() as stack:
         asked = RunRequest(
@@ -100,7 +97,7 @@ class _QuietReporter(RunReporter):
     """Says nothing but what changes the walls of the share."""
 
     def cancelled(self, error: Exception) -> None:
-        """Say that somebody did."""
+        """Say that the request was cancelled."""
         warn(str(error))
 
     def unlimited(self, why: str) -> None:
@@ -112,21 +109,21 @@ class _QuietReporter(RunReporter):
         warn(why)
 
     def kept(self, error: Exception) -> None:
-        """Say who frees the share."""
+        """Say what frees the share."""
         warn(f"the share is not free yet; the next tranche command frees it: {error}")
 
     def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
         """Say that the share's processes have more than it was given."""
         warn(
-            f"the processes of this share have {format_memory(used)} of {gpu.full_name}, and it was given "
-            f"{format_memory(part.memory)}: it counts as unlimited"
+            f"the processes of this share use {format_memory(used)} of {gpu.full_name}, but the share has "
+            f"{format_memory(part.memory)}: Tranche now counts it as unlimited"
         )
 
     def outside(self, process: GpuProcess, gpu: GpuState) -> None:
         """Say which program of the share's command uses which other GPU, and why that may be."""
         warn(
-            f"{process} was started in this share and uses a device of {gpu.full_name} that is not the share's: it lacks the "
-            "share's CUDA_VISIBLE_DEVICES, which sudo and su - drop unless they are told to keep it"
+            f"{process} was started in this share but uses a device of {gpu.full_name} outside the share: it lacks the share's "
+            "CUDA_VISIBLE_DEVICES, which sudo and su - drop by default"
         )
 
 
@@ -148,9 +145,9 @@ class _Reporter(_QuietReporter):
         self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}")
 
     def left(self, remains: RemainingProcesses) -> None:
-        """Say who has the share when the command has ended."""
+        """Say what keeps the share after the command has ended."""
         ends = "they end" if len(remains.processes) > 1 else "it ends"
-        self._say(f"the command has ended; its share stays with {remains} until {ends}")
+        self._say(f"the command has ended; {remains} keeps its share until {ends}")
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """Say what is being done to a GPU."""

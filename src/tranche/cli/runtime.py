@@ -1,4 +1,4 @@
-"""What every command knows and works with: which machine is meant, its driver, and the host with its ledger.
+"""What every command works with: the chosen machine, its driver, and the host with its ledger.
 
 `--simulate` and `--state-dir` may stand before or after the subcommand's name.
 """
@@ -93,7 +93,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
 
 
 class _Format(click.Choice[str]):
-    """A choice that tells whoever asks for YAML that JSON is YAML."""
+    """A choice that tells people who ask for YAML that JSON is YAML."""
 
     def get_invalid_choice_message(self, value: str, ctx: click.Context | None) -> str:
         """What click says, and what helps."""
@@ -162,7 +162,7 @@ def open_host(
 def _refuse_inside_share(host: Host, *, but: str) -> None:
     """UsageError for a process that runs in a share of this machine: it has that share, and changes nothing else.
 
-    `but` begins the id of the one share that may be changed from inside.
+    `but` is the beginning of the id of the one share that may be changed from inside.
     """
     from tranche.node.processes.processes import MARK
     from tranche.node.store import register
@@ -174,8 +174,8 @@ def _refuse_inside_share(host: Host, *, but: str) -> None:
         inside = any(each.id == allocation_id for each in register.allocations(db))
     if inside:
         raise UsageError(
-            f"this process is inside share {allocation_id}, and Tranche changes nothing of the machine from there",
-            hint="run this outside of the share; a command that is to run in this share needs no tranche",
+            f"this process is inside share {allocation_id}, and Tranche does not change the machine from inside a share",
+            hint="run this outside the share; inside it, start commands without tranche",
         )
 
 
@@ -184,7 +184,7 @@ def _say_recovered(purpose: str) -> None:
 
 
 def user_name() -> str:
-    """Whose rights this process has."""
+    """The user whose rights this process has."""
     import pwd  # seldom asked
 
     try:
@@ -228,7 +228,7 @@ def register_places(settings: Settings, *, reading: bool = False, anywhere: bool
     if chosen and not reading:
         settle_register(home, Path(chosen))
     elif chosen and found is not None and os.path.realpath(found) != os.path.realpath(chosen):
-        warn(f"this machine's register is in {found}, and read there; not in {chosen}")
+        warn(f"this machine's register is in {found}: reading it there, not in {chosen}")
         return StateFolder(found)
     return StateFolder(Path(chosen) if chosen else found or home)
 

@@ -15,6 +15,12 @@ from tranche.core.errors import UsageError
 
 Made = TypeVar("Made")
 
+ANY_PORT = "0 for any free port"
+SERVICE_KUBECONFIG_HELP = "Kubeconfig file. Default: $KUBECONFIG, or the service account of the pod."
+SERVICE_NAMESPACE_HELP = "Default: $POD_NAMESPACE, or that of the kubeconfig or pod."
+METRIC_NAMES_HELP = "Metric names to use: Tranche's, dcgm-exporter's, or both."
+TIER_HELP = "Backend for shares on demand: claims or scheduling gates; auto uses what the cluster supports."
+
 
 def _health(option: Callable[..., Made]) -> tuple[Made, ...]:
     return (
@@ -24,18 +30,29 @@ def _health(option: Callable[..., Made]) -> tuple[Made, ...]:
             envvar="POD_IP",
             default="127.0.0.1",
             show_default=True,
-            help="The address to serve /healthz and /readyz on.",
+            help="Address of /healthz and /readyz.",
         ),
         option(
-            "--health-port", type=click.IntRange(0, 65535), default=9440, show_default=True, help="Their port; 0: any."
+            "--health-port",
+            metavar="PORT",
+            type=click.IntRange(0, 65535),
+            default=9440,
+            show_default=True,
+            help=f"Port of /healthz and /readyz; {ANY_PORT}.",
         ),
     )
 
 
 def _log(option: Callable[..., Made]) -> tuple[Made, ...]:
     return (
-        option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", show_default=True),
-        option("--verbose", "-v", is_flag=True, help="Log what is done in detail."),
+        option(
+            "--log-format",
+            type=click.Choice(["auto", "json", "text"]),
+            default="auto",
+            show_default=True,
+            help="Log format on stderr; auto: text on a terminal, else JSON lines.",
+        ),
+        option("--verbose", "-v", is_flag=True, help="Log more details."),
     )
 
 
@@ -72,12 +89,14 @@ def _given(
 def absolute_path(path: str, option: str) -> str:
     """The path, when it is one that a service can use; UsageError otherwise."""
     if not path.startswith("/") or any(not each.isprintable() for each in path):
-        raise UsageError(f"{option} {path} is no absolute path", hint="a service has no folder of its own")
+        raise UsageError(
+            f"{option} {path} is not an absolute path", hint="a service has no working folder; give a full path"
+        )
     return path
 
 
 def others_may_write(path: Path) -> Path | None:
-    """What of the path somebody else than root may write or replace, the way to it included; None where nobody may."""
+    """The part of the path, including the way to it, that a user other than root may write or replace; None if there is none."""
     real = Path(os.path.realpath(path))
     for each in (real, *real.parents):
         status = each.stat()

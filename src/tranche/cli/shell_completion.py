@@ -14,7 +14,9 @@ SHELLS = ("bash", "zsh", "fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def command(context: click.Context, /, shell: str) -> None:
-    """Print the script with which SHELL completes commands, options, ids, layouts, profiles and machines.
+    """Print the completion script for bash, zsh or fish.
+
+    The script completes commands, options, ids, layouts, profiles, boards and machines.
 
     \b
     $ tranche completion bash > ~/.local/share/bash-completion/completions/tranche

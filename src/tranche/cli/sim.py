@@ -22,10 +22,10 @@ from tranche_simulator import MACHINE_TYPES, SimulatedMachine, SimulatorError
 
 @click.group("sim", cls=TrancheGroup)
 def command() -> None:
-    """Make and control simulated machines.
+    """Create and control simulated machines.
 
-    A simulated machine is a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that start with the variables
-    of `tranche sim env` see its GPUs; no driver and no GPU is needed.
+    A simulated machine consists of a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that run with the
+    variables of `tranche sim env` see its GPUs. They need no driver and no GPU.
     """
 
 
@@ -35,20 +35,32 @@ command.add_command(inject)
 
 @command.command()
 @click.argument("name", required=False)
-@click.option("--machine", "machine_type", metavar="TYPE", help="A known machine: p4d.24xlarge, a30-server, ...")
-@click.option("--gpu", "boards", metavar="BOARD", multiple=True, help="A board of the catalogue; repeat for more GPUs.")
+@click.option(
+    "--machine", "machine_type", metavar="TYPE", help="Machine type, such as p4d.24xlarge or a30-server. Default: NAME."
+)
+@click.option(
+    "--gpu",
+    "boards",
+    metavar="BOARD",
+    multiple=True,
+    help="Board of the catalogue, instead of --machine; repeat it for more GPUs.",
+)
 @click.option(
     "--time-scale",
+    metavar="FACTOR",
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    help="Factor for how long driver operations take; 0 for no time at all.",
+    help="Duration of driver operations, relative to hardware; 0 for no delay.",
 )
-@click.option("--driver", metavar="VERSION", help="The version of its driver; 580.95.05 if not given.")
+@click.option("--driver", metavar="VERSION", help="Version of the driver. Default: 580.95.05.")
 def create(
     name: str | None, machine_type: str | None, boards: tuple[str, ...], time_scale: float, driver: str | None
 ) -> None:
-    """Make a machine. NAME defaults to its type, and its type to NAME."""
+    """Create a simulated machine.
+
+    NAME defaults to the machine type.
+    """
     if not machine_type and not boards and not name:
         raise UsageError("which machine?", hint=f"name a type ({', '.join(MACHINE_TYPES)}), or its boards with --gpu")
     machine = SimulatedMachine.create(
@@ -65,7 +77,10 @@ def create(
 @command.command()
 @click.argument("name")
 def destroy(name: str) -> None:
-    """Remove a machine and its state. Programs that use it find no driver from then on."""
+    """Remove a simulated machine and its state.
+
+    Programs that use the machine lose its driver.
+    """
     SimulatedMachine.open(name).destroy()
     say(f"destroyed {name}")
 
@@ -73,7 +88,7 @@ def destroy(name: str) -> None:
 @command.command("list")
 @output_option()
 def list_machines(output: str) -> None:
-    """List the machines."""
+    """List simulated machines."""
     machines = list(_readable())
     if output == "json":
         print_json("SimulatedMachineList", items=[_describe(machine) for machine in machines])
@@ -83,9 +98,21 @@ def list_machines(output: str) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--shell", type=click.Choice(["sh", "fish", "json"]), default="sh", show_default=True)
+@click.option(
+    "--shell",
+    type=click.Choice(["sh", "fish", "json"]),
+    default="sh",
+    show_default=True,
+    help="Syntax of the output.",
+)
 def env(name: str, shell: str) -> None:
-    """Print the variables that make programs use the machine, for eval."""
+    """Print the variables of a simulated machine.
+
+    Programs that run with these environment variables use the machine.
+
+    \b
+    $ eval "$(tranche sim env p4d.24xlarge)"
+    """
     variables = SimulatedMachine.open(name).environment()
     if shell == "json":
         click.echo(json.dumps(variables, indent=2))
@@ -98,13 +125,16 @@ def env(name: str, shell: str) -> None:
 @command.command()
 @click.argument("name")
 def reboot(name: str) -> None:
-    """Reboot a machine: instances and clients are gone, pending MIG modes are current."""
+    """Reboot a simulated machine.
+
+    Instances and clients disappear, and pending MIG modes become current.
+    """
     SimulatedMachine.open(name).reboot()
     say(f"rebooted {name}")
 
 
 def _readable() -> Iterator[SimulatedMachine]:
-    """The machines whose state can be read; of each other one a warning, since the rest are not its fault."""
+    """The machines with readable state; warns of each other one, since the rest are not its fault."""
     for machine in SimulatedMachine.list():
         try:
             machine.gpus()
@@ -167,10 +197,11 @@ def _count(number: int, noun: str) -> str:
 @click.argument("name")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
 def exec_(name: str, command: tuple[str, ...]) -> int:
-    """Run a command that finds machine NAME's driver on this host: NVML and the files around it.
+    """Run a command with the driver files of a simulated machine.
 
-    It finds the library and nvidia-smi, and the machine's GPUs in /proc/driver/nvidia, /proc/modules, /proc/devices and
-    on the PCI bus in /sys, in a mount namespace of its own. Programs that look for the driver there find one.
+    The command runs in its own mount namespace. It finds NVML, nvidia-smi and the machine's GPUs in
+    /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys. Programs that look for a driver there
+    find one.
     """
     from tranche_simulator.namespace import enter
 

@@ -34,15 +34,15 @@ class _CommandAfterDashes(TrancheCommand):
 
 
 @click.command(cls=_CommandAfterDashes, options_metavar="[OPTIONS]")
-@click.argument("target", required=False)
-@click.option("--memory", metavar="AMOUNT", help="GPU memory to hold, on each target: 512Mi or 4G.")
+@click.argument("target", required=False, metavar="[TARGET] [-- COMMAND...]")
+@click.option("--memory", metavar="AMOUNT", help="GPU memory to use on each target, such as 512Mi or 4G. Default: 0.")
 @click.pass_context
 def attach(context: click.Context, target: str | None, memory: str | None) -> int:
-    """Use a simulated GPU or slice while a command runs: tranche sim attach [TARGET] -- CMD...
+    """Use a simulated GPU or slice while a command runs.
 
-    TARGET is a GPU index, a GPU or MIG UUID, or several with commas, and defaults to $CUDA_VISIBLE_DEVICES.
-    Without a command the client stays until SIGINT or SIGTERM. The exit code is the command's. The machine is
-    that of --simulate, else of TRANCHE_SIM_STATE.
+    TARGET is a GPU index, a GPU UUID, a MIG UUID, or a comma-separated list. It defaults to $CUDA_VISIBLE_DEVICES.
+    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is the command's. The machine is that
+    of --simulate, or of $TRANCHE_SIM_STATE.
     """
     targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     machine = _machine(context.ensure_object(Settings))
@@ -61,7 +61,7 @@ def _machine(settings: Settings) -> SimulatedMachine:
     state = Path(os.environ.get("TRANCHE_SIM_STATE") or _CONTAINER_STATE)
     if not state.is_file():
         raise SimulatorError(
-            f"there is no simulated machine at {state}",
+            f"no simulated machine at {state}",
             hint="name one with --simulate, or set the variables of `tranche sim env`",
         )
     return SimulatedMachine(state.parent)
@@ -75,7 +75,7 @@ def _targets(text: str) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> int:
-    """The command's exit code; 127 or 126, as a shell, when it cannot start."""
+    """The command's exit code; 127 or 126, as from a shell, if it cannot start."""
     path = shutil.which(command[0])
     if path is None:
         say(f"{command[0]}: command not found")

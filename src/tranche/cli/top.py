@@ -29,26 +29,28 @@ _LONGEST_KEY = 8
 
 
 @click.command(cls=TrancheCommand)
-@click.option("--once", is_flag=True, help="Print the picture once and end.")
+@click.option("--once", is_flag=True, help="Print one picture and exit.")
 @click.option(
     "--interval",
     type=DurationType(least=0.1),
     default="1s",
     show_default=True,
     metavar="TIME",
-    help="How often to redraw the picture.",
+    help="Time between two pictures, at least 100ms.",
 )
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, once: bool, interval: float, output: str) -> None:
-    """Show the machine at a glance: totals, what is wrong, who waits for what, and GPUs as bars of memory slices.
+    """Show a live view of GPUs, slices and shares.
 
-    GPUs that serve nobody come first, what runs on them last. Borders stand between slices, and between the parts of what
-    is shared. How much of the time a GPU was busy is a dash where nothing measures it; of a GPU in MIG mode, the busiest of
-    its slices is in brackets. The arrow keys, PgUp, PgDn, Home and End scroll, / finds lines, Esc shows all again, q or
-    Ctrl-C ends it.
+    The view shows totals, problems, waiting requests, a bar of memory slices for each GPU, shares and processes. Lost,
+    faulty and cordoned GPUs come first. Borders separate slices and the parts of a shared device. The percentage is how
+    busy a GPU is. A dash means that no measurement exists, and brackets show the busiest slice of a GPU in MIG mode.
 
-    Without a terminal, and with -o json, top prints the picture once.
+    The arrow keys, PgUp, PgDn, Home and End scroll. The key / finds lines, Esc shows all lines again, and q or Ctrl-C
+    quits.
+
+    Without a terminal, or with -o json, the command prints one picture and exits.
     """
     live = not once and output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
     with open_host(settings, reading=True) as host:

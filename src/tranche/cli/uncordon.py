@@ -18,7 +18,9 @@ from tranche.node.policy_change import uncordon
 @click.argument("gpus", metavar="GPU...", nargs=-1, required=True)
 @click.pass_obj
 def command(settings: Settings, /, gpus: tuple[str, ...]) -> None:
-    """Give GPUs away again that `tranche cordon` kept back.
+    """Allocate cordoned GPUs to requests again.
+
+    GPU is an index or a UUID.
 
     \b
     $ tranche uncordon 3
@@ -30,4 +32,4 @@ def command(settings: Settings, /, gpus: tuple[str, ...]) -> None:
         if open_again:
             Queue(host).ring_next()
     for gpu in named:
-        say(f"{gpu.label} {'is given away again' if gpu in open_again else 'was not cordoned'}")
+        say(f"{gpu.label} {'uncordoned' if gpu in open_again else 'was not cordoned'}")

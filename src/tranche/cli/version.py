@@ -16,7 +16,7 @@ from tranche.node.health.software import software
 def command(settings: Settings, /, output: str) -> None:
     """Print the versions of Tranche, the simulator, Python, the driver and NVML.
 
-    Without a usable driver, version says why in the driver's place. The exit code is 0 all the same.
+    Without a usable driver, the output has the error instead of the driver's version. The exit code is still 0.
     """
     made = software()
     driver = nvml = error = None

@@ -1,12 +1,12 @@
-"""What a workload was given, the devices that it stands for, and what became of its limits.
+"""Allocations, the devices behind their grants, and grants that have lost their limits.
 
-An allocation is not an instance: the instance outlives it, idle, until its room is needed.
+An allocation is not an instance. The instance outlives it, idle, until its room is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -35,48 +35,46 @@ class Phase(StrEnum):
     ACTIVE = "active"
 
 
-@dataclass(frozen=True, slots=True)
-class WholeGpu:
-    """A GPU that is not cut, for one holder alone."""
+class WholeGpu(NamedTuple):
+    """An uncut GPU for a single holder."""
 
     gpu_uuid: str
 
     def moved_to(self, gpu_uuid: str) -> WholeGpu:
-        """The same on another GPU."""
-        return replace(self, gpu_uuid=gpu_uuid)
+        """The same grant on another GPU."""
+        return self._replace(gpu_uuid=gpu_uuid)
 
     @property
     def slot(self) -> None:
-        """No instance: the GPU itself."""
+        """None: the grant takes the GPU itself."""
         return None
 
     @property
     def mechanism(self) -> str:
-        """The word for how the share is made."""
+        """The name of the sharing mechanism."""
         return "whole"
 
     @property
     def walls(self) -> GrantIsolation:
-        """What is its own: everything."""
+        """Everything is its own."""
         return OWN_WALLS
 
     @property
     def isolation(self) -> Isolation:
-        """How strong the fence around it is."""
+        """How strongly the grant is isolated."""
         return self.walls.isolation
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The GPU instance of a profile at a placement, for one holder alone."""
+class Slice(NamedTuple):
+    """The GPU instance of a profile at a placement, for a single holder."""
 
     gpu_uuid: str
     profile: ProfileName
     placement: Placement
 
     def moved_to(self, gpu_uuid: str) -> Slice:
-        """The same on another GPU."""
-        return replace(self, gpu_uuid=gpu_uuid)
+        """The same grant on another GPU."""
+        return self._replace(gpu_uuid=gpu_uuid)
 
     @property
     def slot(self) -> InstanceKey:
@@ -85,25 +83,24 @@ class Slice:
 
     @property
     def mechanism(self) -> str:
-        """The word for how the share is made."""
+        """The name of the sharing mechanism."""
         return "mig"
 
     @property
     def walls(self) -> GrantIsolation:
-        """What is its own: everything."""
+        """Everything is its own."""
         return OWN_WALLS
 
     @property
     def isolation(self) -> Isolation:
-        """How strong the fence around it is."""
+        """How strongly the grant is isolated."""
         return self.walls.isolation
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeSlice:
-    """One compute instance of a GPU instance that is cut inside; its neighbours may have other holders.
+class ComputeSlice(NamedTuple):
+    """One compute instance of a GPU instance. Its neighbours inside the GPU instance may have other holders.
 
-    `start` and `size` count compute slices inside the GPU instance. They share its memory.
+    `start` and `size` count compute slices inside the GPU instance. Neighbours share its memory.
     """
 
     inside: Slice
@@ -112,32 +109,32 @@ class ComputeSlice:
     size: int
 
     def moved_to(self, gpu_uuid: str) -> ComputeSlice:
-        """The same on another GPU."""
-        return replace(self, inside=self.inside.moved_to(gpu_uuid))
+        """The same grant on another GPU."""
+        return self._replace(inside=self.inside.moved_to(gpu_uuid))
 
     @property
     def gpu_uuid(self) -> str:
-        """The GPU that it is on."""
+        """The UUID of its GPU."""
         return self.inside.gpu_uuid
 
     @property
     def slot(self) -> InstanceKey:
-        """The GPU instance that it lies in."""
+        """The slot of the GPU instance around it."""
         return self.inside.slot
 
     @property
     def mechanism(self) -> str:
-        """The word for how the share is made."""
+        """The name of the sharing mechanism."""
         return "mig"
 
     @property
     def walls(self) -> GrantIsolation:
-        """Memory and faults are shared with the neighbours, and nothing limits what each takes."""
+        """Neighbours share memory and faults without limits."""
         return INSIDE_WALLS
 
     @property
     def isolation(self) -> Isolation:
-        """How strong the fence around it is."""
+        """How strongly the grant is isolated."""
         return self.walls.isolation
 
 
@@ -148,14 +145,13 @@ _MEMORY_WALLS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class FractionalShare:
-    """A part of a device that several allocations hold at once, by one mechanism for all of them.
+class FractionalShare(NamedTuple):
+    """A part of a device that several allocations share by one mechanism.
 
-    `memory` in bytes. `compute` is the ceiling in percent, None when none was asked for. `limit`, in bytes, is how far it may
-    grow while nobody else needs the memory; None when it may not. MPS takes nothing back that has grown. `unlimited` says that
-    its limits were in force and are lost, as when the daemon that kept them has died, or that more than `memory` was seen to be
-    used.
+    `memory` is in bytes. `compute` is the ceiling in percent, None if the request set none. `limit`, in bytes, is how far the
+    part may grow while others leave the memory free; None if it may not grow. MPS never takes back memory that has grown.
+    `unlimited` means that the limits were in force and are lost: its daemon died, for example, or its processes used more than
+    `memory`.
     """
 
     device: WholeGpu | Slice
@@ -166,37 +162,37 @@ class FractionalShare:
     unlimited: bool = False
 
     def moved_to(self, gpu_uuid: str) -> FractionalShare:
-        """The same on another GPU."""
-        return replace(self, device=self.device.moved_to(gpu_uuid))
+        """The same grant on another GPU."""
+        return self._replace(device=self.device.moved_to(gpu_uuid))
 
     @property
     def gpu_uuid(self) -> str:
-        """The GPU that it is on."""
+        """The UUID of its GPU."""
         return self.device.gpu_uuid
 
     @property
     def slot(self) -> InstanceKey | None:
-        """The instance slot that it lies in; None on a GPU that is not cut."""
+        """The instance slot of the device; None on an uncut GPU."""
         return self.device.slot
 
     @property
     def mechanism(self) -> str:
-        """The word for how the share is made."""
+        """The name of the sharing mechanism."""
         return str(self.sharing)
 
     @property
     def in_turns(self) -> bool:
-        """Whether whoever has it uses an uncut GPU in turns with others; clients of MPS run at once."""
+        """Whether the holder takes turns with others on an uncut GPU; clients of MPS run at once."""
         return self.slot is None and self.sharing is not Sharing.MPS
 
     @property
     def kept(self) -> bool:
-        """Whether the mechanism keeps its holder to `memory`, so that what others were given is there for them."""
+        """Whether the mechanism limits the holder to `memory`, so that neighbours get what they were granted."""
         return not self.unlimited and (self.sharing is not Sharing.MPS or self.limit is None)
 
     @property
     def walls(self) -> GrantIsolation:
-        """What the mechanism keeps; memory and compute without a wall once its limits are lost."""
+        """What the mechanism enforces. A part that lost its limits has no wall around memory and compute."""
         ceiling = self.compute is not None and not self.unlimited
         return GrantIsolation(
             _MEMORY_WALLS[self.sharing] if self.kept else MemoryIsolation.NONE,
@@ -207,16 +203,16 @@ class FractionalShare:
 
     @property
     def isolation(self) -> Isolation:
-        """How strong the fence around it is."""
+        """How strongly the grant is isolated."""
         return self.walls.isolation
 
 
 Grant = WholeGpu | Slice | ComputeSlice | FractionalShare
-"""One piece of GPU that an allocation has."""
+"""One device, or part of one, of an allocation."""
 
 
 def overlap(one: Grant, other: Grant) -> bool:
-    """Whether both have something of one memory slice, or of one compute slice where an instance is cut inside."""
+    """Whether both use the same memory slice, or the same compute slice inside a cut instance."""
     if one.gpu_uuid != other.gpu_uuid:
         return False
     if one.slot is None or other.slot is None:
@@ -227,7 +223,7 @@ def overlap(one: Grant, other: Grant) -> bool:
 
 
 def out_of_reach(grant: Grant, place: Grant) -> bool:
-    """Whether the grant cannot be had without the place."""
+    """Whether the grant is impossible without the place."""
     if overlap(grant, place):
         return True
     here, there = grant.slot, place.slot
@@ -237,18 +233,17 @@ def out_of_reach(grant: Grant, place: Grant) -> bool:
 
 
 def nearest_request(grants: tuple[Grant, ...]) -> Request:
-    """The request that comes nearest to what somebody was given who did not ask Tranche for it."""
+    """The request that comes closest to grants made without Tranche."""
     first, slot = grants[0], grants[0].slot
     if isinstance(first, FractionalShare):
         return Request(GpuMemory(first.memory), first.isolation, count=len(grants))
     return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """A share that is promised or granted.
+class Allocation(NamedTuple):
+    """A promised or granted share.
 
-    `keeper` is whoever it lives and ends with; `command` is what runs in it, for people. `created` is seconds since the epoch.
+    `keeper` decides how long it lives; `command` describes its program for people. `created` is seconds since the epoch.
     """
 
     id: str
@@ -261,15 +256,15 @@ class Allocation:
 
     @property
     def holder_pid(self) -> int:
-        """The process that keeps it; 0 before it is known, and where no single process does."""
+        """The process that keeps it; 0 before it is known, or if no single process keeps it."""
         return self.keeper.pid if isinstance(self.keeper, ProcessKeeper) else 0
 
 
 class WithheldDevice(NamedTuple):
-    """A GPU, or a slot of one, of which nothing is given away now; `why` is a clause for people.
+    """A GPU or a slot that serves no new requests; `why` is a clause for people.
 
-    `for_large` says that it is kept for requests that name a size as large as it, or a whole GPU; `faulty` that it has reported
-    an error. Else an administrator wants it so.
+    `for_large` reserves it for requests for a whole GPU or for a size at least as large. `faulty` means that it reported an
+    error. Otherwise an administrator withholds it.
     """
 
     place: Grant
@@ -279,19 +274,19 @@ class WithheldDevice(NamedTuple):
 
     @property
     def by_administrator(self) -> bool:
-        """Whether it is an administrator's word, which he can take back."""
+        """Whether an administrator withholds it, and can release it."""
         return not self.for_large and not self.faulty
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """Everything a decision may look at: the hardware, what is promised, and which instances Tranche made.
+    """All inputs of a decision: the hardware, the promised grants, and the instances that Tranche made.
 
-    `requested` are those of the `owned` instances that were made for a request: an idle one may give way to a better place.
-    `changing` names the GPUs that a declared layout is re-cutting right now; nothing may be granted on them. `uses` is the
-    administrator's word on GPUs, by UUID. `withheld` are places of which nothing more is given away, whoever has something of
-    them. Invariants of a view: no two grants overlap but parts of one device, which have one mechanism, and a whole GPU that is
-    granted to one carries no other grant.
+    `requested` is the subset of `owned` that was made for requests; an idle one may give way to a better place. `changing` names
+    the GPUs that a layout change is re-cutting; they take no grants. `uses` maps GPU UUIDs to the administrator's policy.
+    `withheld` places take no new grants, even if they have holders.
+
+    Invariants: grants overlap only as parts of one device, by one mechanism. A GPU granted whole carries no other grant.
     """
 
     node: NodeState
@@ -303,7 +298,7 @@ class NodeView:
     requested: frozenset[InstanceKey] = frozenset()
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:
-        """The administrator's word on that GPU; AUTO when there is none."""
+        """The administrator's policy for that GPU; AUTO if there is none."""
         return self.uses.get(gpu_uuid, GpuPolicy.AUTO)
 
     def grants_on(self, gpu_uuid: str) -> tuple[Grant, ...]:
@@ -311,7 +306,7 @@ class NodeView:
         return tuple(g for allocation in self.allocations for g in allocation.grants if g.gpu_uuid == gpu_uuid)
 
     def promised_on(self, gpu_uuid: str) -> tuple[PlacedInstance, ...]:
-        """The grid places that grants hold on that GPU, each once, whether their instances exist yet or not."""
+        """The grid places that grants hold on that GPU, each once, including instances still to be made."""
         slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
         return tuple(PlacedInstance(slot.profile, slot.placement) for slot in slots if slot is not None)
 
@@ -321,9 +316,9 @@ class NodeView:
 
 
 def devices(node: NodeState) -> Mapping[str, Grant]:
-    """Every device of the node by its UUID: each GPU, and each compute instance.
+    """Every device of the node by UUID: each GPU, and each compute instance.
 
-    A compute instance that spans its GPU instance stands for the whole of it.
+    A compute instance that spans its GPU instance stands for all of it.
     """
     found: dict[str, Grant] = {}
     for gpu in node:
@@ -341,16 +336,16 @@ def _inside(gpu: GpuState, instance: GpuInstance) -> Mapping[str, Grant]:
 
 
 def shareable_devices(gpu: GpuState) -> Mapping[str, InstanceKey | None]:
-    """The devices of a GPU that several can share, by UUID, each with the slot of its instance; None for the GPU itself."""
+    """The shareable devices of a GPU by UUID, each with its instance slot; None for the GPU itself."""
     slices = {each.whole_slice.uuid: gpu.key(each) for each in gpu.instances if each.whole_slice is not None}
     return {gpu.uuid: None, **slices}
 
 
 def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
-    """The bytes that programs can have of a device together: what the driver reports, or the catalogue where it does not.
+    """The bytes of a device that programs can use in total, from the driver or else the catalogue.
 
-    Of an uncut GPU that is without what the driver keeps for itself. What it keeps of a slice, beyond what it leaves out of the
-    slice's memory, no driver says.
+    For an uncut GPU this excludes the driver's own memory. For a slice, no driver reports what it keeps beyond the part already
+    missing from the slice's memory.
     """
     if isinstance(device, WholeGpu):
         return gpu.usable_memory
@@ -360,13 +355,13 @@ def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
 
 
 def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:
-    """The bytes of each device that the grants are parts of."""
+    """The usable bytes of each device that the grants are parts of."""
     parts = (grant for grant in grants if isinstance(grant, FractionalShare))
     return {part.device: memory_of(part.device, node.gpu(part.gpu_uuid)) for part in parts}
 
 
 def device_uuid(grant: Grant, gpu: GpuState) -> str:
-    """The UUID of the device that the grant is on, or a part of; "" when the GPU does not show it.
+    """The UUID of the grant's device; "" if the GPU does not show it.
 
     `gpu` is the grant's own.
     """
@@ -380,7 +375,7 @@ def device_uuid(grant: Grant, gpu: GpuState) -> str:
 
 
 class Cordon(NamedTuple):
-    """Whose word it is, the reason in his words, "" without one, and since when, in seconds since the epoch."""
+    """An administrator's cordon. `reason` may be empty; `since` is seconds since the epoch."""
 
     gpu_uuid: str
     user: str
@@ -389,25 +384,25 @@ class Cordon(NamedTuple):
 
     @property
     def why(self) -> str:
-        """A clause for people."""
+        """The cordon as a clause for people."""
         return f"cordoned by {self.user}" + (f": {self.reason}" if self.reason else "")
 
 
 def cordoned(cordons: Iterable[Cordon]) -> tuple[WithheldDevice, ...]:
-    """The GPUs as decisions see them."""
+    """The cordoned GPUs as withheld devices."""
     return tuple(WithheldDevice(WholeGpu(each.gpu_uuid), each.why) for each in cordons)
 
 
 def with_lost_limits(allocations: tuple[Allocation, ...], node: NodeState) -> tuple[Allocation, ...]:
-    """The allocations, where parts whose daemon is gone or keeps other limits are unlimited.
+    """The allocations, with parts marked unlimited where their daemon is gone or enforces other limits.
 
-    One that is still prepared waits for its daemon.
+    An allocation in preparation still waits for its daemon.
     """
     if not any(_by_mps(grant) for allocation in allocations for grant in allocation.grants):
         return allocations
     gpus = {gpu.uuid: gpu for gpu in node}
     return tuple(
-        replace(each, grants=tuple(_as_kept(grant, gpus) for grant in each.grants))
+        each._replace(grants=tuple(_as_kept(grant, gpus) for grant in each.grants))
         if each.phase is Phase.ACTIVE
         else each
         for each in allocations
@@ -415,7 +410,7 @@ def with_lost_limits(allocations: tuple[Allocation, ...], node: NodeState) -> tu
 
 
 def limits_lost(grant: Grant, gpu: GpuState) -> bool:
-    """Whether the limits of a grant were kept by a daemon that is gone from that GPU, the grant's own, or keeps others now."""
+    """Whether the grant's daemon is gone from `gpu` or enforces other limits. `gpu` is the grant's own."""
     if not _by_mps(grant) or gpu.lost:
         return False
     daemon = gpu.daemon_of(grant.slot)
@@ -429,5 +424,5 @@ def _by_mps(grant: Grant) -> bool:
 def _as_kept(grant: Grant, gpus: Mapping[str, GpuState]) -> Grant:
     gpu = gpus.get(grant.gpu_uuid)
     if gpu is not None and isinstance(grant, FractionalShare) and limits_lost(grant, gpu):
-        return replace(grant, unlimited=True)
+        return grant._replace(unlimited=True)
     return grant

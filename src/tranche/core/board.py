@@ -1,13 +1,12 @@
-"""What each GPU product can be cut into: the catalogue of `tranche_simulator`, typed.
+"""How each GPU product can be cut: the typed catalogue of `tranche_simulator`.
 
-Numbers that no source shows are None; numbers inferred from a board's family are present and named in `unverified`. On a
-machine with a driver the driver's own answers win; the catalogue stands in for boards that are not there.
+Numbers without a source are None. Numbers inferred from a board's family are present and listed in `unverified`. On a machine
+with a driver the driver's own answers win; the catalogue stands in for absent boards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,10 +16,10 @@ from tranche_simulator.catalogue import families, mig_models
 
 
 class _Family(NamedTuple):
-    """Boards of one architecture, and the rules that hold for all of them.
+    """Boards of one architecture, and the rules that apply to all of them.
 
-    `nvml_architecture` is NVML's NVML_DEVICE_ARCH_* value; `capabilities` are (major, least minor, greatest minor) of its compute
-    capabilities; `label` is how GPU feature discovery writes it.
+    `nvml_architecture` is NVML's NVML_DEVICE_ARCH_* value. `capabilities` are its compute capabilities as (major, least minor,
+    greatest minor). `label` is its name in GPU feature discovery.
     """
 
     name: str
@@ -46,7 +45,7 @@ def all_families() -> tuple[_Family, ...]:
 
 
 def family_of_capability(major: int, minor: int) -> _Family | None:
-    """The family whose boards have that compute capability."""
+    """The family of boards with that compute capability."""
     return next(
         (
             f
@@ -59,14 +58,13 @@ def family_of_capability(major: int, minor: int) -> _Family | None:
 
 
 def family_of_architecture(nvml_architecture: int | None, board_family: str | None) -> _Family | None:
-    """The family that a driver names by NVML's number; where several have it, or no number is known, that of the board."""
+    """The family for a driver's NVML number. If several share the number, or it is unknown, the board's family."""
     own = next((f for f in all_families() if f.name == board_family), None)
     named = [f for f in all_families() if nvml_architecture is not None and f.nvml_architecture == nvml_architecture]
     return own if not named or own in named else named[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstanceProfile:
+class ComputeInstanceProfile(NamedTuple):
     """A way to cut the inside of a GPU instance.
 
     `enum` is NVML's NVML_COMPUTE_INSTANCE_PROFILE_* value, `id` what nvidia-smi prints; they agree in every listing seen.
@@ -82,13 +80,12 @@ class ComputeInstanceProfile:
     unverified: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstanceProfile:
+class GpuInstanceProfile(NamedTuple):
     """A way to cut a GPU, on one board.
 
-    `enum` is NVML's NVML_GPU_INSTANCE_PROFILE_* value, which profile queries take; `id` is the number that nvidia-smi prints and
-    that creation takes. `memory` is in bytes, as the driver reports it; `other_memory` is what other drivers reported.
-    `starts` and `size` are memory-slice units.
+    `enum` is NVML's NVML_GPU_INSTANCE_PROFILE_* value, for profile queries. `id` is the number that nvidia-smi prints and
+    creation takes. `memory` is in bytes, as the driver reports it; `other_memory` is what other drivers reported. `starts` and
+    `size` are memory-slice units.
     """
 
     name: ProfileName
@@ -114,7 +111,7 @@ class Board(NamedTuple):
     """One GPU product, or several that are cut alike.
 
     `pci_device_ids` are `0xDDDDVVVV` as layout filters write them. `memory` is in bytes. `memory_slices` is the length of the
-    placement grid, None when no source shows it.
+    placement grid, None without a source.
     """
 
     key: str
@@ -133,7 +130,7 @@ class Board(NamedTuple):
     note: str
 
     def profile(self, name: ProfileName) -> GpuInstanceProfile | None:
-        """The GPU-instance profile that holds a slice of that name."""
+        """The GPU-instance profile for a slice of that name."""
         return next((p for p in self.profiles if p.name == name.gpu_instance), None)
 
 
@@ -143,20 +140,20 @@ def catalogue() -> tuple[Board, ...]:
 
 
 def board_by_key(key: str) -> Board | None:
-    """The board of that catalogue key, compared without regard to case."""
+    """The board with that catalogue key, case-insensitive."""
     return _first(lambda model: model["key"].lower() == key.lower())
 
 
 def board_by_pci_id(pci_device_id: str) -> Board | None:
-    """The board whose PCI device and vendor id is `0xDDDDVVVV`."""
+    """The board with the PCI device and vendor id `0xDDDDVVVV`."""
     return _first(lambda model: pci_device_id in model["pci_device_ids"])
 
 
 def board_of(pci_device_id: str, name: str, memory: int) -> Board | None:
     """The board of a GPU that a driver describes; `memory` in bytes, `name` as the driver gives it.
 
-    A PCI id alone does not say it: boards of one id have been sold with different memory. A board whose memory is known to be
-    another is not the one; then the product's name decides, and without a name that fits the board is unknown.
+    A PCI id alone is ambiguous: boards with the same id have been sold with different memory. If the memory contradicts the PCI
+    id, the product name decides. Without a matching name the board is unknown.
     """
     board = board_by_pci_id(pci_device_id)
     if board is None or _has_memory(board, memory):
@@ -167,13 +164,13 @@ def board_of(pci_device_id: str, name: str, memory: int) -> Board | None:
 
 
 def _has_memory(board: Board, memory: int) -> bool:
-    """Within a tenth: error correction and reserved memory make drivers report different totals of one board."""
+    """Compares within a tenth: error correction and reserved memory change the total that drivers report."""
     return board.memory is None or abs(board.memory - memory) <= board.memory // 10
 
 
 @cache
 def _board_at(index: int) -> Board:
-    """Boards are made when they are asked for: a command meets one or two of them."""
+    """Boards are built on demand, because a command meets only one or two."""
     return _board(mig_models()[index])
 
 

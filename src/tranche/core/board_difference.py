@@ -1,4 +1,4 @@
-"""Where a driver's answers about a GPU differ from the catalogue's."""
+"""Differences between a driver's answers about a GPU and the catalogue's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.core.board import Board, GpuInstanceProfile
 from tranche.core.quantity import MIB
 from tranche.core.state import GpuState
 
-# The catalogue's own words for the fields that its profiles mark as unverified.
+# The catalogue's names for the fields that its profiles mark as unverified.
 _FIELDS = {
     "id": "profile_id",
     "slices": "slice_count",
@@ -28,9 +28,9 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """One field of one profile on which driver and catalogue disagree; either side is `-` where it says nothing.
+    """One field of a profile on which driver and catalogue disagree; `-` means no value.
 
-    `explained` tells why that is no news: the value is known from other drivers, or the catalogue's is unverified or absent.
+    `explained` says why the difference is expected: other drivers report the value, or the catalogue's is unverified or absent.
     """
 
     profile: str
@@ -45,9 +45,9 @@ class _Difference:
 
 
 def board_differences(gpu: GpuState, board: Board) -> tuple[_Difference, ...]:
-    """Every difference between what the driver says of the GPU's profiles and what the catalogue has for the board.
+    """Every difference between the driver's profiles of the GPU and the catalogue's profiles of the board.
 
-    Profiles are paired by NVML's enum value. Nothing is compared where the GPU's profiles come from the catalogue themselves.
+    Profiles are paired by NVML's enum value. Returns nothing if the GPU's profiles came from the catalogue.
     """
     if gpu.profiles_source != "driver" or not gpu.profiles:
         return ()
@@ -56,16 +56,16 @@ def board_differences(gpu: GpuState, board: Board) -> tuple[_Difference, ...]:
     found: list[_Difference] = []
     for enum in sorted(said.keys() | known.keys()):
         if enum not in known:
-            found.append(_Difference(str(said[enum].name), "profile", "it is there", "-"))
+            found.append(_Difference(str(said[enum].name), "profile", "present", "-"))
         elif enum not in said:
-            found.append(_Difference(str(known[enum].name), "profile", "-", "it is there"))
+            found.append(_Difference(str(known[enum].name), "profile", "-", "present"))
         else:
             found += _profile_differences(said[enum], known[enum])
     return tuple(found)
 
 
 def unverified_fields(profile: GpuInstanceProfile) -> frozenset[str]:
-    """The catalogue's words for the fields without a first-hand source, without the remarks that follow some of them."""
+    """The catalogue's names for the fields without a first-hand source, without trailing remarks."""
     return frozenset(word.split(" ", 1)[0] for word in profile.unverified)
 
 

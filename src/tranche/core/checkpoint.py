@@ -1,4 +1,4 @@
-"""Checkpoints: MIG modes and instances of a machine with their placements, in the JSON that mig-parted writes and reads.
+"""Checkpoints: a machine's MIG modes and placed instances, in mig-parted's JSON.
 
 Profiles are recorded by NVML's enum values (NVML_GPU_INSTANCE_PROFILE_*, NVML_COMPUTE_INSTANCE_PROFILE_*), not by the numbers
 that nvidia-smi prints; for compute instances the two agree in every listing seen. GPUs that cannot be cut are left out.
@@ -6,7 +6,7 @@ that nvidia-smi prints; for compute instances the two agree in every listing see
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tranche.core.board import GpuInstanceProfile
@@ -27,7 +27,7 @@ _COMPUTE_SLICES = {0: 1, 1: 2, 2: 3, 3: 4, 4: 7, 5: 8, 6: 6, 7: 1}
 
 @dataclass(frozen=True, slots=True)
 class _RecordedInstance:
-    """A GPU instance as recorded; `compute_enums` in the order they were made."""
+    """A recorded GPU instance; `compute_enums` is in order of creation."""
 
     profile_enum: int
     placement: Placement
@@ -36,7 +36,7 @@ class _RecordedInstance:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGpu:
-    """One GPU as recorded."""
+    """One recorded GPU."""
 
     uuid: str
     mig_enabled: bool
@@ -45,13 +45,13 @@ class RecordedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Every MIG-capable GPU of a machine as it was once."""
+    """Every MIG-capable GPU of a machine at one moment."""
 
     gpus: tuple[RecordedGpu, ...]
 
 
 def take_checkpoint(node: NodeState) -> Checkpoint:
-    """The checkpoint of what is there now."""
+    """Record the present modes and instances."""
     return Checkpoint(tuple(_record_gpu(gpu) for gpu in node if gpu.mig_capable))
 
 
@@ -69,7 +69,7 @@ def checkpoint_to_data(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def parse_checkpoint(data: object) -> Checkpoint:
-    """The checkpoint that the data records; CheckpointInvalid otherwise, with what is wrong and where."""
+    """The recorded checkpoint; raises CheckpointInvalid with what is wrong and where."""
     version = _part(data, "Version", "the file", str)
     if version != VERSION:
         raise _invalid(f"its version is {version!r:.40}")
@@ -78,7 +78,7 @@ def parse_checkpoint(data: object) -> Checkpoint:
 
 
 def gpu_instance_profile(gpu: GpuState, enum: int) -> GpuInstanceProfile:
-    """The GPU's profile of that NVML enum value; CheckpointInvalid when it has none."""
+    """The GPU's profile with that NVML enum value; raises CheckpointInvalid if it has none."""
     for profile in gpu.profiles:
         if profile.enum == enum:
             return profile
@@ -88,11 +88,11 @@ def gpu_instance_profile(gpu: GpuState, enum: int) -> GpuInstanceProfile:
 
 
 def compute_instance_name(profile: GpuInstanceProfile, enum: int) -> ProfileName:
-    """The name of the compute instance of that NVML enum value inside the profile; CheckpointInvalid when there is none."""
+    """The name of the compute instance with that NVML enum value in the profile; raises CheckpointInvalid if there is none."""
     slices = _COMPUTE_SLICES.get(enum, 0)
     if not 1 <= slices <= profile.slices:
         raise CheckpointInvalid(f"{profile.name} has no compute-instance profile {enum}, which the checkpoint records")
-    return replace(profile.name, compute=slices)
+    return profile.name._replace(compute=slices)
 
 
 def _record_gpu(gpu: GpuState) -> RecordedGpu:
@@ -137,9 +137,9 @@ def _parse_instance(data: object, where: str) -> _RecordedInstance:
 
 
 def _part(data: object, key: str, where: str, kind: type[_T]) -> _T:
-    """What stands under the key; CheckpointInvalid when nothing does, or something of another kind."""
+    """The value of the key; raises CheckpointInvalid if it is missing or has another type."""
     if not isinstance(data, dict):
-        raise _invalid(f"{where} is no mapping")
+        raise _invalid(f"{where} is not a mapping")
     if key not in data:
         raise _invalid(f"{where} has no '{key}'")
     found = data[key]

@@ -1,7 +1,7 @@
-"""Whether a view that somebody else has told can be true: every value is of its kind and within what any machine has.
+"""Checks a view from outside: every value has its type and is within what any machine has.
 
-A view that is read from a text may hold whatever its writer wrote. What is shown, added up or decided by is a view that passed
-here, so that nothing later meets a moment beyond all calendars, a placement of billions of slices, or less than no memory.
+A view read from text may hold anything. Tranche shows, adds up and decides by checked views only, so later code never meets a
+moment beyond all calendars, a placement of billions of slices, or negative memory.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from tranche.core.errors import UsageError
 from tranche.core.grid import Placement
 
 _LARGEST = 2**53 - 1
-"""Of a whole number without a range of its own: what every reader of JSON has exactly."""
+"""The greatest whole number in fields without a range of their own: every JSON reader takes it exactly."""
 _BYTES = (0, 2**50)
 _SLICES = (0, 32)
 _PERCENT = (0, 100)
 _RANGES: Mapping[str, tuple[int, int]] = {
     "index": (0, 4095),
-    "numa_node": (-1, _LARGEST),  # -1 is how Linux says that there is none
+    "numa_node": (-1, _LARGEST),  # on Linux, -1 means none
     **dict.fromkeys(("memory", "memory_free", "memory_reserved", "amount", "limit", "other_memory"), _BYTES),
     **dict.fromkeys(("memory_slices", "slices", "start", "starts", "size"), _SLICES),
     "compute": _PERCENT,
 }
-"""The least and the most of a field's numbers, by the field's name."""
+"""The least and greatest number of a field, by the field's name."""
 _LAST_MOMENT = 253_402_214_400.0
-"""A day before the year 10000, of which calendars know nothing: seconds since the epoch."""
+"""A day before the year 10000, where calendars end; seconds since the epoch."""
 
 _MANY = 4096
 _PROCESSES = 65_536
@@ -43,13 +43,13 @@ _COUNTS: Mapping[str, int] = {
     **dict.fromkeys(("processes", "stray_processes", "others"), _PROCESSES),
     "grants": 256,
 }
-"""The most that a field holds, by its name; `_MANY` where it is not here."""
+"""The most entries of a field, by its name; `_MANY` for others."""
 _LONGEST = 4096
 _LONGEST_MODEL = 256
 
 
 def credible(view: NodeView) -> NodeView:
-    """The view itself; UsageError with the field that cannot be true otherwise."""
+    """The view itself; raises UsageError with the field that cannot be true."""
     _Judge().judge(view, NodeView, "view")
     _once("GPU", (gpu.uuid for gpu in view.node))
     _once("index", (gpu.index for gpu in view.node))
@@ -61,13 +61,13 @@ def credible(view: NodeView) -> NodeView:
 
 
 class _Judge:
-    """Of one view. Profiles of GPUs that are alike are looked at once."""
+    """Checks one view. Looks at equal profiles only once."""
 
     def __init__(self) -> None:
         self._judged: set[GpuInstanceProfile] = set()
 
     def judge(self, value: Any, hint: Any, name: str) -> None:
-        """UsageError unless the value is what the hint says, within the bounds of the field of that name."""
+        """Raise UsageError unless the value fits the type hint and the bounds of the named field."""
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
             self._one_of(value, arguments, name)
@@ -123,7 +123,7 @@ def _plain(value: Any, hint: Any, name: str) -> bool:
         low, high = _RANGES.get(name, (0, _LARGEST))
         return type(value) is int and low <= value <= high
     if hint is float:
-        # What is not a number is neither more nor less than anything.
+        # NaN compares false with everything.
         return type(value) in (int, float) and 0 <= value <= _LAST_MOMENT
     if hint is Fraction:
         return isinstance(value, Fraction) and 0 < value <= 1 and value.denominator <= _LARGEST
@@ -134,7 +134,7 @@ def _plain(value: Any, hint: Any, name: str) -> bool:
 
 @cache
 def _fields(cls: Any) -> Collection[tuple[str, Any]] | None:
-    """Each field of a record with the hint of its values; None for what is no record."""
+    """Each field of a record with its type hint; None if `cls` is no record."""
     if dataclasses.is_dataclass(cls):
         names = [each.name for each in dataclasses.fields(cls)]
     elif hasattr(cls, "_fields"):
@@ -147,9 +147,9 @@ def _fields(cls: Any) -> Collection[tuple[str, Any]] | None:
 
 def _once(what: str, names: Iterable[object]) -> None:
     if any(count > 1 for count in Counter(names).values()):
-        raise UsageError(f"one {what} is there twice")
+        raise UsageError(f"one {what} appears twice")
 
 
 def _wrong(name: str) -> UsageError:
-    """What was in its place is not said: it may be as long as its writer liked."""
-    return UsageError(f"no machine has such a thing as its {name}")
+    """Leaves out the offending value, which may be arbitrarily long."""
+    return UsageError(f"no machine can have this {name}")

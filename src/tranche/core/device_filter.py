@@ -1,4 +1,4 @@
-"""Which GPU products a layout is for: filters on PCI device and subsystem ids, as the v1 layout format writes them."""
+"""Filters on PCI device and subsystem ids, in the v1 layout format: they select the GPU products of a layout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LARGEST = 2**32 - 1
 
 @dataclass(frozen=True, slots=True)
 class DeviceFilter:
-    """One entry of `device-filter`: `0xDDDDVVVV`, with `:0xSSSSVVVV` after it when only some subsystems are meant.
+    """One entry of `device-filter`: `0xDDDDVVVV`, optionally with `:0xSSSSVVVV` to restrict it to a subsystem.
 
-    `device` and `subsystem` are the parsed ids; `device` is None when the entry is malformed. A malformed entry is no error in
-    the format: it matches nothing.
+    `device` and `subsystem` are the parsed ids; `device` is None if the entry is malformed. The format accepts malformed entries,
+    but they match nothing.
     """
 
     text: str
@@ -25,7 +25,7 @@ class DeviceFilter:
 
     @property
     def malformed(self) -> bool:
-        """Whether the entry cannot be read, and so matches no GPU."""
+        """Whether the entry is malformed, and so matches no GPU."""
         return self.device is None
 
     @property
@@ -34,14 +34,14 @@ class DeviceFilter:
         return self.device is not None and board_by_pci_id(f"0x{self.device:08X}") is not None
 
     def matches(self, pci_device_id: str, pci_subsystem_id: str) -> bool:
-        """Whether a GPU with these ids (`0xDDDDVVVV`; the subsystem may be empty when unknown) is meant."""
+        """Whether the filter matches these ids (`0xDDDDVVVV`; the subsystem may be empty when unknown)."""
         if self.device is None or self.device != _parse_number(pci_device_id):
             return False
         return self.subsystem is None or self.subsystem == _parse_number(pci_subsystem_id)
 
 
 def parse_device_filter(text: str) -> DeviceFilter:
-    """The filter that the text writes; never an error."""
+    """Parse a filter; never raises."""
     numbers = [_parse_number(part) for part in text.split(":")]
     if len(numbers) > 2 or None in numbers:
         return DeviceFilter(text, None)
@@ -49,7 +49,7 @@ def parse_device_filter(text: str) -> DeviceFilter:
 
 
 def _parse_number(text: str) -> int | None:
-    """An unsigned 32-bit number with its base in its prefix; None when it is none."""
+    """An unsigned 32-bit number with its base in the prefix; None if malformed."""
     if _NUMBER.fullmatch(text) is None:
         return None
     # A leading 0 alone means octal, which Python writes 0o.

@@ -1,7 +1,6 @@
-"""What can happen on a machine: an enumeration of kinds, with typed data for each.
+"""Events on a machine: an enumeration of kinds, with typed data for each.
 
-An event says what caused it: the position of an earlier event, where there is one; its allocation and its plan are in the event
-and its data.
+An event may name its cause by the position of an earlier event. The event and its data name its allocation and its plan.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from tranche.core.wire import (
 
 
 class EventKind(StrEnum):
-    """The kinds. People read a step that was done under the name of the step's own kind; OTHER is of a newer version."""
+    """Kinds of events. People see a finished step under its own kind's name; OTHER comes from a newer version."""
 
     CHANGE_BEGUN = "ChangeBegun"
     STEP_DONE = "StepDone"
@@ -63,7 +62,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeBegun:
-    """A declared change was decided, and its plan begins; `actor` is None where a command or an agent decided it."""
+    """A declared change was decided, and its plan begins; `actor` is None if a command or an agent decided."""
 
     kind: ClassVar = EventKind.CHANGE_BEGUN
     plan_id: str
@@ -73,7 +72,7 @@ class ChangeBegun:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step of a plan was carried out; `step` is the step as JSON data, and its `action` the name of its kind."""
+    """A plan's step finished; `step` is its JSON data, and `action` the name of its kind."""
 
     kind: ClassVar = EventKind.STEP_DONE
     plan_id: str
@@ -82,9 +81,9 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class ShareGranted:
-    """A request got its share. `waiter_id` was its place in the queue, `plan_id` is empty when nothing had to be cut.
+    """A request got its share. `waiter_id` was its place in the queue; `plan_id` is empty if nothing had to be cut.
 
-    `owner` is None where nobody knows whose it is, and of events of earlier versions.
+    `owner` is None if unknown, and in events of earlier versions.
     """
 
     kind: ClassVar = EventKind.GRANTED
@@ -97,7 +96,7 @@ class ShareGranted:
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """A waiting request was taken out of the queue by somebody else than its own process."""
+    """A process other than its own removed a waiting request from the queue."""
 
     kind: ClassVar = EventKind.CANCELLED
     waiter_id: str
@@ -106,7 +105,7 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class ShareKept:
-    """Processes that came of the command have the share now, the oldest first; or may have come of it, when only suspected."""
+    """Processes left by the command now keep the share, oldest first; `suspected` means that they may be the command's."""
 
     kind: ClassVar = EventKind.KEPT
     pids: tuple[int, ...]
@@ -115,7 +114,7 @@ class ShareKept:
 
 @dataclass(frozen=True, slots=True)
 class HeldTwice:
-    """Somebody is said to hold what another holds by the register, and is not believed."""
+    """A keeper was reported for devices that the register gives to another; Tranche rejects the report."""
 
     kind: ClassVar = EventKind.HELD_TWICE
     keeper: Keeper
@@ -124,7 +123,7 @@ class HeldTwice:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseBegun:
-    """Somebody takes a share back from what runs in it; `pids` are the processes that get SIGTERM, and SIGKILL in the end."""
+    """A running share is being taken back; `pids` get SIGTERM, and finally SIGKILL."""
 
     kind: ClassVar = EventKind.RELEASE_BEGUN
     pids: tuple[int, ...]
@@ -133,7 +132,7 @@ class ReleaseBegun:
 
 @dataclass(frozen=True, slots=True)
 class ShareReleased:
-    """A share was given back; `actor` is None where it ended by itself, or a command took it back."""
+    """A share was released; `actor` is None if it ended by itself or a command released it."""
 
     kind: ClassVar = EventKind.RELEASED
     why: str
@@ -142,7 +141,7 @@ class ShareReleased:
 
 @dataclass(frozen=True, slots=True)
 class PlanUndone:
-    """A plan failed and was undone; `reason` is the error's word, `failed_gpu` the UUID of the GPU on which it failed."""
+    """A plan failed and was undone; `reason` is the error's reason word, `failed_gpu` the UUID of the GPU that failed."""
 
     kind: ClassVar = EventKind.UNDONE
     plan_id: str
@@ -152,7 +151,7 @@ class PlanUndone:
 
 @dataclass(frozen=True, slots=True)
 class UndoIncomplete:
-    """Something that a plan did could not be put back; `reason` is the error's word."""
+    """A plan could not be undone completely; `reason` is the error's reason word."""
 
     kind: ClassVar = EventKind.UNDO_INCOMPLETE
     plan_id: str
@@ -161,7 +160,7 @@ class UndoIncomplete:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecovered:
-    """An interrupted plan was undone, by its own process or, when that had died, by the next."""
+    """An interrupted plan was undone, by its own process or, after its death, by the next."""
 
     kind: ClassVar = EventKind.RECOVERED
     plan_id: str
@@ -170,8 +169,9 @@ class PlanRecovered:
 
 @dataclass(frozen=True, slots=True)
 class LimitsLost:
-    """The limits of a share are not kept any more, since the daemon that kept them has died, or somebody has told it others;
-    `grants` as they are now.
+    """A share lost its limits: the daemon died, or its limits were changed.
+
+    `grants` are the present ones.
     """
 
     kind: ClassVar = EventKind.LIMITS_LOST
@@ -180,7 +180,7 @@ class LimitsLost:
 
 @dataclass(frozen=True, slots=True)
 class LimitExceeded:
-    """A share's processes together have more memory than it was given; `grants` as they are now."""
+    """A share's processes together use more memory than granted; `grants` are the present ones."""
 
     kind: ClassVar = EventKind.LIMIT_EXCEEDED
     grants: tuple[Grant, ...]
@@ -188,7 +188,7 @@ class LimitExceeded:
 
 @dataclass(frozen=True, slots=True)
 class SharingRefused:
-    """A mechanism that this machine should have was refused, for the reason in `why`, and is not used from then on."""
+    """The machine refused a mechanism that it should have, for the reason in `why`; Tranche no longer uses it."""
 
     kind: ClassVar = EventKind.SHARING_REFUSED
     mechanism: Sharing
@@ -197,7 +197,7 @@ class SharingRefused:
 
 @dataclass(frozen=True, slots=True)
 class DaemonFault:
-    """The MPS daemon of a device lets nobody in, for the reason in `fault`."""
+    """The MPS daemon of a device admits no clients, for the reason in `fault`."""
 
     kind: ClassVar = EventKind.DAEMON_FAULT
     device_uuid: str
@@ -206,7 +206,7 @@ class DaemonFault:
 
 @dataclass(frozen=True, slots=True)
 class DaemonRecovered:
-    """The MPS daemon of a device lets clients in again."""
+    """The MPS daemon of a device admits clients again."""
 
     kind: ClassVar = EventKind.DAEMON_RECOVERED
     device_uuid: str
@@ -214,7 +214,7 @@ class DaemonRecovered:
 
 @dataclass(frozen=True, slots=True)
 class FaultShared:
-    """A fatal fault of one program has ended the CUDA contexts of all that share a device by MPS, and a share is of it."""
+    """A program's fatal fault ended all CUDA contexts on a device shared by MPS, including this share's."""
 
     kind: ClassVar = EventKind.FAULT_SHARED
     device_uuid: str
@@ -222,7 +222,7 @@ class FaultShared:
 
 @dataclass(frozen=True, slots=True)
 class ServerEnded:
-    """The MPS server that a share's programs run in was killed or shut down, and its daemon lives on; `pid` was the server's."""
+    """The MPS server of a share's programs was killed or shut down, but its daemon lives; `pid` was the server's."""
 
     kind: ClassVar = EventKind.SERVER_ENDED
     pid: int
@@ -230,7 +230,7 @@ class ServerEnded:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """The administrator said how a GPU may be shared, or all that have no word of their own; None took the word back."""
+    """The administrator set how a GPU may be shared, or all GPUs without a policy of their own; None removes the policy."""
 
     kind: ClassVar = EventKind.POLICY_CHANGED
     gpu_uuid: str
@@ -239,7 +239,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class GpuCordoned:
-    """An administrator wants nothing more of a GPU given away, for his reason, which may be empty."""
+    """An administrator cordoned a GPU; the reason may be empty."""
 
     kind: ClassVar = EventKind.CORDONED
     user: str
@@ -249,7 +249,7 @@ class GpuCordoned:
 
 @dataclass(frozen=True, slots=True)
 class GpuUncordoned:
-    """An administrator lets a GPU be given away again."""
+    """An administrator lifted the cordon of a GPU."""
 
     kind: ClassVar = EventKind.UNCORDONED
     user: str
@@ -258,10 +258,9 @@ class GpuUncordoned:
 
 @dataclass(frozen=True, slots=True)
 class BootEnded:
-    """The cut at boot has ended. `boot_id` is the kernel's name of that start of the machine.
+    """The cut at boot has ended. `boot_id` is the kernel's id of that boot.
 
-    `asked` is what the file of settings asks for, "" where it could not be read. `reason` is the error's word, "" when the GPUs
-    are as asked.
+    `asked` is the request in the settings file, "" if unreadable. `reason` is the error's reason word, "" on success.
     """
 
     kind: ClassVar = EventKind.BOOT_ENDED
@@ -298,10 +297,10 @@ EventData = (
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened; `time` is seconds since the epoch, empty strings where a field does not apply.
+    """One event; `time` is seconds since the epoch, and fields that do not apply are empty strings.
 
-    `name` is the word for people. `cause` is the position of the event that led to it. `data` is None in what a version of
-    Tranche wrote that recorded none, or that knows kinds which this one does not.
+    `name` is the name for people. `cause` is the position of the event that led to it. `data` is None if an earlier version wrote
+    none, or if this version does not know the kind.
     """
 
     position: int
@@ -315,26 +314,26 @@ class Event:
 
     @property
     def kind(self) -> EventKind:
-        """What happened."""
+        """The event's kind."""
         if self.data is not None:
             return self.data.kind
         return EventKind(self.name) if self.name in list(EventKind) else EventKind.OTHER
 
 
 def event_name(data: EventData) -> str:
-    """The word for people: the name of the kind, and for a step that of the step's own kind."""
+    """The name for people: the kind's, or for a step its own kind's."""
     return str(data.step["action"]) if isinstance(data, StepDone) else str(data.kind)
 
 
 class _Codec(NamedTuple):
-    """How a field of the data is written: under which key, and how its value becomes JSON data and is read again."""
+    """How a field of the data is written: its key, and the conversions of its value to JSON data and back."""
 
     key: str
     encode: Callable[[Any], Any] = lambda value: value
     decode: Callable[[Any], Any] = lambda value: value
 
 
-# Every field whose key is not its own name, or whose value is not written as it is.
+# Every field with another key than its name, or with a converted value.
 _CODECS: Mapping[str, _Codec] = {
     "plan_id": _Codec("planId"),
     "waiter_id": _Codec("waiterId"),
@@ -356,7 +355,7 @@ _CODECS: Mapping[str, _Codec] = {
 _KINDS: Mapping[str, type[EventData]] = {each.kind: each for each in get_args(EventData)}
 
 
-# The fields of each kind of data by name, each with how it is written.
+# The fields of each kind of data by name, with their codecs.
 _WRITTEN: Mapping[type, Sequence[tuple[str, _Codec]]] = {
     kind: [(each.name, _CODECS.get(each.name, _Codec(each.name))) for each in fields(kind)] for kind in _KINDS.values()
 }
@@ -368,9 +367,9 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
 
 
 def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None:
-    """The data that event_data_to_dict wrote for an event of that name; None when it is of an unknown kind.
+    """The data that event_data_to_dict wrote for an event of that name; None for an unknown kind.
 
-    An earlier version did not write every field that has a default.
+    Earlier versions omitted some fields that have defaults.
     """
     kind = _KINDS.get(name, StepDone if "step" in data else None)
     if kind is None:

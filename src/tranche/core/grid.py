@@ -1,24 +1,23 @@
-"""One GPU's memory-slice grid: placements as bit masks, conflicts, and what still fits; and the compute slices of an instance.
+"""One GPU's memory-slice grid: placement bit masks, conflicts and free room; and the compute slices of an instance.
 
 The rules are the driver's (reference: NVML's placement queries and nvml.h): two GPU instances conflict when their placements
-overlap, when both own the media extensions that exist once per GPU (`+me`, `+me.all`), or when one is `+me.all` and the
-other is not a `-me` profile. On boards with seven compute slices the compute limit is implied by the placements.
+overlap, when both own the media extensions that exist once per GPU (`+me`, `+me.all`), or when one is `+me.all` and the other is
+not a `-me` profile. On boards with seven compute slices the placements imply the compute limit.
 
-Inside a GPU instance a compute instance starts at a multiple of the next power of two of its size, and a new one comes to lie at
-the lowest free start. So the order of creation matters: of a 7g, 3c, 2c and 2c fill it only when the 3c is not made first.
+Inside a GPU instance a compute instance starts at a multiple of the next power of two of its size, and the driver puts a new one
+at the lowest free start. So the order of creation matters: 3c, 2c and 2c fill a 7g only if the 3c is not made first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.profile import ProfileName
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(NamedTuple):
     """A run of memory slices: `start:size` as nvidia-smi prints it."""
 
     start: int
@@ -37,15 +36,14 @@ class Placement:
         return f"{self.start}:{self.size}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedInstance:
-    """A GPU instance that is on the grid, or is promised to be."""
+class PlacedInstance(NamedTuple):
+    """A GPU instance on the grid, existing or promised."""
 
     profile: ProfileName
     placement: Placement
 
     def conflicts(self, other: PlacedInstance) -> bool:
-        """Whether the two cannot be on one GPU together."""
+        """Whether the two cannot coexist on one GPU."""
         return self.placement.overlaps(other.placement) or profiles_exclude(self.profile, other.profile)
 
 
@@ -55,7 +53,7 @@ def placements(profile: GpuInstanceProfile) -> tuple[Placement, ...]:
 
 
 def profiles_exclude(one: ProfileName, other: ProfileName) -> bool:
-    """Whether the two may not live on one GPU, wherever they are placed."""
+    """Whether the two cannot coexist on one GPU at any placements."""
     if not (one.added or other.added):
         return False
     if "me" in one.added and "me" in other.added:
@@ -77,7 +75,7 @@ def fits(profile: GpuInstanceProfile, placement: Placement, occupants: Iterable[
 
 
 def remaining_capacity(profile: GpuInstanceProfile, occupants: Sequence[PlacedInstance]) -> int:
-    """How many more instances of the profile the grid takes: nvidia-smi's `Free`."""
+    """How many more instances of the profile fit on the grid: nvidia-smi's `Free`."""
     taken = list(occupants)
     count = 0
     for spot in placements(profile):
@@ -88,7 +86,7 @@ def remaining_capacity(profile: GpuInstanceProfile, occupants: Sequence[PlacedIn
 
 
 def arrange(wanted: Sequence[GpuInstanceProfile], fixed: Sequence[PlacedInstance]) -> tuple[Placement, ...] | None:
-    """Placements for all the wanted instances beside the fixed ones, in the order given; None when there are none.
+    """Placements for all wanted instances beside the fixed ones, in the order given; None if they do not fit.
 
     The search is exact: it fails only when no arrangement exists. Large profiles are placed first.
     """
@@ -124,7 +122,7 @@ def _takes_all_media(one: ProfileName, other: ProfileName) -> bool:
 
 
 def lowest_start(size: int, width: int, taken: int) -> int | None:
-    """Where a compute instance of that size comes to lie in a GPU instance of `width` compute slices; None without room."""
+    """Where the driver puts a compute instance of that size among `width` compute slices; None without room."""
     step = 1 << (size - 1).bit_length()
     for start in range(0, width - size + 1, step):
         if not taken & slice_mask(start, size):
@@ -133,7 +131,7 @@ def lowest_start(size: int, width: int, taken: int) -> int | None:
 
 
 def creation_order(names: Sequence[ProfileName], width: int, taken: int = 0) -> tuple[ProfileName, ...] | None:
-    """The order in which all of them find room, largest first wherever that is possible; None when they do not fit."""
+    """An order of creation in which all fit, largest first where possible; None if they do not fit."""
     if not names:
         return ()
     if sum(name.compute for name in names) > width - taken.bit_count():
@@ -151,5 +149,5 @@ def creation_order(names: Sequence[ProfileName], width: int, taken: int = 0) -> 
 
 
 def slice_mask(start: int, size: int) -> int:
-    """That run of compute slices as a bit mask."""
+    """A run of compute slices as a bit mask."""
     return ((1 << size) - 1) << start

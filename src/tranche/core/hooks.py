@@ -1,4 +1,4 @@
-"""Hooks files: commands to run around the change of a layout, in mig-parted's v1 format."""
+"""Hooks files: commands to run around a layout change, in mig-parted's v1 format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ APPLY_EXIT = "apply-exit"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One command. `environment` is all it gets, beside what the running command adds: the caller's own is not inherited."""
+    """One command. It gets only `environment` and what the executor adds; it does not inherit the caller's."""
 
     command: str
     arguments: tuple[str, ...] = ()
@@ -29,19 +29,19 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class HooksFile:
-    """Hooks by the name of the moment that they run at, each list in its order."""
+    """Hooks by the moment at which they run, in order."""
 
     hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
 
     def at(self, moment: str) -> tuple[Hook, ...]:
-        """The hooks of that moment; none when the file names none."""
+        """The hooks of that moment; empty if the file does not name it."""
         return self.hooks.get(moment, ())
 
 
 def parse_hooks(data: object) -> HooksFile:
-    """The hooks of a decoded document; HooksInvalid otherwise.
+    """The hooks of a decoded document; raises HooksInvalid.
 
-    As in mig-parted the version is not checked, and moments that nobody runs are no error.
+    As in mig-parted, the version is not checked, and unused moments are no error.
     """
     if data is None:
         return HooksFile()
@@ -84,7 +84,7 @@ def _mapping(data: object, what: str) -> dict[str, Any]:
 
 
 def _text(value: object, what: str) -> str:
-    """A string; numbers and booleans are taken as text, as mig-parted's decoder does."""
+    """A string; accepts numbers and booleans as text, as mig-parted's decoder does."""
     if value is None:
         return ""
     if isinstance(value, bool):

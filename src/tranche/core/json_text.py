@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote. Whatever is wrong with it is a ValueError."""
+"""Reading JSON from outside. Every fault is a ValueError."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_json(text: str | bytes) -> Any:
-    """The data; ValueError for what is no JSON, is nested too deep to be read, or has a number that is none."""
+    """Decode JSON; raises ValueError for malformed text, nesting too deep to read, and NaN or infinity."""
     try:
         return json.loads(text, parse_constant=_no_number)
     except RecursionError as error:
@@ -15,4 +15,4 @@ def read_json(text: str | bytes) -> Any:
 
 
 def _no_number(word: str) -> Any:
-    raise ValueError(f"{word} is no number in JSON")
+    raise ValueError(f"{word} is not a number in JSON")

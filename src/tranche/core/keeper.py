@@ -1,7 +1,7 @@
-"""Who keeps an allocation alive, and whether that keeper is gone: only then is the share free.
+"""Keepers of allocations, and the evidence that they are gone: only then is the share free.
 
-Evidence is gathered at the edges and judged here. What is not known is never taken for gone: a list from somebody who has just
-started, or who cannot see everything, says nothing about what it lacks.
+Other packages gather the evidence; this module judges it. Unknown never counts as gone: a list from a source that just started,
+or that cannot see everything, proves nothing by what it lacks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ _MOST_PODS = 512
 """Twice as many as can use a claim at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessKeeper:
+class ProcessKeeper(NamedTuple):
     """A process with all its descendants; `pid` is 0 before it is known.
 
-    `started` is in clock ticks since boot, against pids that are used again. `namespace` is the PID namespace in which the pid is
-    meant, 0 when it was not recorded. `key_digest` is the SHA-256 of the share's key, which only its own processes know; "" when
-    it has none. `others` keep the share beside it, as (pid, started): what a command left running. `suspected` says that nobody
-    who could tell has looked whether these processes came of the command.
+    `started` is in clock ticks since boot, and detects reused pids. `namespace` is the PID namespace of the pid, 0 if not
+    recorded. `key_digest` is the SHA-256 of the share's key, which only its own processes know; "" without a key. `others` are
+    the remains of the command that keep the share too, as (pid, started). `suspected` means that nothing has yet proved that the
+    command left these processes.
     """
 
     pid: int = 0
@@ -34,7 +33,7 @@ class ProcessKeeper:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Every process that keeps it; none before one is known."""
+        """Every process that keeps it; empty before one is known."""
         return (self.pid, *(pid for pid, _ in self.others)) if self.pid else ()
 
     def __str__(self) -> str:
@@ -42,20 +41,20 @@ class ProcessKeeper:
 
 
 NOT_KNOWN_YET = ProcessKeeper()
-"""The keeper of an allocation whose command has not started."""
+"""The keeper of an allocation before its command starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class PodKeeper:
+class PodKeeper(NamedTuple):
     """A container of a pod that the kubelet gave devices of `resource`.
 
-    Empty names stand for a pod that is being admitted: the kubelet asks for devices without saying for whom. With a `uid` they
-    stand for one that was found by its processes, and `resource` is empty as well. `kubelet` is the run of the kubelet that last
-    listed the container with these devices, or that asked for them. `lingers` says that
-    the kubelet counts the devices as free while the pod may still use them: it forgets one that is deleted by force before its
-    containers have ended, and after a restart one that was deleted meanwhile. `forgotten` says that the pod runs and that the
-    kubelet, which lost its checkpoint, does not know that it has anything: the next start of the kubelet ends such a pod.
-    `replicas` are the kubelet's ids of what it has of devices that are shared, `<uuid>::<number>`; no two holders have one.
+    Empty names mean a pod in admission: the kubelet asks for devices without naming the pod. Empty names with a `uid` mean a pod
+    found by its processes; `resource` is then empty too. `kubelet` is the kubelet run that last listed the container with these
+    devices, or that asked for them.
+
+    `lingers` means that the kubelet counts the devices as free while the pod may still use them. The kubelet forgets a pod
+    deleted by force before its containers end, and after a restart a pod deleted meanwhile. `forgotten` means that the pod runs,
+    but the kubelet lost its checkpoint and with it the pod's devices; the next kubelet start ends such a pod. `replicas` are the
+    kubelet's ids for shared devices, `<uuid>::<number>`; no two holders have the same one.
     """
 
     resource: str
@@ -70,7 +69,7 @@ class PodKeeper:
 
     @property
     def admitted(self) -> bool:
-        """Whether it is known which pod this is."""
+        """Whether the pod is known."""
         return bool(self.name)
 
     def __str__(self) -> str:
@@ -81,11 +80,11 @@ class PodKeeper:
 
 @dataclass(frozen=True, slots=True)
 class ClaimKeeper:
-    """A resource claim that was prepared on this node.
+    """A resource claim prepared on this node.
 
-    `pods` are the uids of all pods that are known to have used it here. `others` says that it was also reserved for users that
-    are no pods, such as a group of pods: pods beside the known ones may use it. `boot` is the start of the machine in which it
-    was last prepared, "" where that is not known. Who it is depends on none of these.
+    `pods` are the uids of all pods known to have used it here. `others` means that it was also reserved for users other than
+    pods, such as a group of pods, so unknown pods may use it. `boot` is the boot that last prepared it, "" if unknown. None of
+    these is part of the claim's identity.
     """
 
     namespace: str
@@ -96,7 +95,7 @@ class ClaimKeeper:
     boot: str = field(default="", compare=False)
 
     def with_pods(self, pods: Iterable[str]) -> ClaimKeeper:
-        """The keeper that knows these pods as the latest; of very many, it forgets those that it has not heard of for longest."""
+        """The keeper with these pods as the latest; beyond the limit it forgets the least recently seen."""
         latest = dict.fromkeys(pods)
         earlier = (each for each in self.pods if each not in latest)
         return replace(self, pods=(*earlier, *latest)[-_MOST_PODS:])
@@ -105,8 +104,7 @@ class ClaimKeeper:
         return f"claim {self.namespace}/{self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPodKeeper:
+class PlacedPodKeeper(NamedTuple):
     """A pod that waited at a scheduling gate until a controller chose its share of this node."""
 
     namespace: str
@@ -118,7 +116,7 @@ class PlacedPodKeeper:
 
 
 ChosenFor = ClaimKeeper | PlacedPodKeeper
-"""Who has what somebody else chose: the scheduler, or a controller."""
+"""Keepers of shares chosen outside the node: by the scheduler or a controller."""
 
 Keeper = ProcessKeeper | PodKeeper | ClaimKeeper | PlacedPodKeeper
 
@@ -132,13 +130,12 @@ class KeeperStatus(StrEnum):
 
 
 class PodEvidence(NamedTuple):
-    """What kubelet and API server say of one container's pod.
+    """What kubelet and API server say about one container's pod.
 
-    `kubelet` is the present run of the kubelet, "" when it does not answer; `kubelet_age` for how many seconds that run is known
-    to answer; `listed` whether it lists the container with any of these devices. `pod_exists` is the API server's word for that
-    uid: False also for a pod that has finished, None when the server does not answer. `waited` is for how many seconds the
-    allocation is there. `processes` says that a process of the pod was seen on the machine, `replaced` that its container runs
-    with other devices.
+    `kubelet` is the present kubelet run, "" if the kubelet does not answer; `kubelet_age` is for how many seconds that run has
+    answered; `listed` is whether it lists the container with any of these devices. `pod_exists` is the API server's answer for
+    that uid: also False for a finished pod, None if the server does not answer. `waited` is the allocation's age in seconds.
+    `processes` means that a process of the pod was seen on the machine, `replaced` that its container runs with other devices.
     """
 
     kubelet: str
@@ -152,15 +149,15 @@ class PodEvidence(NamedTuple):
 
 ADMISSION_SECONDS = 30.0
 SETTLED_SECONDS = 15.0
-"""After this time a kubelet that has started has ended the containers of pods that are deleted: it does so every two seconds."""
+"""Long enough for a restarted kubelet to end the containers of deleted pods, which it does every two seconds."""
 
 
 def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> KeeperStatus:
     """Whether a pod's container still holds its devices.
 
-    A container that runs with others does not. While a process of the pod lives, it does otherwise. The run of the kubelet that
-    listed it and lists it no more is believed then. One that started since knows its pods only after a while: there the API
-    server must say that the pod is over as well.
+    A container that runs with other devices does not. Otherwise a listing or a living process of the pod keeps them. If the
+    kubelet run that listed it no longer does, that settles it. A newer run learns of its pods only after a while, so the API
+    server must confirm that the pod is over.
     """
     if evidence.replaced:
         return KeeperStatus.GONE
@@ -185,8 +182,8 @@ class ProcessEvidence(NamedTuple):
     """What the machine shows of one process keeper.
 
     `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `inherited`
-    are processes that carry the allocation's id in their environment, or are known to come of the process; `hidden` may have
-    inherited it, and cannot be looked at.
+    are processes with the allocation's id in their environment, or known descendants. `hidden` processes may have inherited it,
+    but cannot be inspected.
     """
 
     locked: bool
@@ -196,19 +193,19 @@ class ProcessEvidence(NamedTuple):
 
 
 def judge_process(evidence: ProcessEvidence) -> KeeperStatus:
-    """Whether anything of the process and its descendants is left."""
+    """Judge whether the process or any descendant is left."""
     if evidence.locked or evidence.runs or evidence.inherited:
         return KeeperStatus.ALIVE
     return KeeperStatus.UNKNOWN if evidence.hidden else KeeperStatus.GONE
 
 
 class ClaimEvidence(NamedTuple):
-    """What is known of one resource claim that was prepared and that the kubelet has not given back.
+    """What is known of a prepared resource claim that the kubelet has not given back.
 
-    `stands` is the API server's word whether the claim of that uid is there and still allocated to what it was given; None when
-    the server does not answer. `fallen_for` is for how many seconds it has said that it is not. `processes` says that a process
-    of the claim's pods, or on its devices, was seen on the machine. `listed` is whether the kubelet lists a pod with it; None
-    when the kubelet does not answer.
+    `stands` is the API server's answer whether the claim with that uid exists and keeps its allocation; None if the server does
+    not answer. `fallen_for` is for how many seconds it has said no. `processes` means that a process of the claim's pods, or on
+    its devices, was seen on the machine. `listed` is whether the kubelet lists a pod with it; None if the kubelet does not
+    answer.
     """
 
     stands: bool | None
@@ -218,11 +215,11 @@ class ClaimEvidence(NamedTuple):
 
 
 FALLEN_SECONDS = 30.0
-"""For so long a container may still be about to start, of a pod that was deleted by force while it was prepared."""
+"""How long a container may still be about to start if its pod was deleted by force during preparation."""
 
 
 def judge_claim(evidence: ClaimEvidence) -> KeeperStatus:
-    """Whether a claim still has what was prepared for it, although nobody gave it back."""
+    """Judge whether a claim still holds its devices, although the kubelet did not give it back."""
     if evidence.processes or evidence.stands or evidence.listed:
         return KeeperStatus.ALIVE
     if evidence.stands is None or evidence.listed is None or evidence.fallen_for < FALLEN_SECONDS:
@@ -231,14 +228,14 @@ def judge_claim(evidence: ClaimEvidence) -> KeeperStatus:
 
 
 class OwnerKind(StrEnum):
-    """A user of the machine, or a namespace of Kubernetes."""
+    """A user of the machine, or a Kubernetes namespace."""
 
     USER = "user"
     NAMESPACE = "namespace"
 
 
 class ShareOwner(NamedTuple):
-    """A user by his name, or a namespace."""
+    """A user by name, or a namespace."""
 
     kind: OwnerKind
     name: str
@@ -250,12 +247,12 @@ def owner_to_dict(owner: ShareOwner | None) -> dict[str, str] | None:
 
 
 def owner_from_dict(data: Any) -> ShareOwner | None:
-    """The owner that owner_to_dict wrote; earlier versions wrote none."""
+    """The owner that owner_to_dict wrote; None for earlier versions."""
     return None if data is None else ShareOwner(OwnerKind(data["kind"]), data["name"])
 
 
 class Actor(NamedTuple):
-    """`by` is the program that was asked to, `user` the name of whoever it works as, or of whoever asked it."""
+    """Who made a change: `by` is the program, `user` the user it works as or the one who asked it."""
 
     by: str
     user: str
@@ -270,5 +267,5 @@ def actor_to_dict(actor: Actor | None) -> dict[str, Any] | None:
 
 
 def actor_from_dict(data: Any) -> Actor | None:
-    """The actor that actor_to_dict wrote; earlier versions wrote none."""
+    """The actor that actor_to_dict wrote; None for earlier versions."""
     return None if data is None else Actor(data["by"], data["user"])

@@ -1,7 +1,7 @@
-"""Declared layouts: how the GPUs of a machine are to be cut. The data of the v1 configuration file, without its spelling.
+"""Declared layouts: how to cut the GPUs of a machine. The data of the v1 configuration file, without its spelling.
 
-A layout file holds named layouts; a layout is a list of specs; a spec says for the GPUs it matches whether MIG mode is on and
-how many slices of which profile they have. GPUs that no spec matches are nobody's business.
+A layout file holds named layouts, and a layout is a list of specs. A spec sets the MIG mode of the GPUs it matches, and how many
+slices of which profile they have. A layout ignores GPUs that no spec matches.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from tranche.core.state import GpuState, NodeState
 
 @dataclass(frozen=True, slots=True)
 class LayoutSpec:
-    """What some GPUs are to look like.
+    """The declared state of some GPUs.
 
-    `devices` lists GPU indexes, None means all. `filters` match when any of them does; without filters every GPU product is
-    meant. `slices` maps profile to count, without zero counts, sorted by profile.
+    `devices` lists GPU indexes; None means all. `filters` match when any of them does; without filters the spec matches every GPU
+    product. `slices` maps profile to count, without zero counts, sorted by profile.
     """
 
     mig_enabled: bool
@@ -31,21 +31,21 @@ class LayoutSpec:
     filters: tuple[DeviceFilter, ...] = ()
 
     def matches(self, gpu: GpuState) -> bool:
-        """Whether the spec is about that GPU."""
+        """Whether the spec applies to that GPU."""
         return self.matches_product(gpu) and (self.devices is None or gpu.index in self.devices)
 
     def matches_product(self, gpu: GpuState) -> bool:
-        """Whether one of the filters, if there are any, is about GPUs of that kind."""
+        """Whether one of the filters, if there are any, matches the GPU's product."""
         return not self.filters or any(f.matches(gpu.pci_device_id, gpu.pci_subsystem_id) for f in self.filters)
 
     @property
     def slice_list(self) -> tuple[ProfileName, ...]:
-        """Every wanted slice once for each time it is wanted, sorted."""
+        """The wanted slices, repeated by count, sorted."""
         return tuple(chain.from_iterable(repeat(profile, count) for profile, count in self.slices))
 
     @property
     def skips_gpus_without_mig(self) -> bool:
-        """Whether GPUs that cannot be cut are passed over: MIG is to be off there, or nobody named them one by one."""
+        """Whether to skip GPUs that cannot be cut: the spec turns MIG off, or does not name GPUs by index."""
         return self.devices is None or not self.mig_enabled
 
     def describe(self) -> str:
@@ -63,14 +63,14 @@ class Layout:
     specs: tuple[LayoutSpec, ...]
 
     def spec_for(self, gpu: GpuState) -> LayoutSpec | None:
-        """What the layout says about that GPU; None when it says nothing."""
+        """The spec for that GPU; None if there is none."""
         return next((spec for spec in reversed(self.specs) if spec.matches(gpu)), None)
 
     def warnings(self, node: NodeState) -> tuple[str, ...]:
-        """What is probably a mistake: malformed filters, and filters or indexes that match no GPU of the machine.
+        """Probable mistakes: malformed filters, and filters or indexes that match no GPU of the machine.
 
-        Layouts are written for many boards: a filter of a board that the catalogue knows is no mistake where the layout says
-        something about a GPU of this machine. A layout of several entries that says nothing about any is one warning.
+        Layouts are written for many boards: a filter for a known board is no mistake if the layout covers some GPU of this
+        machine. A layout of several entries that covers none gives one warning.
         """
         speaks = any(spec.matches(gpu) for spec in self.specs for gpu in node)
         silent = not speaks and len(self.specs) > 1
@@ -97,7 +97,7 @@ class LayoutFile:
         return tuple(layout.name for layout in self.layouts)
 
     def select(self, name: str | None) -> Layout:
-        """The layout of that name, or the only one when no name is given; LayoutUnknown otherwise."""
+        """The layout of that name, or the only one if no name is given; raises LayoutUnknown."""
         offered = "it has: " + ", ".join(self.names) if self.layouts else "it has no layouts"
         if name is None and len(self.layouts) == 1:
             return self.layouts[0]
@@ -123,7 +123,7 @@ def describe_slices(counts: Mapping[ProfileName, int]) -> str:
 
 
 def _spec_warnings(spec: LayoutSpec, node: NodeState, *, other_boards: bool) -> list[str]:
-    """With `other_boards`, filters of boards that are known and not here are left out."""
+    """With `other_boards`, skips filters for known boards that the machine lacks."""
     warnings = []
     for device_filter in spec.filters:
         if device_filter.malformed:

@@ -1,7 +1,7 @@
-"""The v1 layout format that mig-parted reads: from decoded YAML or JSON to a LayoutFile, and back.
+"""The v1 layout format of mig-parted: from decoded YAML or JSON to a LayoutFile, and back.
 
-The rules, their messages and the accepted oddities are the format's own: unknown keys are errors, `2.0` is a count and `"2"` is
-not, an empty document is a file without layouts, and what a GPU cannot do is not checked here.
+The format defines the rules, their messages and the accepted oddities: unknown keys are errors, `2.0` is a count and `"2"` is
+not, an empty document is a file without layouts. This module does not check what a GPU can do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HINT = "the format is described in docs/reference/layouts.md"
 
 
 def parse_layouts(data: object, *, source: str = "the configuration file") -> LayoutFile:
-    """The layouts of a decoded document; LayoutInvalid with the broken rule and where it is broken otherwise."""
+    """The layouts of a decoded document; raises LayoutInvalid with the broken rule and its location."""
     if data is None:
         return LayoutFile((), source)
     document = _mapping(data, "the document")
@@ -45,7 +45,7 @@ def parse_layouts(data: object, *, source: str = "the configuration file") -> La
 
 
 def layouts_to_data(file: LayoutFile) -> dict[str, Any]:
-    """The file as data that the format's readers accept, keys in the format's usual order."""
+    """The file as data for the format's readers, keys in the format's usual order."""
     data: dict[str, Any] = {"version": VERSION}
     if file.layouts:  # the format refuses an empty 'mig-configs'
         data["mig-configs"] = {layout.name: [_spec_to_data(spec) for spec in layout.specs] for layout in file.layouts}

@@ -1,7 +1,7 @@
-"""What a machine's GPUs are to be cut into when it boots: the file of settings, and its MIG_PARTITION. Pure text, no GPU.
+"""How to cut a machine's GPUs at boot: the settings file and its MIG_PARTITION. Pure text, no GPU.
 
-MIG_PARTITION is what `nvidia-smi mig -cgi` takes: profile numbers or names, separated by commas, one for each slice of every
-GPU. `7*19` stands for seven times 19. A word that is neither is the name of a layout.
+MIG_PARTITION is the argument of `nvidia-smi mig -cgi`: comma-separated profile numbers or names, one for each slice of every GPU.
+`7*19` stands for seven times 19. Any other word names a layout.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LAYOUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._+-]*", re.ASCII)
 _EXAMPLES = "for example 19,19,19,19,19,19,19 or 7*1g.5gb or all-1g.5gb"
 
 WantedProfile = int | ProfileName
-"""A profile by the number that nvidia-smi prints, or by name."""
+"""A profile by nvidia-smi's number, or by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSpec:
-    """The slices that every GPU is to have, each profile with its count, as written."""
+    """The slices for every GPU, each profile with its count, as written."""
 
     text: str
     slices: tuple[tuple[WantedProfile, int], ...]
@@ -37,24 +37,24 @@ class PartitionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayoutName:
-    """A layout by name: of a layout file, or one that the machine's own GPUs bring."""
+    """A layout by name: from a layout file, or generated for the machine's own GPUs."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class BootSettings:
-    """What is to be done at boot. `config_file` is the path of the layout file, "" for none."""
+    """Settings for boot. `config_file` is the path of the layout file, "" for none."""
 
     wanted: PartitionSpec | LayoutName
     config_file: str = ""
 
 
 def parse_boot_settings(text: str, source: str) -> BootSettings:
-    """The settings of a file in systemd's EnvironmentFile form; PartitionInvalid with the line otherwise.
+    """Parse a file in systemd's EnvironmentFile form; raises PartitionInvalid with the line.
 
-    Lines are `NAME=value`, the value bare or in quotes; lines that are empty or begin with `#` or `;` do not count. Of a name
-    that is assigned twice the last value counts. Nothing is expanded.
+    Lines are `NAME=value`, with the value bare or quoted. Ignores empty lines and those that begin with `#` or `;`. The last
+    assignment of a name wins. Nothing is expanded.
     """
     values: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), start=1):
@@ -64,12 +64,12 @@ def parse_boot_settings(text: str, source: str) -> BootSettings:
         match = _ASSIGNMENT.fullmatch(line)
         if match is None:
             raise PartitionInvalid(
-                f"{source}, line {number} is no assignment: {line}", hint=f"write {PARTITION}=19,19,19,19,19,19,19"
+                f"{source}, line {number} is not an assignment: {line}", hint=f"write {PARTITION}=19,19,19,19,19,19,19"
             )
         values[match["name"]] = _unquoted(match["value"].strip(), f"{source}, line {number}")
     if PARTITION not in values:
         raise PartitionInvalid(
-            f"{source} does not say what to cut: it has no {PARTITION}",
+            f"{source} does not set {PARTITION}",
             hint=(f"it has {', '.join(sorted(values))}; " if values else "") + f"add {PARTITION}=..., {_EXAMPLES}",
         )
     try:
@@ -80,12 +80,10 @@ def parse_boot_settings(text: str, source: str) -> BootSettings:
 
 
 def parse_partition(text: str) -> PartitionSpec | LayoutName:
-    """What the value of MIG_PARTITION asks for; PartitionInvalid with the broken rule otherwise."""
+    """Parse the value of MIG_PARTITION; raises PartitionInvalid with the broken rule."""
     value = text.strip()
     if not value:
-        raise PartitionInvalid(
-            f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to have nothing cut at boot, remove the file"
-        )
+        raise PartitionInvalid(f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to cut nothing at boot, remove the file")
     if _LAYOUT_NAME.fullmatch(value):
         return LayoutName(value)
     counts: dict[WantedProfile, int] = {}
@@ -93,14 +91,16 @@ def parse_partition(text: str) -> PartitionSpec | LayoutName:
         profile, count = _element(element.strip(), value)
         counts[profile] = counts.get(profile, 0) + count
     if sum(counts.values()) > _MOST_SLICES:
-        raise PartitionInvalid(f"{PARTITION}={value} asks for {sum(counts.values())} slices: no GPU holds that many")
+        raise PartitionInvalid(
+            f"{PARTITION}={value} asks for {sum(counts.values())} slices: no GPU has room for that many"
+        )
     return PartitionSpec(value, tuple(counts.items()))
 
 
 def _element(text: str, value: str) -> tuple[WantedProfile, int]:
     where = f"in {PARTITION}={value}"
     if not text:
-        raise PartitionInvalid(f"a profile is missing {where}", hint="there is a comma too many")
+        raise PartitionInvalid(f"a profile is missing {where}", hint="remove the extra comma")
     match = _ELEMENT.fullmatch(text)
     if match is None:
         raise PartitionInvalid(f"'{text}' {where} is no profile", hint=_EXAMPLES)
@@ -124,6 +124,6 @@ def _unquoted(value: str, where: str) -> str:
     for quote in ("'", '"'):
         if value.startswith(quote) or value.endswith(quote):
             if len(value) < 2 or not (value.startswith(quote) and value.endswith(quote)):
-                raise PartitionInvalid(f"{where}: a quote has no end: {value}", hint="close it, or leave quotes out")
+                raise PartitionInvalid(f"{where}: a quote has no end: {value}", hint="close it, or remove the quotes")
             return value[1:-1]
     return value

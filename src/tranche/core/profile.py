@@ -1,14 +1,14 @@
-"""MIG profile names: grammar, canonical form, and the resource name that Kubernetes knows them by.
+"""MIG profile names: grammar, canonical form, and Kubernetes resource name.
 
 A name is `[<C>c.]<G>g.<M>gb` with attributes `+a,b` or `-a,b` (never both): `1g.5gb`, `1c.3g.20gb`, `1g.24gb+me.all`,
-`1g.24gb-me`. The grammar and its limits are those of the v1 layout format that mig-parted reads.
+`1g.24gb-me`. The grammar and its limits are those of mig-parted's v1 layout format.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from tranche.core.errors import UsageError
 
@@ -18,8 +18,7 @@ _NAME = re.compile(
 _ATTRIBUTE = re.compile(r"[A-Za-z](?:[A-Za-z0-9.]*[A-Za-z0-9])?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProfileName:
+class ProfileName(NamedTuple):
     """A parsed MIG profile name.
 
     `compute` and `slices` count compute slices of the compute instance and of the GPU instance; `memory_gb` is the figure in
@@ -48,7 +47,7 @@ class ProfileName:
 
     @property
     def gpu_instance(self) -> ProfileName:
-        """The name of the GPU instance that holds this slice: the same without the `Nc.` part."""
+        """The name of the enclosing GPU instance: the same without the `Nc.` part."""
         return ProfileName(self.slices, self.memory_gb, self.slices, self.added, self.removed)
 
     @property
@@ -58,18 +57,18 @@ class ProfileName:
 
     @property
     def resource_name(self) -> str:
-        """The extended resource's last part: `mig-1g.5gb`, with `+` written as `.`; as NVIDIA's device plugin names it."""
+        """The last part of the extended resource, as NVIDIA's device plugin names it: `mig-1g.5gb`, with `.` for `+`."""
         return "mig-" + str(self).replace("+", ".").replace(",", ".")
 
 
 def size_rank(profile: ProfileName | None) -> tuple[int, int]:
-    """By which sizes compare: whole GPUs (None) are the largest, then memory decides, then compute."""
+    """A sort key for sizes: whole GPUs (None) are largest, then memory decides, then compute."""
     return (1 << 30, 0) if profile is None else (profile.memory_gb, profile.slices)
 
 
 @lru_cache(maxsize=256)
 def parse_profile(text: str) -> ProfileName:
-    """The profile of that name; UsageError with the broken rule otherwise."""
+    """Parse a profile name; raises UsageError with the broken rule."""
     match = _NAME.fullmatch(text)
     if match is None:
         raise UsageError(f"'{text}' is not a MIG profile name", hint="profile names look like 1g.5gb, 2g.10gb+me")

@@ -1,8 +1,8 @@
-"""Amounts of GPU memory, shares of a GPU and spans of time: the one parser and printer for the whole product.
+"""Amounts of GPU memory, shares of a GPU and spans of time: the product's only parser and printer.
 
-Memory is accepted as `4G` and `4GB` (decimal), `4Gi` and `4GiB` (binary), `4000M`, `512Mi` or `1.5Gi`, never without a
-unit. Internally it is always an int of bytes. A share is `0.5` or `50%`.
-A span of time is `90` (seconds), `30s`, `10m`, `1h30m` or `1.5h`.
+Memory is accepted as `4G` and `4GB` (decimal), `4Gi` and `4GiB` (binary), `4000M`, `512Mi` or `1.5Gi`, never without a unit.
+Internally it is always an int of bytes. A share is `0.5` or `50%`. A span of time is `90` (seconds), `30s`, `10m`, `1h30m` or
+`1.5h`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _UNITS = {
     "Gi": GIB,
     "Ti": 1024**4,
 }
-# Digits are bounded because int() itself refuses thousands of them, in words that are not ours.
+# Digits are bounded because int() itself refuses thousands of them, with its own message.
 _MEMORY = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)\s*(?P<unit>[KMGT]i?)?(?P<byte>B)?", re.ASCII)
 _FRACTION = re.compile(
     r"(?P<number>\d{1,18}(?:\.\d{1,18})?|\.\d{1,18})|(?P<percent>\d{1,16}(?:\.\d{1,16})?)\s*%", re.ASCII
 )
 _FEWEST_MIB = 512
-"""Whoever writes so large a number and no unit means MiB; with a smaller one, GB."""
+"""A number without a unit probably means MiB from here on, GB below."""
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1, "ms": 0.001}
 _PLAIN_SECONDS = re.compile(r"\d{1,18}(?:\.\d{0,18})?|\.\d{1,18}", re.ASCII)
 _SPANS = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)(?P<unit>ms|[dhms])", re.ASCII)
@@ -43,7 +43,7 @@ _LONGEST_SECONDS = 366 * 86_400
 
 
 def parse_memory(text: str) -> int:
-    """Bytes for a memory quantity; UsageError when it is not one, has no unit, or is zero."""
+    """Parse a memory quantity to bytes; raises UsageError if it is malformed, has no unit, or is zero."""
     from fractions import Fraction  # a slow import, and most commands meet no fraction
 
     match = _MEMORY.fullmatch(text.strip())
@@ -65,7 +65,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_fraction(text: str) -> Fraction:
-    """A share of one GPU, exact, with 0 < share <= 1; UsageError otherwise."""
+    """Parse an exact share of one GPU, 0 < share <= 1; raises UsageError."""
     from fractions import Fraction  # a slow import, and most commands meet no fraction
 
     match = _FRACTION.fullmatch(text.strip())
@@ -83,7 +83,7 @@ def parse_fraction(text: str) -> Fraction:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds for a span of time, 0 included; UsageError when it is not one, or is longer than a year."""
+    """Parse a span of time to seconds, 0 included; raises UsageError if it is malformed or longer than a year."""
     words = text.strip()
     spans = list(_SPANS.finditer(words))
     units = [each["unit"] for each in spans]
@@ -99,14 +99,14 @@ def parse_duration(text: str) -> float:
 
 
 def format_memory(amount: int) -> str:
-    """Bytes as GiB with two decimals at the most, or MiB when under one GiB: `19.62 GiB`, `40 GiB`, `512 MiB`."""
+    """Bytes as GiB with at most two decimals, or MiB below one GiB: `19.62 GiB`, `40 GiB`, `512 MiB`."""
     if amount >= GIB:
         return f"{_trim(amount / GIB)} GiB"
     return f"{_trim(amount / MIB)} MiB"
 
 
 def memory_option(amount: int) -> str:
-    """Bytes as a short text that parse_memory reads back to exactly the same: `4Gi`, `4G`, `4864Mi`, and `14.4Gi`."""
+    """Bytes as a short text that parse_memory reads back exactly: `4Gi`, `4G`, `4864Mi`, and `14.4Gi`."""
     for unit in ("Ti", "T", "Gi", "G", "Mi", "M", "Ki", "K"):
         if amount % _UNITS[unit] == 0:
             return f"{amount // _UNITS[unit]}{unit}"
@@ -120,7 +120,7 @@ def memory_option(amount: int) -> str:
 
 
 def format_fraction(share: Fraction) -> str:
-    """A share as an exact decimal, as it was written: `0.5`, `0.125`; rounded to three digits when it has no end: `0.333`."""
+    """A share as an exact decimal: `0.5`, `0.125`; rounded to three digits if it does not terminate: `0.333`."""
     for digits in range(19):
         scaled = share * 10**digits
         if scaled.denominator == 1:

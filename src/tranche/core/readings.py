@@ -1,4 +1,4 @@
-"""What the hardware says of its use at one moment. What it cannot measure is None or missing; 0 is measured."""
+"""Hardware gauges at one moment. What cannot be measured is None or missing; 0 is measured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class ActivityReading:
-    """How busy the units of a GPU or of a GPU instance were between two looks, each 0 to 1 of its own units.
+    """How busy a GPU or a GPU instance was between two samples, each 0 to 1 of its own units.
 
-    `graphics`: the compute engine did anything. `sm`: its multiprocessors had work. `occupancy`: of the warps that they can hold.
-    `tensor`: its tensor cores worked. `memory`: of the bandwidth of its memory.
+    `graphics`: the share of time with any work on the compute engine. `sm`: with work on its multiprocessors. `occupancy`: of the
+    warps that they can hold. `tensor`: with work on its tensor cores. `memory`: of its memory bandwidth.
     """
 
     graphics: float | None = None
@@ -26,7 +26,7 @@ NOT_MEASURED = ActivityReading()
 
 @dataclass(frozen=True, slots=True)
 class SliceReading:
-    """One GPU instance, all that is in it together; memory in bytes."""
+    """One GPU instance with everything in it; memory in bytes."""
 
     memory_total: int | None = None
     memory_used: int | None = None
@@ -37,7 +37,7 @@ class SliceReading:
 class GpuReading:
     """One GPU as a whole: memory in bytes, watts, joules since the driver was loaded, degrees Celsius.
 
-    `utilization` is the share of time, 0 to 1, in which a kernel ran; no GPU in MIG mode has it. `slices` are by the id of the
+    `utilization` is the share of time, 0 to 1, in which a kernel ran; GPUs in MIG mode report none. `slices` are by the id of the
     GPU instance.
     """
 

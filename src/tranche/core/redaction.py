@@ -1,7 +1,7 @@
-"""What of a document may leave the machine: a shape names each field that is kept, and everything else is left out.
+"""Which parts of a document may leave the machine: a shape names each field to keep, and drops the rest.
 
-Kept are identities, numbers, states and words of Tranche's own. Whatever a person or a program may have written freely is not:
-command lines, environments, messages that quote them. Of a command its program's name is kept.
+It keeps identities, numbers, states and Tranche's own words. It drops free text by people or programs: command lines,
+environments, messages that quote them. Of a command it keeps the program's name.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 Shape: TypeAlias = "Callable[[Any], Any] | Mapping[str, Shape]"
-"""A function of a value, or the fields of an object that are kept with a shape for each; both hold for each item of a list."""
+"""A function of a value, or the kept fields of an object with a shape for each; both apply to each item of a list."""
 
 _LONGEST = 256
 _PROGRAM = re.compile(r"[\w.+-]+")
 
 
 def reduced(value: Any, shape: Shape) -> Any:
-    """What the shape keeps of a JSON value; None for an object or a value where the shape expects the other."""
+    """What the shape keeps of a JSON value; None if only one of shape and value is an object."""
     if isinstance(value, list):
         return [reduced(each, shape) for each in value]
     if isinstance(shape, Mapping):
@@ -29,12 +29,12 @@ def reduced(value: Any, shape: Shape) -> Any:
 
 
 def kept(value: Any) -> Any:
-    """The value itself; a text is cut off where nothing of Tranche's own is as long."""
+    """The value itself; cuts texts longer than any of Tranche's own."""
     return value[:_LONGEST] if isinstance(value, str) else value
 
 
 def program(value: Any) -> Any:
-    """Of a command line the program's name, and how many words follow."""
+    """The program's name from a command line, and how many words follow."""
     words = value.split() if isinstance(value, str) else []
     if not words:
         return value if value is None else ""
@@ -44,7 +44,7 @@ def program(value: Any) -> Any:
 
 
 def fields(*names: str, **shapes: Shape) -> Mapping[str, Shape]:
-    """A shape that keeps these fields as they are, and others by shapes of their own."""
+    """A shape that keeps these fields as they are, and others by their own shapes."""
     return {**dict.fromkeys(names, kept), **shapes}
 
 
@@ -112,10 +112,10 @@ SHAPES: Mapping[str, Shape] = {
         "apiVersion", "kind", "healthy", findings=fields("check", "status", "nodes", "pods")
     ),
 }  # fmt: skip
-"""What is kept of the documents that commands print, by their kind."""
+"""The parts to keep of documents that commands print, by kind."""
 
 LOG_LINE = fields(
     "time", "level", "logger", "message", "component", "reason", "node", "resource", "count", "devices", "event_reason",
     "object", "health_port", "gpu", "gpu_uuid", "xid", "layout", "state", "seconds", "restarts", "strategy",
 )  # fmt: skip
-"""What is kept of a line of the agent's log. Its message is the same at each occurrence, and so quotes nothing."""
+"""The parts to keep of a line of the agent's log. Its message is the same at each occurrence, and so quotes nothing."""

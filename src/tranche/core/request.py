@@ -1,4 +1,4 @@
-"""What a workload asks for: one grammar for the whole product.
+"""Requests of workloads: one grammar for the whole product.
 
 Exactly one of `--gpus N`, `--gpu SHARE`, `--gpu-memory AMOUNT` and `--mig-profile NAME`, with `--count`, `--compute`,
 `--isolation` and `--gpu-model` beside it. The canonical text of a request is the options that make it.
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Isolation(StrEnum):
-    """How strong the fence around a share is; in a request, the least that is accepted.
+    """How strongly a share is isolated; in a request, the least that it accepts.
 
-    HARD: own memory, compute, faults and bandwidth (a MIG slice or a whole GPU). SOFT: memory that the driver enforces, whatever
-    else is shared. NONE: memory that nothing limits. ANY, in a request, accepts each of them.
+    HARD: own memory, compute, faults and bandwidth (a MIG slice or a whole GPU). SOFT: memory limits that the driver enforces,
+    whatever else is shared. NONE: memory without limits. ANY, in a request, accepts all three.
     """
 
     HARD = "hard"
@@ -44,7 +44,7 @@ class WholeGpus:
 
 @dataclass(frozen=True, slots=True)
 class GpuShare:
-    """`--gpu SHARE`: a share of one GPU, 0 < share <= 1: of its memory slices where it is cut, else of its memory."""
+    """`--gpu SHARE`: a share of one GPU, 0 < share <= 1: of the memory slices of a cut GPU, else of its memory."""
 
     share: Fraction
 
@@ -54,7 +54,7 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """`--gpu-memory AMOUNT`: at least so many bytes of GPU memory."""
+    """`--gpu-memory AMOUNT`: at least that many bytes of GPU memory."""
 
     amount: int
 
@@ -77,9 +77,9 @@ Demand = WholeGpus | GpuShare | GpuMemory | MigSlice
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One workload's demand with its conditions. `gpu_model` is matched as a case-insensitive part of the product name.
+    """One workload's demand and conditions. `gpu_model` matches a case-insensitive part of the product name.
 
-    `count` shares of that kind are asked for, each on another GPU. `compute` is a ceiling in percent.
+    `count` is how many such shares it takes, each on another GPU. `compute` is a ceiling in percent.
     """
 
     demand: Demand
@@ -112,7 +112,7 @@ def parse_request(
     isolation: str = "soft",
     gpu_model: str = "",
 ) -> Request:
-    """The request that the options make; UsageError when there is not exactly one demand, or they do not go together."""
+    """The request that the options make; raises UsageError unless there is exactly one demand and the options are compatible."""
     given = [text for text in (gpus, gpu, gpu_memory, mig_profile) if text is not None]
     if len(given) != 1:
         raise UsageError(
@@ -131,14 +131,14 @@ def parse_request(
         demand = _parse_slice(mig_profile)
     if isolation not in list(Isolation):
         raise UsageError(
-            f"--isolation is {_LEVELS}, not '{isolation}'", hint="it is the least that the fence around a share must be"
+            f"--isolation is {_LEVELS}, not '{isolation}'", hint="it is the weakest isolation that you accept"
         )
     if not gpu_model.strip().isprintable():
         raise UsageError(
-            "--gpu-model holds characters that no product's name has", hint="write a part of the name: --gpu-model A100"
+            "--gpu-model has characters that no GPU model's name has", hint="write a part of the name: --gpu-model A100"
         )
     if len(gpu_model) > _LONGEST_MODEL:
-        raise UsageError(f"--gpu-model is longer than {_LONGEST_MODEL} characters, and no product's name is")
+        raise UsageError(f"--gpu-model is longer than {_LONGEST_MODEL} characters, and no GPU model's name is")
     request = Request(
         demand,
         Isolation(isolation),
@@ -156,7 +156,7 @@ _LEVELS = "'hard', 'soft', 'none' or 'any'"
 
 def _parse_shares(text: str, demand: Demand) -> int:
     if isinstance(demand, WholeGpus):
-        raise UsageError("--count goes with a share of a GPU", hint="the number of whole GPUs is that of --gpus")
+        raise UsageError("--count needs --gpu or --gpu-memory", hint="for several whole GPUs use --gpus N")
     if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) == 0:
         raise UsageError(
             f"'{text}' is not a number of shares", hint="write it as --count 2: two shares, each on another GPU"
@@ -168,23 +168,24 @@ def _parse_percent(text: str) -> int:
     digits = text.strip().removesuffix("%").rstrip()
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or not 1 <= int(digits) <= 100:
         raise UsageError(
-            f"'{text}' is not a ceiling of compute", hint="write it as a whole number of percent, from 1 to 100"
+            f"'{text}' is not a compute ceiling", hint="write it as a whole number of percent, from 1 to 100"
         )
     return int(digits)
 
 
 def _refuse_contradiction(request: Request) -> None:
-    """UsageError for conditions that no share has together."""
+    """Raise UsageError for conditions that no share can meet together."""
     if request.compute is None:
         return
     if isinstance(request.demand, WholeGpus | MigSlice):
         raise UsageError(
-            f"--compute does not go with {request.demand}, whose compute is its own",
-            hint="a ceiling goes with --gpu or --gpu-memory",
+            f"--compute cannot be used with {request.demand}, which has its own compute units",
+            hint="use --compute with --gpu or --gpu-memory",
         )
     if request.isolation is Isolation.HARD:
         raise UsageError(
-            "--compute does not go with --isolation hard", hint="only a part of a shared device has such a limit"
+            "--compute cannot be used with --isolation hard",
+            hint="only a part of a shared device has a compute ceiling",
         )
 
 

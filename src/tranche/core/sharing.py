@@ -1,7 +1,6 @@
-"""How several programs use one device at once: by which mechanisms, which an administrator allows, and how isolated they are.
+"""How programs share a device: the mechanisms, the administrator's policy, and the isolation.
 
-What sharing costs beside what programs ask for are measurements of others on single boards, rounded up; they err on the side of
-giving away less.
+The overheads of sharing come from others' measurements on single boards, rounded up; they err on the side of granting less.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class Sharing(StrEnum):
 
     @property
     def for_people(self) -> str:
-        """The mechanism in words: `memory limits of the driver`."""
+        """The mechanism in words: `the driver's memory limits`."""
         return _WORDS[self]
 
 
 _WORDS = {
-    Sharing.MEMORY_LIMITS: "memory limits of the driver",
+    Sharing.MEMORY_LIMITS: "the driver's memory limits",
     Sharing.MPS: "MPS",
     Sharing.TIME_SLICING: "time-slicing",
 }
@@ -42,10 +41,10 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class MachineSharing:
-    """What this machine can share devices by: an observation, never a guess.
+    """The mechanisms by which this machine can share devices: observed, never guessed.
 
-    `refused` says in words why a mechanism is not offered: `driver 580.65 is older than 615`. One that is neither offered nor
-    refused was not looked for. `mps_clients` is how many clients MPS serves on one GPU, 0 when that is not known.
+    `refused` explains why a mechanism is not offered: `driver 580.65 is older than 615`. Tranche did not look for one that is
+    neither offered nor refused. `mps_clients` is how many clients MPS serves on one GPU, 0 if unknown.
     """
 
     offered: frozenset[Sharing] = frozenset()
@@ -53,21 +52,21 @@ class MachineSharing:
     mps_clients: int = 0
 
     def why_not(self, sharing: Sharing) -> str:
-        """Why the mechanism is not offered, in words; "" when it is."""
+        """Why the mechanism is not offered, in words; "" if it is."""
         if sharing in self.offered:
             return ""
         return self.refused.get(sharing) or "not offered here"
 
 
 NO_SHARING = MachineSharing()
-"""The means of a machine that was not asked: none."""
+"""The means of an unprobed machine: none."""
 
 
 class GpuPolicy(StrEnum):
-    """How Tranche may share a GPU; a whole one is given in any case, and what is there already stays until it is idle.
+    """How Tranche may share a GPU. Every policy allows it whole, and existing cuts stay until idle.
 
-    AUTO: as each request needs it. MIG: in slices alone, each for one holder. SHARED: in parts of the uncut GPU alone.
-    OFF: not at all.
+    AUTO: as each request needs it. MIG: only as slices, each for a single holder. SHARED: only as parts of the uncut GPU. OFF:
+    not at all.
     """
 
     AUTO = "auto"
@@ -77,7 +76,7 @@ class GpuPolicy(StrEnum):
 
 
 class Timeslice(StrEnum):
-    """The driver's lengths. NVIDIA publishes no times for them."""
+    """The driver's timeslice lengths. NVIDIA publishes no times for them."""
 
     DEFAULT = "default"
     SHORT = "short"
@@ -86,23 +85,24 @@ class Timeslice(StrEnum):
 
     @property
     def number(self) -> int:
-        """The number by which nvidia-smi takes it."""
+        """The number that nvidia-smi takes."""
         return list(Timeslice).index(self)
 
 
 def parse_timeslice(text: str) -> Timeslice:
-    """The length of `timeslice=short`; UsageError for anything else."""
+    """Parse the length in `timeslice=short`; raises UsageError."""
     word = text.removeprefix("timeslice=")
     if word not in list(Timeslice):
         raise UsageError(
-            f"'{text}' is no time slice", hint=f"write it as timeslice=LENGTH, with one of {', '.join(Timeslice)}"
+            f"'{text}' is not a time slice", hint=f"write it as timeslice=LENGTH, with one of {', '.join(Timeslice)}"
         )
     return Timeslice(word)
 
 
 class MemoryIsolation(StrEnum):
-    """OWN: nobody else can have any of it. DRIVER: the driver refuses more than was given. PROCESS: it refuses that to each
-    process singly, so several of them can have more together. NONE: whoever comes first takes what it likes.
+    """OWN: no neighbour can take any of it. DRIVER: the driver refuses more than the grant.
+
+    PROCESS: the driver limits each process separately, so several can together exceed the grant. NONE: first come, first served.
     """
 
     OWN = "own"
@@ -112,7 +112,7 @@ class MemoryIsolation(StrEnum):
 
 
 class ComputeIsolation(StrEnum):
-    """OWN: multiprocessors for one alone. CEILING: no more than was asked for. TURNS: whoever has work shares evenly."""
+    """OWN: exclusive multiprocessors. CEILING: at most what the request asked for. TURNS: programs with work share evenly."""
 
     OWN = "own"
     CEILING = "ceiling"
@@ -120,14 +120,14 @@ class ComputeIsolation(StrEnum):
 
 
 class FaultIsolation(StrEnum):
-    """OWN: a fault ends the program that made it. SHARED: it ends the neighbours' programs as well."""
+    """OWN: a fault ends only its own program. SHARED: it also ends the neighbours' programs."""
 
     OWN = "own"
     SHARED = "shared"
 
 
 class BandwidthIsolation(StrEnum):
-    """OWN: a share of the paths to memory that is always there. SHARED: neighbours slow one another down."""
+    """OWN: a guaranteed share of the paths to memory. SHARED: neighbours slow one another down."""
 
     OWN = "own"
     SHARED = "shared"
@@ -148,7 +148,7 @@ _COMPUTE = {
 
 
 class GrantIsolation(NamedTuple):
-    """What is true of a grant in each dimension."""
+    """The isolation of a grant in each dimension."""
 
     memory: MemoryIsolation
     compute: ComputeIsolation
@@ -157,14 +157,14 @@ class GrantIsolation(NamedTuple):
 
     @property
     def isolation(self) -> Isolation:
-        """How strong the fence is as a whole: HARD when all is its own, SOFT when memory is enforced, NONE otherwise."""
+        """The overall isolation: HARD if everything is its own, SOFT if memory is enforced, NONE otherwise."""
         if self == OWN_WALLS:
             return Isolation.HARD
         return Isolation.SOFT if self.memory in _ENFORCED else Isolation.NONE
 
     @property
     def sentence(self) -> str:
-        """The fence for people: `hard isolation`, or with every wall when they are not all its own."""
+        """The isolation for people: `hard isolation`, or all walls if not all are its own."""
         isolation = f"{self.isolation} isolation"
         return isolation if self == OWN_WALLS else f"{isolation}: {self}"
 
@@ -181,12 +181,12 @@ class GrantIsolation(NamedTuple):
 
 
 OWN_WALLS = GrantIsolation(MemoryIsolation.OWN, ComputeIsolation.OWN, FaultIsolation.OWN, BandwidthIsolation.OWN)
-"""A device for one holder alone."""
+"""A device for a single holder."""
 
 INSIDE_WALLS = GrantIsolation(
     MemoryIsolation.NONE, ComputeIsolation.OWN, FaultIsolation.SHARED, BandwidthIsolation.SHARED
 )
-"""A compute instance beside others in one GPU instance: its multiprocessors are its own, and all else is shared."""
+"""A compute instance beside others in one GPU instance: own multiprocessors, all else shared."""
 
 
 CONTEXT_MEMORY: Mapping[Sharing, int] = {
@@ -194,23 +194,23 @@ CONTEXT_MEMORY: Mapping[Sharing, int] = {
     Sharing.MPS: 326 * MIB,
     Sharing.TIME_SLICING: 512 * MIB,
 }
-"""In bytes: what a program's CUDA context takes of its own limit before the program has asked for anything.
+"""The bytes that a program's CUDA context takes of its limit before the program allocates anything.
 
 An MPS client of an H100's 3g.40gb that ran NVIDIA's BlackScholes sample was seen with 326 MiB. A context without MPS takes about
-500 MiB on an H100; no measurement on other boards is known. Whoever asks for an amount of memory gets this on top, because the
-driver and MPS count a context like everything else.
+500 MiB on an H100; no measurement on other boards is known. Requests for an amount of memory get this on top, because the driver
+and MPS count a context like everything else.
 """
 
 RESERVED_MEMORY: Mapping[Sharing, int] = {Sharing.MEMORY_LIMITS: 0, Sharing.MPS: 64 * MIB, Sharing.TIME_SLICING: 0}
-"""In bytes: what the mechanism itself takes of a device. An MPS server was seen with 30 MiB on a V100 and with 60 on an H100."""
+"""The bytes of a device that the mechanism itself takes. An MPS server was seen with 30 MiB on a V100 and 60 on an H100."""
 
 FEWEST_CLIENTS = 16
-"""How many clients MPS serves on a GPU where the driver's number is not known: the smallest that NVIDIA documents."""
+"""How many clients MPS serves on a GPU if the driver's number is unknown: the smallest that NVIDIA documents."""
 
 ALL_COMPUTE = 100
-"""In percent: what the ceilings on one device add up to at most, so that each of them can be reached."""
+"""The greatest sum of the ceilings on one device, in percent, so that each can be reached."""
 
 
 def capacity(sharing: Sharing, memory: int) -> int:
-    """The bytes that can be given away in parts of a device of which programs can have so much `memory`."""
+    """The bytes to give away in parts of a device with `memory` usable bytes."""
     return memory - RESERVED_MEMORY[sharing]

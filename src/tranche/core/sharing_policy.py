@@ -1,9 +1,8 @@
-"""The administrator's words on how the GPUs of a machine may be shared: one for each GPU, and one for all that have none."""
+"""The administrator's policies for sharing a machine's GPUs: one for each GPU, and a default for the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -17,23 +16,23 @@ _WORDS = ", ".join(GpuPolicy)
 
 
 class SharingPolicy(NamedTuple):
-    """`gpus` maps UUIDs to words; `every` is the word for all other GPUs, None when nobody has said one."""
+    """`gpus` maps UUIDs to policies; `every` is the default for all other GPUs, None if unset."""
 
     every: GpuPolicy | None = None
     gpus: Mapping[str, GpuPolicy] = MappingProxyType({})
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:
-        """The word that counts for that GPU."""
+        """The policy in force for that GPU."""
         return self.gpus.get(gpu_uuid, self.every or GpuPolicy.AUTO)
 
     def on(self, node: NodeState) -> Mapping[str, GpuPolicy]:
-        """The word of each GPU of the node for which there is one."""
+        """The policy of each GPU of the node that has one."""
         if self.every is None and not self.gpus:
             return {}
         return {gpu.uuid: self.use_of(gpu.uuid) for gpu in node if self.every is not None or gpu.uuid in self.gpus}
 
     def with_word(self, gpu_uuids: tuple[str, ...], use: GpuPolicy | None) -> SharingPolicy:
-        """The same with that word for those GPUs, or for every GPU that has none when none is named; None takes it back."""
+        """A copy with that policy for those GPUs, or as the default if none are named; None removes it."""
         if not gpu_uuids:
             return self._replace(every=use)
         gpus = {uuid: word for uuid, word in self.gpus.items() if uuid not in gpu_uuids}
@@ -41,21 +40,21 @@ class SharingPolicy(NamedTuple):
 
 
 def parse_word(text: str) -> GpuPolicy:
-    """The word of `sharing=mig`; UsageError for anything else."""
+    """Parse the value of `sharing=mig`; raises UsageError."""
     name, equals, word = text.partition("=")
     if name != "sharing" or not equals or word not in list(GpuPolicy):
-        raise UsageError(f"'{text}' is no policy", hint=f"write it as sharing=WORD, with one of {_WORDS}")
+        raise UsageError(f"'{text}' is not a policy", hint=f"write it as sharing=WORD, with one of {_WORDS}")
     return GpuPolicy(word)
 
 
 def gpu_named(text: str, node: NodeState) -> GpuState:
-    """The GPU of that index or UUID, for a word that outlasts the moment; GpuNotFound when there is none, or none with a UUID."""
+    """The GPU with that index or UUID, for a lasting policy; raises GpuNotFound if there is none, or it has no UUID."""
     index = int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
     for gpu in node:
         if index == gpu.index or gpu.uuid == text:
             if gpu.nameless:
                 raise GpuNotFound(
-                    f"{gpu.label} is lost, and was not seen since the machine started: nobody knows its UUID",
+                    f"{gpu.label} is lost and was not seen since the machine started, so its UUID is unknown",
                     hint="name it when the driver reaches it again",
                 )
             return gpu
@@ -63,11 +62,11 @@ def gpu_named(text: str, node: NodeState) -> GpuState:
 
 
 def parse_policy(document: object, node: NodeState) -> SharingPolicy:
-    """The policy that a file declares, YAML or JSON decoded; PolicyInvalid when it is none, GpuNotFound for an unknown GPU."""
+    """The policy in a decoded YAML or JSON file; raises PolicyInvalid, or GpuNotFound for an unknown GPU."""
     if not isinstance(document, dict) or document.get("apiVersion") != FORMAT_VERSION or document.get("kind") != KIND:
         raise PolicyInvalid(f"this is not a {FORMAT_VERSION} {KIND}", hint="see: tranche policy set --help")
     if unknown := sorted(map(str, document.keys() - {"apiVersion", "kind", "sharing", "gpus"})):
-        raise PolicyInvalid(f"the policy has fields that nothing heeds: {', '.join(unknown)}")
+        raise PolicyInvalid(f"the policy has unknown fields: {', '.join(unknown)}")
     every = _use(document["sharing"], "the policy") if "sharing" in document else None
     entries = document.get("gpus", [])
     if not isinstance(entries, list):
@@ -89,7 +88,7 @@ def _use(value: object, of: str) -> GpuPolicy:
     # YAML 1.1 reads off as false.
     word = "off" if value is False else value
     if not isinstance(word, str) or word not in list(GpuPolicy):
-        raise PolicyInvalid(f"sharing of {of} is none of {_WORDS}")
+        raise PolicyInvalid(f"sharing of {of} must be one of {_WORDS}")
     return GpuPolicy(word)
 
 
@@ -97,15 +96,14 @@ _FIRST_WITH_LIMITS = (7, 0)
 """MPS limits the memory of its clients from Volta on."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSharing:
-    """The administrator's word on one GPU, and the machine's means."""
+class GpuSharing(NamedTuple):
+    """The administrator's policy for one GPU, and the machine's mechanisms."""
 
     use: GpuPolicy = GpuPolicy.AUTO
     means: MachineSharing = NO_SHARING
 
     def why_not(self, sharing: Sharing, gpu: GpuState) -> str:
-        """Why that GPU cannot be shared by the mechanism, in words; "" when it can."""
+        """Why the mechanism cannot share that GPU, in words; "" if it can."""
         capability = gpu.compute_capability
         if sharing is Sharing.MPS and capability is not None and capability < _FIRST_WITH_LIMITS:
             return f"{gpu.architecture or gpu.name} is older than Volta"
@@ -113,4 +111,4 @@ class GpuSharing:
 
 
 NO_RULES = GpuSharing()
-"""Of a GPU of which nobody has said anything, on a machine that was not asked."""
+"""A GPU without a policy, on an unprobed machine."""

@@ -1,4 +1,4 @@
-"""What a person may have meant by a name that nobody knows."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = 100
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'a' or 'b'? ` with the names that are spelled nearly so, best first; empty where none is."""
+    """`did you mean 'a' or 'b'? ` with the most similar names, best first; empty without any."""
     if len(word) > _LONGEST:
         return ""
     import difflib  # a slow import, needed only after a mistake

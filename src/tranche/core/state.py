@@ -1,10 +1,11 @@
-"""What a node's GPUs look like at one moment: an immutable snapshot of what the driver says."""
+"""A node's GPUs at one moment: an immutable snapshot of the driver's answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import GpuNotFound
@@ -14,7 +15,7 @@ from tranche.core.sharing import NO_SHARING, MachineSharing, Timeslice
 
 
 class MigMode(StrEnum):
-    """A GPU's MIG mode; UNSUPPORTED when the GPU cannot be cut at all."""
+    """A GPU's MIG mode; UNSUPPORTED if it cannot be cut."""
 
     UNSUPPORTED = "unsupported"
     DISABLED = "disabled"
@@ -22,22 +23,22 @@ class MigMode(StrEnum):
 
 
 class ComputeMode(StrEnum):
-    """Who may use a GPU: DEFAULT everybody, EXCLUSIVE one process at a time (an MPS server, say), PROHIBITED nobody."""
+    """Who may use a GPU: DEFAULT everyone, EXCLUSIVE one process at a time (an MPS server, say), PROHIBITED no one."""
 
     DEFAULT = "default"
     EXCLUSIVE = "exclusive-process"
     PROHIBITED = "prohibited"
 
 
-PROHIBITED = "somebody has set its compute mode to PROHIBITED, so no program can use it"
-"""Tranche leaves that mode alone: it is an administrator's word."""
+PROHIBITED = "its compute mode is PROHIBITED, so no program can use it"
+"""Tranche leaves that mode alone: an administrator set it."""
 
 
 class DaemonState(StrEnum):
-    """STARTING: nobody may be let in yet. READY: it serves, and its limits were read back. FAULT: it lives, and
-    whoever comes would be refused or hang, or not be limited: a client's fault, a server that is wedged or stopped, limits that
-    somebody has changed. LOST: its process died, and
-    its limits with it. DAMAGED: what was written down of it cannot be read, so nothing can be said of it.
+    """STARTING: admits no clients yet. READY: serves, and its limits were read back. LOST: its process and its limits are gone.
+
+    FAULT: it lives, but would refuse, hang or not limit new clients: a client's fault, a wedged or stopped server, changed
+    limits. DAMAGED: its record is unreadable, so its state is unknown.
     """
 
     STARTING = "starting"
@@ -47,9 +48,8 @@ class DaemonState(StrEnum):
     DAMAGED = "damaged"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that the driver lists on a GPU or an instance; `memory` in bytes, None when the driver cannot say."""
+class GpuProcess(NamedTuple):
+    """A process that the driver lists on a GPU or an instance; `memory` in bytes, None if unknown."""
 
     pid: int
     name: str
@@ -59,8 +59,7 @@ class GpuProcess:
         return f"{self.name} (pid {self.pid})" if self.name else f"pid {self.pid}"
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstance:
+class ComputeInstance(NamedTuple):
     """A compute instance inside a GPU instance; `start` and `slices` count compute slices inside it.
 
     `uuid` is its MIG device UUID, which is a fixed function of the slot: the same slot made again has the same UUID.
@@ -76,9 +75,8 @@ class ComputeInstance:
     processes: tuple[GpuProcess, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceKey:
-    """Names a GPU instance's slot for as long as nobody cuts the GPU otherwise: GPU, profile and placement."""
+class InstanceKey(NamedTuple):
+    """A GPU instance's slot until the GPU is cut differently: GPU, profile and placement."""
 
     gpu_uuid: str
     profile: ProfileName
@@ -88,9 +86,8 @@ class InstanceKey:
         return f"{self.profile} at {self.placement} of {self.gpu_uuid}"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
-    """A GPU instance; `memory` in bytes as the driver reports it, None when it does not."""
+class GpuInstance(NamedTuple):
+    """A GPU instance; `memory` in bytes as the driver reports it, None if it does not."""
 
     id: int
     profile: ProfileName
@@ -109,17 +106,17 @@ class GpuInstance:
 
     @property
     def has_processes(self) -> bool:
-        """Whether any process is in the instance."""
+        """Whether the instance has any process."""
         return bool(self.stray_processes) or any(ci.processes for ci in self.compute_instances)
 
     @property
     def slices(self) -> tuple[ProfileName, ...]:
-        """The names of the MIG devices inside, sorted; empty when no compute instance was made."""
+        """The sorted names of the MIG devices inside; empty without a compute instance."""
         return tuple(sorted(ci.name for ci in self.compute_instances))
 
     @property
     def whole_slice(self) -> ComputeInstance | None:
-        """The one compute instance that spans the GPU instance, if that is how it is cut."""
+        """The compute instance that spans the GPU instance, if there is one."""
         if len(self.compute_instances) == 1 and self.compute_instances[0].name.spans_gpu_instance:
             return self.compute_instances[0]
         return None
@@ -127,11 +124,11 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class MpsDaemon:
-    """An MPS daemon of Tranche's, for one device: a GPU that is not cut (no `slot`), or the instance in a slot.
+    """An MPS daemon of Tranche's for one device: an uncut GPU (no `slot`), or the instance in a slot.
 
-    `limit` is the most that one of its clients may have, in bytes, 0 while it is not known. Without `every_user` it is known to
-    serve one user's programs alone: those of others wait without end. `fault` says why nobody is let in, in state FAULT.
-    `limits_changed` says that somebody has set other limits than Tranche's, so that it keeps nobody to his share.
+    `limit` is the most that one of its clients may have, in bytes, 0 while unknown. Without `every_user` it is known to serve
+    only one user's programs; other users' programs wait forever. `fault` says why it admits no clients, in state FAULT.
+    `limits_changed` means that something replaced Tranche's limits, so it enforces none of its shares.
     """
 
     slot: InstanceKey | None
@@ -145,14 +142,16 @@ class MpsDaemon:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """One GPU. `memory`, `memory_free` and `memory_reserved` in bytes. The last is the part of `memory` that the driver keeps for
-    itself, 0 where it does not say.
+    """One GPU.
 
-    `profiles` is what the GPU can be cut into, by the driver's answer, or by the catalogue where the driver gives none (Ampere
-    with MIG off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is
-    CUDA's, major and minor. `compute_mode` is None if the driver does not say. `daemons` are Tranche's own: no driver knows them.
-    `timeslice` is the length of turns that Tranche has set, and `timeslice_wanted` the one that the administrator wants for
-    shares that take turns; None where there is none.
+    `memory`, `memory_free` and `memory_reserved` are in bytes. `memory_reserved` is the part of `memory` that the driver keeps
+    for itself, 0 if unknown.
+
+    `profiles` is how the GPU can be cut, from the driver, or from the catalogue if the driver gives no answer (Ampere with MIG
+    off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is CUDA's,
+    major and minor. `compute_mode` is None if the driver does not say. `daemons` are Tranche's own; no driver knows them.
+    `timeslice` is the length of turns that Tranche has set, and `timeslice_wanted` the administrator's choice for shares that
+    take turns; None if unset.
     """
 
     index: int
@@ -189,17 +188,17 @@ class GpuState:
 
     @property
     def full_name(self) -> str:
-        """The label and the UUID: `GPU 3 (GPU-...)`. A driver that has lost a GPU may not know its UUID."""
+        """The label and the UUID: `GPU 3 (GPU-...)`. The driver may not know the UUID of a lost GPU."""
         return self.label if self.nameless else f"{self.label} ({self.uuid})"
 
     @property
     def nameless(self) -> bool:
-        """Whether the driver has lost the GPU and nobody knows which it is: its UUID stands for its index."""
+        """Whether the GPU is lost and unidentified; its UUID field then holds its index."""
         return self.lost and not self.uuid.startswith("GPU-")
 
     @property
     def usable_memory(self) -> int:
-        """The bytes that programs can have of the uncut GPU."""
+        """The bytes of the uncut GPU that programs can use."""
         return self.memory - self.memory_reserved
 
     @property
@@ -209,17 +208,17 @@ class GpuState:
 
     @property
     def mig_enabled(self) -> bool:
-        """Whether MIG mode is effective now."""
+        """Whether MIG mode is in effect."""
         return self.mode is MigMode.ENABLED
 
     @property
     def prohibited(self) -> bool:
-        """Whether its compute mode lets no program use the uncut GPU."""
+        """Whether its compute mode keeps all programs off the uncut GPU."""
         return not self.mig_enabled and self.compute_mode is ComputeMode.PROHIBITED
 
     @property
     def mps_passable(self) -> bool:
-        """Whether programs can leave the MPS daemon of the uncut GPU, and its limits: somebody has changed the compute mode."""
+        """Whether programs can bypass the uncut GPU's MPS daemon and its limits, because someone changed the compute mode."""
         served = self.daemon_of(None)
         living = served is not None and served.state in (DaemonState.READY, DaemonState.FAULT)
         return living and not self.mig_enabled and self.compute_mode is ComputeMode.DEFAULT
@@ -242,7 +241,7 @@ class GpuState:
         return tuple(seen.values())
 
     def profile(self, name: ProfileName) -> GpuInstanceProfile | None:
-        """The GPU-instance profile on this GPU that holds a slice of that name."""
+        """The GPU-instance profile on this GPU for a slice of that name."""
         return next((p for p in self.profiles if p.name == name.gpu_instance), None)
 
     def instance_at(self, placement: Placement) -> GpuInstance | None:
@@ -250,12 +249,12 @@ class GpuState:
         return next((i for i in self.instances if i.placement == placement), None)
 
     def instance_in(self, slot: PlacedInstance) -> GpuInstance | None:
-        """The instance with exactly that placement, when it has that profile."""
+        """The instance with exactly that placement and profile."""
         instance = self.instance_at(slot.placement)
         return instance if instance is not None and instance.profile == slot.profile else None
 
     def daemon_of(self, slot: InstanceKey | None) -> MpsDaemon | None:
-        """The MPS daemon of the instance in that slot; of the GPU itself without a slot."""
+        """The MPS daemon of the instance in that slot, or of the GPU itself without a slot."""
         return next((daemon for daemon in self.daemons if daemon.slot == slot), None)
 
     def key(self, instance: GpuInstance) -> InstanceKey:
@@ -264,7 +263,7 @@ class GpuState:
 
     @property
     def fingerprint(self) -> str:
-        """A short digest of mode and instances; it changes when and only when the GPU was cut or switched otherwise."""
+        """A short digest of mode and instances; it changes exactly when the GPU is cut or switched differently."""
         import hashlib  # loads OpenSSL, and only plans need fingerprints
 
         parts = [self.uuid, self.mode, self.pending_mode]
@@ -280,7 +279,7 @@ class GpuState:
 class NodeState:
     """Every GPU of the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor.
 
-    `sharing` is what several programs can share one device by.
+    `sharing` holds the machine's sharing mechanisms.
     """
 
     gpus: tuple[GpuState, ...]
@@ -293,14 +292,14 @@ class NodeState:
         return iter(self.gpus)
 
     def gpu(self, uuid: str) -> GpuState:
-        """The GPU of that UUID; GpuNotFound otherwise."""
+        """The GPU with that UUID; raises GpuNotFound."""
         for gpu in self.gpus:
             if gpu.uuid == uuid:
                 return gpu
         raise GpuNotFound(f"no GPU {uuid} on this machine", hint="list the GPUs with: tranche gpus")
 
     def by_index(self, index: int) -> GpuState:
-        """The GPU of that index; GpuNotFound otherwise."""
+        """The GPU with that index; raises GpuNotFound."""
         for gpu in self.gpus:
             if gpu.index == index:
                 return gpu
@@ -311,19 +310,21 @@ class NodeState:
 
 
 def unavailable(gpu: GpuState, slot: InstanceKey | None) -> str:
-    """Why nobody more may share that device by MPS while others do, in words; "" when they may."""
+    """Why that device, while shared by MPS, admits no more clients, in words; "" if it does."""
     daemon = gpu.daemon_of(slot)
     if daemon is not None and daemon.state is DaemonState.FAULT:
-        return f"its MPS daemon lets nobody in: {daemon.fault}"
+        return f"its MPS daemon admits no clients: {daemon.fault}"
     if daemon is not None and daemon.state is DaemonState.LOST:
-        return "its MPS daemon has died, or nobody finds it any more, and nobody is let in until all who share it have ended"
+        return "its MPS daemon has died or cannot be found; a new one starts when all shares of the device have ended"
     if daemon is not None and daemon.state is DaemonState.DAMAGED:
-        return "what is known of its MPS daemon cannot be read, and nobody is let in until all who share it have ended"
+        return (
+            "the record of its MPS daemon cannot be read; a new daemon starts when all shares of the device have ended"
+        )
     return ""
 
 
 def taken_mask(present: Iterable[ComputeInstance]) -> int:
-    """The compute slices under those compute instances, as a bit mask."""
+    """The compute slices of those compute instances, as a bit mask."""
     mask = 0
     for each in present:
         mask |= slice_mask(each.start, each.slices)
@@ -331,6 +332,6 @@ def taken_mask(present: Iterable[ComputeInstance]) -> int:
 
 
 def clients_inside(clients: int, profile: GpuInstanceProfile, gpu: GpuState) -> int:
-    """How many clients MPS serves in a slice, by its part of the GPU's compute slices: no source gives the numbers."""
+    """How many clients MPS serves in a slice, in proportion to the GPU's compute slices: no source gives the numbers."""
     most = max((each.slices for each in gpu.profiles), default=profile.slices)
     return max(1, clients * profile.slices // most)

@@ -15,13 +15,13 @@ from tranche.core.request import Demand, GpuMemory, GpuShare, Isolation, MigSlic
 from tranche.core.sharing import GrantIsolation, Sharing
 
 _FRACTION = re.compile(r"\d{1,40}(?:\.\d{1,40}|/[1-9]\d{0,39})?", re.ASCII)
-"""A share of a GPU. Python reads "1e999999999" as well, and fills the memory with it."""
+"""A share of a GPU. Python also reads "1e999999999", and fills the memory with it."""
 
 
 def request_to_dict(request: Request) -> dict[str, Any]:
     """The request as JSON data: exactly one of gpus, gpu, gpuMemoryBytes and migProfile, beside isolation and gpuModel.
 
-    Conditions that were not asked for are left out: count and computePercent.
+    Omits count and computePercent if the request did not set them.
     """
     demand: dict[str, Any]
     match request.demand:
@@ -50,7 +50,7 @@ def request_from_dict(data: Mapping[str, Any]) -> Request:
         from fractions import Fraction  # a slow import, and few requests hold a fraction
 
         if _FRACTION.fullmatch(data["gpu"]) is None:
-            raise LedgerCorrupt("a share of a GPU is no fraction")
+            raise LedgerCorrupt("a share of a GPU is not a fraction")
         demand = GpuShare(Fraction(data["gpu"]))
     elif "gpuMemoryBytes" in data:
         demand = GpuMemory(data["gpuMemoryBytes"])
@@ -92,7 +92,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
 
 
 def walls_to_dict(walls: GrantIsolation) -> dict[str, str]:
-    """The walls as JSON data, a word for each dimension."""
+    """The walls as JSON data, one word for each dimension."""
     return {
         "memory": str(walls.memory),
         "compute": str(walls.compute),
@@ -102,7 +102,7 @@ def walls_to_dict(walls: GrantIsolation) -> dict[str, str]:
 
 
 def grant_from_dict(data: Mapping[str, Any]) -> Grant:
-    """The grant that grant_to_dict wrote; LedgerCorrupt for one of an unknown shape."""
+    """The grant that grant_to_dict wrote; raises LedgerCorrupt for an unknown shape."""
     known = {"whole", "mig", *Sharing}
     if data["mechanism"] not in known:
         raise LedgerCorrupt(f"the ledger has a grant of the unknown mechanism {data['mechanism']!r}")
@@ -166,7 +166,7 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
 
 
 def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
-    """The keeper that keeper_to_dict wrote; LedgerCorrupt for an unknown kind."""
+    """The keeper that keeper_to_dict wrote; raises LedgerCorrupt for an unknown kind."""
     fields = {key: value for key, value in data.items() if key != "kind"}
     match data["kind"]:
         case "process":

@@ -1,8 +1,8 @@
-"""Who is let in: whoever has the token, on a page of our own, by a name of this machine. Pure; `app` asks for each request.
+"""Who is let in: requests with the token, from our own pages, by a name of this machine. Pure; `app` asks for each request.
 
-Others on the machine reach its loopback as well, and so does every page that its owner's browser has open. The token keeps the
-first out. The second cannot read it, may not have the cookie sent (SameSite), and is refused by its origin and by the name it
-calls us.
+Other users of the machine can reach its loopback, and so can every page open in the owner's browser. The token keeps out the
+users. A foreign page cannot read the token, gets no cookie sent (SameSite), and is refused by its origin and the name it calls
+us.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SAID_ONCE = frozenset({"authorization", "cookie", "host", "origin"})
 _OF_BROWSERS = "sec-fetch-"
 _LAST_PORT = 65535
 _OUR_OWN = frozenset({"none", "same-origin"})
-"""What browsers say of where a request comes from: typed in, or of a page of ours. Another port of this host is `same-site`."""
+"""What browsers say about a request that the user typed in or one of our pages made. Another port of this host is `same-site`."""
 
 WITH_THE_TOKEN = "token"
 """The session of programs, which send the token and no cookie."""
@@ -39,7 +39,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""What every answer carries: no script but ours, no frame around us, no copy in a cache.
+"""Headers of every answer: no script but ours, no framing, no caching.
 
 With no referrer at all, browsers would send our own forms without their origin.
 """
@@ -47,7 +47,7 @@ With no referrer at all, browsers would send our own forms without their origin.
 
 @dataclass(frozen=True, slots=True)
 class RefusalReason:
-    """Why a request gets nothing."""
+    """Why a request is refused."""
 
     status: HTTPStatus
     message: str
@@ -56,7 +56,7 @@ class RefusalReason:
 def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | RefusalReason:
     """A request's headers by name.
 
-    One that says twice who asks, or from where, is refused: of two, each reader may believe another.
+    Refuses a request that states its sender or origin twice: two readers may each believe a different one.
     """
     headers: dict[str, str] = {}
     for name, value in ((name.decode("latin-1"), value.decode("latin-1")) for name, value in sent):
@@ -67,7 +67,7 @@ def heard(sent: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str] | RefusalRea
 
 
 def name_of(host: str) -> str:
-    """The name in a Host header, without its port; "" where what follows the name is none."""
+    """The name in a Host header, without its port; "" where the port is invalid."""
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host
@@ -75,7 +75,7 @@ def name_of(host: str) -> str:
 
 
 def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[str]) -> RefusalReason | None:
-    """Why a request is of another site's page; `origins` are those of our own, `headers` have lower-case names."""
+    """Why a request comes from another site's page. `origins` are our own; `headers` have lower-case names."""
     origin = headers.get("origin")
     if origin is not None and origin not in origins:
         return RefusalReason(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
@@ -90,31 +90,31 @@ def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[st
 
 @dataclass(frozen=True, slots=True)
 class TokenAuthenticator:
-    """Knows the token, and the port by which browsers call this server."""
+    """Knows the token, and the port that browsers use to reach this server."""
 
     token: str
     port: int
 
     @property
     def cookie_name(self) -> str:
-        """Cookies are of a host, not of a port: another server's must not be taken for ours, and its seal is another."""
+        """Includes the port: browsers share cookies among the ports of a host, and another server's cookie has another seal."""
         return f"tranche-{self.port}"
 
     def cookie(self, session: str) -> str:
-        """The header that lets a browser in, with the name of its session. No script reads it, and no other site has it sent.
+        """The header that lets a browser in, with its session's name. No script can read it, and other sites cannot have it sent.
 
-        Whoever has the cookie is not given the token.
+        The cookie does not reveal the token.
         """
         return f"{self.cookie_name}={session}.{self._seal(session)}; Path=/; HttpOnly; SameSite=Strict"
 
     def opens(self, token: str) -> bool:
-        """Whether it is the token, in a time that does not tell how much of it is right."""
+        """Whether it is the token, compared in constant time."""
         return hmac.compare_digest(token.encode(), self.token.encode())
 
     def strange(self, method: str, headers: Mapping[str, str]) -> RefusalReason | None:
-        """Why a request is not one of our own pages' or its owner's; `headers` have lower-case names.
+        """Why a request comes from neither our own pages nor the owner; `headers` have lower-case names.
 
-        The port in the name may be another one: that of an ssh tunnel's other end.
+        The port in the name may be that of an ssh tunnel's other end.
         """
         host = headers.get("host", "")
         if name_of(host) not in LOOPBACK_NAMES:
@@ -122,7 +122,7 @@ class TokenAuthenticator:
         return foreign_page(method, headers, (f"http://{host}",))
 
     def unknown(self, headers: Mapping[str, str]) -> RefusalReason | None:
-        """Why whoever asks is not let in: neither the cookie nor the token came along."""
+        """Why the sender is not let in: the request has neither the cookie nor the token."""
         if self.session_of(headers):
             return None
         return RefusalReason(
@@ -130,7 +130,7 @@ class TokenAuthenticator:
         )
 
     def session_of(self, headers: Mapping[str, str]) -> str:
-        """The name of the session of whoever asks, one for all that have the token itself; "" when he is not let in."""
+        """The name of the sender's session, one for all that send the token itself; "" when the sender is not let in."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self.opens(token.strip()):
             return WITH_THE_TOKEN

@@ -1,4 +1,4 @@
-"""A connection as uvicorn serves it, and for how long: strangers take neither the server's places nor its time."""
+"""A uvicorn connection and its lifetime. Strangers take neither the server's places nor its time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from tranche.dashboard.connection_limit import KNOWN, ConnectionLimit
 
 WHOLE_SECONDS = 10.0
-"""For a whole request to come, and for its answer to be taken."""
+"""For a whole request to arrive, and for the client to take the answer."""
 _JUDGED_SECONDS = 60.0
-"""For whoever sent a whole request to be let in: an API server may have to be asked who he is."""
+"""For the sender of a whole request to be let in: an API server may have to say who it is."""
 _HEARD_SECONDS = 5.0
-"""For whoever sends no HTTP to take the answer that says so."""
+"""For a client that sends no HTTP to take the answer that says so."""
 ACCEPTED_AT_ONCE = 64
-"""Connections that are taken in one turn of the event loop. A few turns go by before one can be ended."""
+"""Connections accepted in one turn of the event loop. A few turns pass before one can be ended."""
 
 
 def guarded(most: int, *, seconds: float = WHOLE_SECONDS) -> type[asyncio.Protocol]:
-    """The protocol of one server, which keeps `most` connections, or a quarter of the files that the process may open."""
+    """The protocol of one server: it keeps `most` connections, at most a quarter of the files that the process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = most if files == resource.RLIM_INFINITY else min(most, files // 4)
 
@@ -57,7 +57,7 @@ class _GuardedConnection(H11Protocol):
             return
         try:
             super().data_received(data)
-        except Exception:  # whatever a stranger can send, nobody else is to hear of it
+        except Exception:  # whatever a stranger sends affects its own connection alone
             self.transport.abort()
 
     def handle_events(self) -> None:
@@ -72,8 +72,9 @@ class _GuardedConnection(H11Protocol):
             self._wait(_JUDGED_SECONDS)
 
     def send_400_response(self, msg: str) -> None:
-        """What still comes is read and thrown away until whoever sends it has heard that, or for a few seconds: to close on it
-        would reset the connection, and a reset ends all of a `kubectl port-forward`.
+        """Answer 400, then discard input until the sender has taken the answer, or for a few seconds.
+
+        Closing at once would reset the connection, and a reset ends a whole `kubectl port-forward`.
         """
         self._refused = True
         self.transport.write(
@@ -110,5 +111,5 @@ class _GuardedConnection(H11Protocol):
 
 
 def only_our_own(record: logging.LogRecord) -> bool:
-    """Whether a record of uvicorn's is of the server, and not of what somebody sent to it."""
+    """Whether uvicorn logged this record about the server itself, not about what a client sent."""
     return record.levelno >= logging.ERROR and record.module != H11Protocol.__module__.rpartition(".")[2]

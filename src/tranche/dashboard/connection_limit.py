@@ -1,8 +1,7 @@
-"""How many connections a server keeps over which nobody who may come in has asked anything. Pure.
+"""How many connections a server keeps on which no admitted client has asked anything. Pure.
 
-Each has a deadline, which `connection` keeps. There is room for so many; when one more comes, the one that came first has to go.
-So strangers push one another out, and never anybody who was let in. Where nobody else waits, whoever has most inside gives one
-up.
+Each has a deadline, which `connection` keeps. A newcomer beyond the limit ends the oldest. So strangers push one another out, and
+never a client that was let in. Where no stranger waits, the client with the most connections inside gives one up.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from typing import Any, Generic, TypeVar
 Connection = TypeVar("Connection")
 
 KNOWN = "tranche.known"
-"""Where a request's `state` has what to call when whoever asks is let in."""
+"""The key in a request's `state` of the function to call when the sender is let in."""
 
 
 class ConnectionLimit(Generic[Connection]):
-    """Room for `most` connections, in the order in which they came."""
+    """Room for `most` connections, in order of arrival."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -29,7 +28,7 @@ class ConnectionLimit(Generic[Connection]):
         return connection in self._waiting
 
     def enter(self, connection: Connection, open_now: int) -> Connection | None:
-        """It waits from now on; so many are open with it. Which has to go for it, if one has to."""
+        """The connection waits from now on; `open_now` counts all open ones. Returns the one that must go for it, if any."""
         self.leave(connection)
         gone = self._first() if open_now > self._most else None
         if gone is not None:
@@ -38,12 +37,12 @@ class ConnectionLimit(Generic[Connection]):
         return gone
 
     def let_in(self, connection: Connection, who: str) -> None:
-        """It is somebody's who may be here."""
+        """The connection belongs to an admitted client."""
         self.leave(connection)
         self._inside[connection] = who
 
     def leave(self, connection: Connection) -> None:
-        """It has ended."""
+        """The connection has ended."""
         self._waiting.pop(connection, None)
         self._inside.pop(connection, None)
 
@@ -55,7 +54,7 @@ class ConnectionLimit(Generic[Connection]):
 
 
 def let_in(scope: Mapping[str, Any], who: str = "") -> None:
-    """Whoever asks this may come in: his connection lasts for as long as the answer does."""
+    """Admit the sender of this request; the connection lasts as long as the answer."""
     known: Callable[[str], None] | None = scope.get("state", {}).get(KNOWN)
     if known is not None:
         known(who)

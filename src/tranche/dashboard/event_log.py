@@ -1,7 +1,7 @@
-"""The events that the register keeps, read once: pages ask for them again and again.
+"""The register's events, read once: pages ask for them again and again.
 
-A register may be replaced by another one, whose events have the same positions. What tells them apart is an event itself: its
-time, its data and its words, at its position.
+Another register may replace it, with events at the same positions. An event itself tells them apart: its time, data and words at
+its position.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ class EventLog:
         self._known: list[Document] = []
 
     def up_to(self, newest: Document | None) -> Sequence[Document]:
-        """All events of the register whose newest that one was, oldest first, and what came after it; read where it is not the
-        last one known. `newest` is None where there was none.
+        """All events of the register that has `newest`, oldest first. Reads unless `newest` is the last one known.
 
-        LedgerUnavailable when the register has been replaced since.
+        `newest` is None where there was none. LedgerUnavailable when the register has been replaced since.
         """
         with self._lock:
             if newest is None or not self._known or newest != self._known[-1]:
@@ -45,10 +44,10 @@ class EventLog:
     def _read_on(self) -> list[Document]:
         if not self._known:
             return list(self._read(0))
-        # The last one known is read again: where it is another one, or is not there, the register is another one.
+        # Read the last known event again: if it differs or is missing, the register was replaced.
         last = self._known[-1]
         found = list(self._read(last["position"] - 1))
-        # A new list: somebody may be reading the old one.
+        # A new list: another thread may be reading the old one.
         return [*self._known, *found[1:]][-_KEPT:] if found[:1] == [last] else list(self._read(0))
 
 

@@ -1,4 +1,4 @@
-"""What happened, newest first or as somebody asks for it, with what led to what; and a share's whole life."""
+"""Events, newest first or as asked, linked to their causes; and a share's whole life."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, share_link, span_since, table
+from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, select, share_link, span_since, table
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.markup import Child, Element, element
 
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Events of that `kind` in which that text is said, "" for all; newest first, or the `oldest`."""
+    """Events of that `kind` with that text in their words, "" for all; newest first, or the `oldest`."""
 
     kind: str = ""
     text: str = ""
@@ -26,31 +26,31 @@ class EventFilter:
 
     @property
     def leaves_out(self) -> bool:
-        """Whether it is not everything."""
+        """Whether it leaves anything out."""
         return bool(self.kind or self.text)
 
     @property
     def caption(self) -> str:
-        """Of the table."""
+        """The table's caption."""
         return "Events, oldest first" if self.oldest else "Events, newest first"
 
     def takes(self, kind: str, said: str) -> bool:
-        """Whether an event of that kind, of which that is said, is one of those."""
+        """Whether it chooses an event of that kind with those words."""
         return (not self.kind or self.kind == kind) and self.text.casefold() in said.casefold()
 
     def said(self, found: int, of: int) -> str:
-        """How many are."""
+        """How many events it chooses, in words."""
         return f"{found:,} of {of:,} events are such."
 
     def form(self, kinds: Collection[str]) -> Element:
-        """Asks for others."""
+        """The form that asks for other events."""
         offered = {"": "every"} | {each: each for each in sorted({*kinds, self.kind} - {""})}
         orders = {"": "newest first", "oldest": "oldest first"}
         return element(
             "form",
             element("label", "Find", element("input", type="search", name="q", value=self.text, id="q")),
-            _select("kind", "What", offered, self.kind),
-            _select("order", "Order", orders, "oldest" if self.oldest else ""),
+            select("kind", "What", offered, self.kind),
+            select("order", "Order", orders, "oldest" if self.oldest else ""),
             element("button", "Show"),
             action="/events",
             method="get",
@@ -59,18 +59,13 @@ class EventFilter:
         )
 
 
-def _select(name: str, word: str, offered: Mapping[str, str], chosen: str) -> Element:
-    options = [element("option", said, value=value, selected=value == chosen) for value, said in offered.items()]
-    return element("label", word, element("select", options, name=name, id=name))
-
-
 MOST = 300
 """Events on one page."""
 _ALL = EventFilter()
 
 
 def events_page(events: Sequence[Document], gpus: Sequence[Document], query: Mapping[str, str]) -> DashboardPage:
-    """Of all events that are kept, oldest first, the newest, or those that `query` asks for."""
+    """The newest events, or those that `query` asks for. `events` are all that are kept, oldest first."""
     choice = EventFilter.asked(query)
     found = [each for each in events if choice.takes(each["type"], _said(each, gpus))]
     shown = found[:MOST] if choice.oldest else found[-MOST:]
@@ -82,13 +77,13 @@ def events_page(events: Sequence[Document], gpus: Sequence[Document], query: Map
 
 
 def _said(event: Document, gpus: Sequence[Document]) -> str:
-    """All that a row says of an event."""
+    """All words of an event's row."""
     labels = [f"GPU {gpu['index']}" for gpu in gpus if gpu["uuid"] == event["gpuUUID"]]
     return " ".join(filter(None, (event["type"], event["gpuUUID"], *labels, event["allocationId"], event["message"])))
 
 
 def event_table(events: Sequence[Document], gpus: Sequence[Document], choice: EventFilter = _ALL) -> Element:
-    """Events, oldest first, as a table in the order that is asked for; each leads to what caused it, where it is on the page."""
+    """A table of events, given oldest first, in the requested order. Each links to its cause where that is on the page."""
     labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in gpus}
     here = {event["position"] for event in events}
     rows = [_row(event, labels, here) for event in (events if choice.oldest else reversed(events))]
@@ -101,7 +96,7 @@ def event_table(events: Sequence[Document], gpus: Sequence[Document], choice: Ev
 
 
 def share_page(allocation_id: str, overview: Document, events: Sequence[Document], now: float) -> DashboardPage | None:
-    """All that is known of a share; None where nobody has heard of it."""
+    """All that is known of a share; None where nothing is."""
     found = next((each for each in overview["allocations"] if each["id"] == allocation_id), None)
     if found is None and not events:
         return None

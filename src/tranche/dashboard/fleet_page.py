@@ -1,11 +1,11 @@
-"""The first view: every GPU with its slices in the order of their placement."""
+"""The first view: every GPU with its slices in order of placement."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, gpu_link, measured, memory, notes, share_and_user
+from tranche.dashboard.parts import figures, gpu_link, maker, measured, memory, notes, share_and_user
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import HEIGHT, bar, swatch
@@ -14,7 +14,7 @@ from tranche.documents.markup import Child, Element, element
 from tranche.documents.picture import headline, legend
 
 BAR_PIXELS = 700
-"""What the texts in a bar are cut for; on a narrower screen they are clipped."""
+"""The width that a bar's texts are cut for; a narrower screen clips them."""
 
 
 def fleet_page(
@@ -26,9 +26,9 @@ def fleet_page(
     events: Sequence[Document] = (),
     readings: Sequence[Document] = (),
 ) -> DashboardPage:
-    """The GPUs of the overview, or those that have the text looked for in what is said of them; `needs` come first.
+    """The GPUs of the overview, or those whose words have the searched text; `needs` come first.
 
-    `events` are all that are kept: they tell since when things are as they are. `readings` tell how much each GPU is used.
+    `events` are all that are kept; they tell how long each state has lasted. `readings` tell how much each GPU is used.
     """
     looked_for = order.query.get("q", "")
     every = blocks_of(overview["gpus"], overview["allocations"])
@@ -48,7 +48,7 @@ def fleet_page(
 
 
 def fleet_figures(overview: Document) -> Element:
-    """How many of what there are."""
+    """The fleet's counts."""
     slices = [each for gpu in overview["gpus"] for each in gpu["slices"]]
     return figures(
         [
@@ -63,7 +63,7 @@ def fleet_figures(overview: Document) -> Element:
 
 
 def gpu_row(gpu: BlockRow, used: str = "") -> Element:
-    """A GPU's name, how much it is used, and its bar."""
+    """A GPU's name, use and bar."""
     beside = element("span", f" {used}", class_="muted") if used else None
     return element(
         "div",
@@ -74,13 +74,13 @@ def gpu_row(gpu: BlockRow, used: str = "") -> Element:
 
 
 def gpu_bar(gpu: BlockRow, when: str = "", width: float = BAR_PIXELS) -> Element:
-    """The bar alone, as wide as there is room, with texts cut for `width`; `when` comes first in its text alternative."""
+    """The bar alone, as wide as its room, with texts cut for `width`; `when` comes first in its text alternative."""
     said = f"{when}{gpu.told}"
     return element("svg", bar(gpu, width), role="img", aria_label=said, width="100%", height=HEIGHT, class_="bar")
 
 
 def key(gpus: Sequence[BlockRow]) -> Element:
-    """What the looks of the blocks mean."""
+    """The legend of the blocks."""
     entries = [
         element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
         for look, word in legend(gpus)
@@ -129,7 +129,7 @@ def _rows(
     inside = {} if reading is None else {each["gpuInstanceId"]: each for each in reading["slices"]}
     for each in drawn.blocks:
         place, device = _device_of(gpu, each)
-        made = None if device is gpu or device["owned"] is None else "Tranche" if device["owned"] else "others"
+        made = None if device is gpu else maker(device["owned"])
         amount = (
             each.name
             if each.piece is BlockKind.PART
@@ -141,7 +141,7 @@ def _rows(
         long = since.said(gpu, each.look, {"start": each.start, "size": each.size}, each.holders)
         used_by = each.who if each.look is BlockStatus.IN_USE else held_by
         what = f"{each.name} {place}".strip()
-        # A gauge tells of a device, not of a share of it, nor of the room beside it.
+        # A gauge measures a device, not a share of it or the room beside it.
         device_use = reading if device is gpu else inside.get(device["gpuInstanceId"])
         used, busy = "", ""
         if device_use is not None and each.piece not in (BlockKind.PART, BlockKind.ROOM):
@@ -150,12 +150,12 @@ def _rows(
 
 
 def gpu_link_of(drawn: BlockRow) -> Child:
-    """A GPU by its label, in a table, where the picture's link has the id already."""
+    """A link to a GPU by its label, for a table: the picture's link already has the id."""
     return element("a", drawn.label, href=f"/gpus/{drawn.uuid}")
 
 
 def _device_of(gpu: Document, each: BarBlock) -> tuple[str, Document]:
-    """Where the block lies, in words, and the document of its device: a slice, or the GPU itself."""
+    """Where the block lies, in words, and its device's document: a slice's or the GPU's."""
     for piece in gpu["slices"]:
         start, size = piece["placement"]["start"], piece["placement"]["size"]
         if start <= each.start < start + size:

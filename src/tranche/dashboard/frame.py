@@ -1,4 +1,4 @@
-"""What every page has: its head, the way to the other views, and whether it is live."""
+"""What every page has: its head, links to the other views, and whether it is live."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ VIEWS = (
     ("/waste", "Waste"),
     ("/layouts", "Layouts"),
 )
-"""The views that every page leads to."""
+"""The views that every page links to."""
 
 
 @dataclass(frozen=True, slots=True)
 class DashboardPage:
-    """A page: `live` is replaced when something changes; `above` and `below` it stays what a person may be typing in.
+    """A page. `live` is replaced on changes; `above` and `below` stay, since a person may be typing there.
 
-    With a `feed` single rows of it are replaced: that address tells of them. With `every` it is asked for again after so many
-    seconds although nothing is said to have changed.
+    With a `feed`, single rows are replaced: that address tells of them. With `every`, the script asks again after so many seconds
+    even if it was told of no change.
     """
 
     title: str
@@ -48,10 +48,10 @@ def whole_page(
     trouble: str = "",
     unseen: str = "the driver does not answer",
 ) -> str:
-    """The page as HTML; `version` names the snapshot that it shows, which is of the moment `taken`.
+    """The page as HTML. `version` names the snapshot that it shows, of the moment `taken`.
 
-    `trouble` says why nothing newer is known, "" where it is of now; `unseen` what it means when the server speaks, has no
-    trouble, and sees nothing newer.
+    `trouble` says why nothing newer is known, "" where it is current. `unseen` is what it means when the server speaks without
+    trouble but sees nothing newer.
     """
     return "<!doctype html>\n" + str(
         element(
@@ -81,17 +81,17 @@ def whole_page(
 
 
 def live_part(page: DashboardPage) -> Element:
-    """What the page's script asks for alone, and puts in the place of what was there."""
+    """The part that the page's script asks for alone, to replace the old one."""
     return element("div", page.live, id="view")
 
 
 def entered_page() -> str:
     """Leads from the address with the token to the first view.
 
-    A redirection would count as a step of whoever linked here, and browsers would send it without the cookie.
+    A redirect would count as a navigation by the linking site, and browsers would send it without the cookie.
     """
     again = element("meta", http_equiv="refresh", content="0;url=/")
-    # Browsers ask for an icon of their own name for it where a page names none.
+    # Where a page names no icon, browsers ask for one at an address of their own.
     head = element("head", again, element("title", "Tranche"), _icon())
     body = element("body", element("p", element("a", "Open the dashboard", href="/")))
     return "<!doctype html>\n" + str(element("html", head, body, lang="en"))
@@ -128,7 +128,7 @@ def _ways(path: str, views: Sequence[tuple[str, str]]) -> Element:
 
 
 def _liveness(taken: float, trouble: str, unseen: str) -> Element:
-    """Without the script the page is as old as it says."""
+    """Says when the picture was taken; without the script, that is all."""
     at, why = describe.timestamp(taken), f": {trouble}" if trouble else ""
     said = element("span", "as of ", moment(at), f"{why}; reload for news", id="live-said")
     return element("p", said, id="live", role="status", class_="still", data_taken=at, data_unseen=unseen)

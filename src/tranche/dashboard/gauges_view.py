@@ -1,4 +1,4 @@
-"""How much memory of a GPU was used and how busy it was, over the time for which somebody looked: as charts and as a table."""
+"""A GPU's memory use and load over the time that was watched, as charts and as a table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ Measured = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class _Gauge:
-    """What one gauge said; `most` is what it can say at the most, 0 where nobody knows; `said` writes a value with its unit,
-    `every` is in seconds.
-    """
+    """One gauge's values. `most` is its maximum, 0 where unknown; `said` writes a value with its unit; `every` is in seconds."""
 
     name: str
     values: Measured
@@ -45,10 +43,10 @@ def gauges_view(
     note: str = _WHILE_OPEN,
     window: tuple[float, float] | None = None,
 ) -> Element | None:
-    """The charts of what can be measured of the GPU; None where nothing was.
+    """Charts of what can be measured of the GPU; None where nothing was.
 
-    Samples come about `every` seconds: between two that are three times as far apart nobody looked. The charts are of that
-    `window`, else from the first sample to the last.
+    Samples come about `every` seconds; a gap three times as long was not watched. The charts cover `window`, else the first to
+    the last sample.
     """
     uuid, memory = gpu["uuid"], float(gpu["memoryBytes"] or 0)
     gauges = (
@@ -81,7 +79,7 @@ def _caption(gauge: _Gauge) -> str:
 
 
 def _measured(uuid: str, gauge: str, samples: Sequence[GaugeSample]) -> Measured:
-    """Where nothing could be measured there is no value."""
+    """Omits moments at which nothing could be measured."""
     found = ((each.taken, each.gpus[uuid].get(gauge)) for each in samples if uuid in each.gpus)
     return [(taken, float(value)) for taken, value in found if value is not None]
 
@@ -105,7 +103,7 @@ def _chart(gauge: _Gauge, since: float, until: float) -> Element:
 
 
 def _areas(values: Measured, since: float, length: float, most: float, every: float) -> Iterator[str]:
-    """One area for each stretch of time for which somebody looked."""
+    """One area for each stretch of time that was watched."""
     stretch = [values[0]]
     for before, after in pairwise([*values, (float("inf"), 0.0)]):
         if after[0] - before[0] <= 3 * every:
@@ -114,7 +112,7 @@ def _areas(values: Measured, since: float, length: float, most: float, every: fl
         points = [
             (_WIDTH * (taken - since) / length, _HEIGHT * (1 - min(1.0, value / most))) for taken, value in stretch
         ]
-        # A single moment is as wide as half the time between two.
+        # A single sample is as wide as half the time between two.
         least = _WIDTH * min(1.0, every / length) / 2
         first = min(points[0][0], _WIDTH - least)
         last = max(points[-1][0], first + least)

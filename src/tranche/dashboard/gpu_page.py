@@ -9,7 +9,7 @@ from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import HOURS, history_view, hours_choice
-from tranche.dashboard.parts import code, figures, measured, memory, notes, share_and_user, table
+from tranche.dashboard.parts import code, figures, maker, measured, memory, notes, share_and_user, table
 from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, UseRecord
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
@@ -80,7 +80,7 @@ def gpu_page(
                     memory(each["memoryBytes"]),
                     memory(inside.get(each["gpuInstanceId"], _UNKNOWN)["memoryUsedBytes"]),
                     measured(inside.get(each["gpuInstanceId"], _UNKNOWN)["busy"], "%"),
-                    None if each["owned"] is None else "Tranche" if each["owned"] else "others",
+                    maker(each["owned"]),
                     element("span", [code(device["uuid"]) for device in each["devices"]]) if each["devices"] else None,
                 )
                 for each in gpu["slices"]

@@ -1,4 +1,4 @@
-"""A GPU over time: its slices from top to bottom, the time from left to right, and as a table."""
+"""A GPU over time: slices from top to bottom, time from left to right, and as a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHORT_PERCENT = 9.0
 def history_view(
     gpu: Document, overview: Document, events: Sequence[Document], now: float, hours: int, order: TableOrder
 ) -> Element:
-    """The last so many hours of the GPU."""
+    """The last `hours` hours of the GPU."""
     known = {each["id"]: each for each in overview["allocations"]}
     slices = slices_over_time(gpu, events)
     shares = shares_over_time(gpu["uuid"], events, overview["allocations"])
@@ -38,7 +38,7 @@ def history_view(
 def spans_drawn(
     gpu: Document, slices: Sequence[HistorySpan], shares: Sequence[HistorySpan], now: float, hours: int
 ) -> Element:
-    """Slices and shares of the GPU in the last so many hours, as a picture; a table has to say the same below it."""
+    """Slices and shares of the GPU in the last so many hours, as a picture; a table below must say the same."""
     since = now - hours * 3600
     slices, shares = ([each for each in every if each.meets(since)] for every in (slices, shares))
     units = gpu["memorySlices"] or _UNCUT
@@ -60,13 +60,13 @@ def hours_asked(text: str) -> int:
 
 
 class _Drawing:
-    """Knows where moments and places lie."""
+    """Maps moments and places to coordinates."""
 
     def __init__(self, units: int, since: float, until: float) -> None:
         self._units, self._since, self._until = units, since, until
 
     def slice_box(self, span: HistorySpan) -> Element:
-        """A slice while it was there."""
+        """A slice over its lifetime."""
         left, width = self._stretch(span)
         top, height = self._rows(span)
         inside = [element("title", f"{span.place}: there {_times(span)}"), *_filled(BlockStatus.IDLE)]
@@ -77,7 +77,7 @@ class _Drawing:
         return element("svg", inside, x=f"{left:.4g}%", width=f"{width:.4g}%", y=top, height=height)
 
     def share_boxes(self, shares: Sequence[HistorySpan]) -> Iterator[Element]:
-        """Shares while they were held; those of one place at the same time lie in lanes."""
+        """Shares while they were held; those at one place at the same time lie in lanes."""
         lanes: dict[object, list[float]] = {}
         placed: list[tuple[HistorySpan, int]] = []
         for span in shares:
@@ -128,7 +128,7 @@ def _times(span: HistorySpan) -> str:
 
 
 def hours_choice(uuid: str, chosen: int, node: str = "") -> Element:
-    """The ways to other lengths of time; of that node's GPU, where a cluster has several."""
+    """Links to other lengths of time; `node` is the GPU's, where a cluster has several."""
     more = f"&node={quote(node, safe='')}" if node else ""
     words = {1: "last hour", 6: "6 hours", 24: "day", 168: "week"}
     ways = [

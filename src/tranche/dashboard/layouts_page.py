@@ -1,4 +1,4 @@
-"""What a layout would do, before anybody applies it: what it keeps, makes and destroys, and who stands in the way."""
+"""What a layout would do, before anyone applies it: what it keeps, makes and destroys, and who stands in the way."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import code, table
+from tranche.dashboard.parts import code, layout_choice, table
 from tranche.documents.blocks import Document, blocks_of
 from tranche.documents.markup import Child, Element, element
 
@@ -14,27 +14,14 @@ from tranche.documents.markup import Child, Element, element
 def layouts_page(
     names: Sequence[str], chosen: str, preview: Document | None, trouble: str, overview: Document
 ) -> DashboardPage:
-    """The choice of layouts, and of the chosen one the preview, or why there is none."""
+    """The choice of layouts, and the preview of the chosen one, or why there is none."""
     if preview is not None:
         live = element("div", _previewed(chosen, preview, overview))
     elif trouble:
         live = element("p", trouble, class_="note")
     else:
         live = element("p", "Choose a layout to see what it would keep, make and destroy. Nothing is changed.")
-    return DashboardPage("Layouts", live, _choice(names, chosen) if names else None)
-
-
-def _choice(names: Sequence[str], chosen: str) -> Element:
-    options = [element("option", each, value=each, selected=each == chosen) for each in names]
-    return element(
-        "form",
-        element("label", "Layout", element("select", options, name="layout", id="layout")),
-        element("button", "What would it do?"),
-        action="/layouts",
-        method="get",
-        class_="ask",
-        aria_label="Preview a layout",
-    )
+    return DashboardPage("Layouts", live, layout_choice(names, chosen, "/layouts") if names else None)
 
 
 def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[Child]:
@@ -60,7 +47,7 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
 def before_and_after(
     before: Sequence[Document], after: Sequence[Document], holders: Sequence[Document]
 ) -> Iterator[Element]:
-    """What the looks mean, and the bars of each GPU of `after` that was there before. `holders` are the allocations of before."""
+    """The legend, and the bars of each GPU of `after` that was there before. `holders` are the allocations before."""
     was = {gpu.uuid: gpu for gpu in blocks_of(before, holders)}
     expected = blocks_of(after, holders)
     yield key([*was.values(), *expected])

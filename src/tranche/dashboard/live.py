@@ -1,116 +1,109 @@
-"""The newest that the watch has seen, for the event loop: who comes waits for what is fresh, and hears of what is new."""
+"""The newest that a server has seen, for the event loop. Each listener hears what is new since it last heard.
+
+No listener has a queue. A slow one is told later, and then at once of everything that changed meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.use_file import UseFile
-from tranche.dashboard.watch import OpenHost, Watch
 from tranche.documents.describe import timestamp
 
-_PATIENCE_SECONDS = 10.0
-_IMPATIENT_SECONDS = 0.5
 _SAY_SECONDS = 2.0
 
 
+class VersionedSnapshot(Protocol):
+    """What was seen of a machine or cluster at one moment."""
+
+    @property
+    def version(self) -> int:
+        """Grows when something that pages show has changed."""
+
+    @property
+    def taken(self) -> float:
+        """The moment, in seconds since the epoch."""
+
+
+Seen = TypeVar("Seen", bound=VersionedSnapshot)
+
+
 @dataclass(frozen=True, slots=True)
-class PageUpdate:
-    """What a page is told: which snapshot is the newest, of when, and why there is none that is newer."""
+class PageUpdate(Generic[Seen]):
+    """What a page is told: the newest snapshot, the name of its version, and why none is newer.
+
+    `since` is the version number that the page was told last, None where another server told it.
+    """
 
     version: str
-    taken: float
+    snapshot: Seen
     trouble: str
-
-    def to_dict(self, now: float) -> dict[str, Any]:
-        """As JSON data; `now` is the server's clock."""
-        return {"version": self.version, "taken": timestamp(self.taken), "now": timestamp(now), "trouble": self.trouble}
+    since: int | None = None
 
 
-class MachinePublisher:
-    """To be made and used on the event loop; the watch reports from its thread."""
+class Publisher(Generic[Seen]):
+    """Make and use it on the event loop. It leaves `pace` seconds between two updates to one page."""
 
-    def __init__(self, open_host: OpenHost, use: UseFile | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._watch = Watch(open_host, self._from_thread, use)
+    def __init__(self, pace: float = 0.0) -> None:
+        self._pace = pace
         self._run = secrets.token_hex(4)
-        self._snapshot: MachineSnapshot | None = None
-        self._answered = 0
-        self._patience = _PATIENCE_SECONDS
+        self._snapshot: Seen | None = None
         self._trouble = ""
         self._reported = asyncio.Event()
         self._ending = False
-        self._touched = 0
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._watch.start()
+    def take(self, snapshot: Seen | None, trouble: str = "") -> None:
+        """Set the newest snapshot; None where `trouble` prevented a newer one."""
+        self._snapshot = snapshot or self._snapshot
+        self._trouble = trouble
+        self._wake()
 
-    async def end(self) -> None:
-        """Look no more, and end every stream of news."""
+    def end(self) -> None:
+        """End every stream of news."""
         self._ending = True
         self._wake()
-        await asyncio.to_thread(self._watch.end)
-
-    async def fresh(self) -> MachineSnapshot | None:
-        """The machine as it is now, or where it does not answer in time as it was; None when it was never seen.
-
-        Once it did not answer in time, nobody waits so long for it again until it does.
-        """
-        question, end = self._watch.ask(), self._loop.time() + self._patience
-        while self._answered < question and not self._ending:
-            left = end - self._loop.time()
-            if left <= 0:
-                self._patience = _IMPATIENT_SECONDS
-                break
-            await self._report(left)
-        return self._snapshot
 
     @property
-    def newest(self) -> MachineSnapshot | None:
+    def newest(self) -> Seen | None:
         """What was seen last."""
         return self._snapshot
 
     @property
     def trouble(self) -> str:
-        """Why nothing was seen at the last look; "" when something was."""
+        """Why nothing newer is known; "" where it is."""
         return self._trouble
 
-    def touch(self) -> None:
-        """Say that pages show something else, though the machine may be the same; from any thread."""
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._take_touch)
+    def version(self, snapshot: Seen) -> str:
+        """The name of what pages show of a snapshot, unique across restarts of this server."""
+        return f"{self._run}.{snapshot.version}"
 
-    def version(self, snapshot: MachineSnapshot) -> str:
-        """The name of what pages show of a snapshot, also after another start of this server."""
-        return f"{self._run}.{snapshot.number}.{self._touched}"
+    async def news(self, known: str = "") -> AsyncGenerator[PageUpdate[Seen], None]:
+        """Updates since the `known` version, and one every two seconds without any, until the server ends."""
+        told: tuple[str, str] | None = None
+        while not self._ending:
+            if (snapshot := self._snapshot) is not None:
+                since, known = self._number(known), self.version(snapshot)
+                told = (known, self._trouble)
+                # A slow listener blocks here; its next update covers everything since.
+                yield PageUpdate(known, snapshot, self._trouble, since)
+                await asyncio.sleep(self._pace)
+            await self._something_new(told)
 
-    async def news(self) -> AsyncGenerator[PageUpdate, None]:
-        """Whatever is new at once, and every two seconds that nothing is, until the server ends."""
-        self._watch.watchers(1)
-        try:
-            told = None
-            while not self._ending:
-                if self._snapshot is not None:
-                    told = PageUpdate(self.version(self._snapshot), self._snapshot.taken, self._trouble)
-                    yield told
-                await self._something_new(told)
-        finally:
-            self._watch.watchers(-1)
+    def _number(self, version: str) -> int | None:
+        run, _, number = version.rpartition(".")
+        return int(number) if run == self._run and number.isascii() and number.isdigit() else None
 
-    async def _something_new(self, told: PageUpdate | None) -> None:
-        end = self._loop.time() + _SAY_SECONDS
-        while not self._ending and (left := end - self._loop.time()) > 0:
-            await self._report(left)
-            if self._snapshot is not None and (
-                told is None or (self.version(self._snapshot), self._trouble) != (told.version, told.trouble)
-            ):
+    async def _something_new(self, told: tuple[str, str] | None) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _SAY_SECONDS
+        while not self._ending and (left := end - loop.time()) > 0:
+            if self._snapshot is not None and (self.version(self._snapshot), self._trouble) != told:
                 return
+            await self._report(left)
 
     async def _report(self, seconds: float) -> None:
         try:
@@ -118,20 +111,25 @@ class MachinePublisher:
         except TimeoutError:
             return
 
-    def _from_thread(self, question: int, seen: MachineSnapshot | None, trouble: str) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and nobody is told
-            self._loop.call_soon_threadsafe(self._take, question, seen, trouble)
-
-    def _take(self, question: int, seen: MachineSnapshot | None, trouble: str) -> None:
-        self._snapshot = seen or self._snapshot
-        self._answered, self._trouble, self._patience = question, trouble, _PATIENCE_SECONDS
-        self._wake()
-
-    def _take_touch(self) -> None:
-        self._touched += 1
-        self._wake()
-
     def _wake(self) -> None:
-        # Whoever waits now is woken, whoever waits from now on waits for the next report.
+        # Wake those that wait now; later ones wait for the next report.
         reported, self._reported = self._reported, asyncio.Event()
         reported.set()
+
+
+def seen_message(news: PageUpdate[Seen], now: float, *, anew: bool = True) -> str:
+    """Which version is the newest, its time, and whether to fetch the page again; `now` is the server's clock."""
+    told = {
+        "version": news.version,
+        "taken": timestamp(news.snapshot.taken),
+        "now": timestamp(now),
+        "trouble": news.trouble,
+        "anew": anew,
+    }
+    return message("seen", told, news.version)
+
+
+def message(kind: str, data: Mapping[str, Any], id: str = "") -> str:
+    """A server-sent event."""
+    head = f"id: {id}\n" if id else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(data)}\n\n"

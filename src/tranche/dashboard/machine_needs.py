@@ -1,4 +1,4 @@
-"""What somebody has to look after on one machine, the worst first. Pure."""
+"""What needs attention on one machine, worst first. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import quote
 
 from tranche.core.allocation import NodeView, WholeGpu
-from tranche.dashboard.needs import DashboardFinding
+from tranche.dashboard.parts import DashboardFinding
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.history import seconds_of
@@ -19,12 +19,12 @@ _FAILED = frozenset({"Undone", "UndoIncomplete"})
 
 
 def waits_long(waiters: Iterable[Document], now: float) -> Sequence[Document]:
-    """The waiters that wait for too long."""
+    """The waiters that have waited too long."""
     return [each for each in waiters if now - seconds_of(each["created"]) >= LONG_WAIT_SECONDS]
 
 
 def machine_needs(view: NodeView, overview: Document, events: Sequence[Document], now: float) -> list[DashboardFinding]:
-    """Of one machine; `events` are all that are kept, oldest first."""
+    """What needs attention; `events` are all that are kept, oldest first."""
     return [
         *_of_gpus(view, overview["gpus"]),
         *_of_shares(overview["allocations"], events),
@@ -58,7 +58,7 @@ def _of_shares(allocations: Sequence[Document], events: Sequence[Document]) -> I
 
 
 def _of_changes(events: Sequence[Document]) -> Iterator[DashboardFinding]:
-    """The newest declared change, where it failed, and the cut at boot, where it failed and nothing was changed since."""
+    """The newest declared change if it failed, and the cut at boot if it failed and nothing was changed since."""
     begun: set[int] = set()
     failed: Document | None = None
     for each in events:

@@ -1,4 +1,4 @@
-"""Which page an address stands for."""
+"""Maps addresses to pages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError, UsageError
-from tranche.dashboard.asking import answer, layout_names, layout_preview
+from tranche.core.errors import TrancheError
+from tranche.core.request import Request
 from tranche.dashboard.events_page import events_page, share_page
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
@@ -15,31 +15,37 @@ from tranche.dashboard.gpu_page import gpu_page
 from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.layouts_page import layouts_page
 from tranche.dashboard.machine_needs import machine_needs
-from tranche.dashboard.needs import needs_line
-from tranche.dashboard.queue_page import ASKED, ask_page, queue_page
+from tranche.dashboard.parts import needs_line
+from tranche.dashboard.queue_page import ask_page, explained, queue_page
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
 from tranche.dashboard.waste_page import waste_page
 from tranche.documents.blocks import Document
+from tranche.documents.explanation import explanation_document
+from tranche.documents.layout_change import preview_data
 from tranche.documents.markup import element
 from tranche.documents.waste import use_over_time, waste_data
 from tranche.documents.waste_by_owner import waste_by_owner
+from tranche.planning.decide.queue import WaitingRequest
+from tranche.planning.explain.explanation import explain
+from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.reconfigure import plan_layout
 
 _DAY_HOURS = 24
 
 Events = Callable[[], Sequence[Document]]
-"""Gives the events, all that the register keeps, oldest first."""
+"""Gives all events that the register keeps, oldest first."""
 
 
 AsSaid = Callable[[NodeView], NodeView]
-"""The view where MPS daemons are as they say now: they are asked, which may take two seconds."""
+"""Asks the MPS daemons and returns the view as they answer now, which may take two seconds."""
 
 
 def page_at(
     path: str, query: Mapping[str, str], seen: MachineSnapshot, events: Events, as_said: AsSaid = lambda view: view
 ) -> DashboardPage | None:
-    """The page of that path, of what was seen; None where there is none."""
+    """The page at that path, from what was seen; None where there is none."""
     match path.strip("/").split("/"):
         case [""]:
             return _fleet(seen, events, TableOrder(path, query))
@@ -54,7 +60,7 @@ def page_at(
         case ["queue"]:
             return queue_page(seen.overview, seen.notes, seen.taken)
         case ["ask"]:
-            return _asked(query, seen, as_said(seen.view))
+            return ask_page(query, lambda request: explained(_answer(seen, as_said(seen.view), request), seen.overview))
         case ["events"]:
             return events_page(events(), seen.overview["gpus"], query)
         case ["waste"]:
@@ -67,7 +73,7 @@ def page_at(
 
 
 def _fleet(seen: MachineSnapshot, events: Events, order: TableOrder) -> DashboardPage:
-    """With what needs somebody; where the register cannot be read, nobody knows that nothing does."""
+    """With what needs attention, or a note that this is unknown because the register cannot be read."""
     known: Sequence[Document] = ()
     try:
         known = events()
@@ -78,7 +84,7 @@ def _fleet(seen: MachineSnapshot, events: Events, order: TableOrder) -> Dashboar
 
 
 def waste_of(seen: MachineSnapshot, events: Sequence[Document]) -> Mapping[str, Any]:
-    """The fields of a Waste document: what is wasted now, and who held what and the use of each GPU over the last day."""
+    """The fields of a Waste document: waste now, and who held what and each GPU's use over the last day."""
     gpus, allocations = seen.overview["gpus"], seen.overview["allocations"]
     now = waste_data(seen.view.node, gpus, seen.readings, allocations)
     since = seen.taken - _DAY_HOURS * 3600
@@ -90,19 +96,16 @@ def waste_of(seen: MachineSnapshot, events: Sequence[Document]) -> Mapping[str, 
 def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:
     names: list[str] = []
     try:
-        names = layout_names(seen)
-        preview = layout_preview(seen, chosen) if chosen else None
+        offered = generate_layouts(seen.view.node)
+        names = [layout.name for layout in offered.layouts]
+        plan = plan_layout(seen.view, offered.select(chosen)) if chosen else None
     except TrancheError as error:
         return layouts_page(names, chosen, None, f"{error.message}. {error.hint}".strip(), seen.overview)
+    preview = None if plan is None else preview_data(plan, seen.view)
     return layouts_page(names, chosen, preview, "", seen.overview)
 
 
-def _asked(fields: Mapping[str, str], seen: MachineSnapshot, view: NodeView) -> DashboardPage:
-    labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in seen.overview["gpus"]}
-    known = {each["id"]: each for each in seen.overview["allocations"]}
-    if not ASKED & fields.keys():
-        return ask_page({}, None, "", labels, known)
-    try:
-        return ask_page(fields, answer(seen, view, fields), "", labels, known)
-    except UsageError as error:
-        return ask_page(fields, None, f"{error.message}. {error.hint}".strip(), labels, known)
+def _answer(seen: MachineSnapshot, view: NodeView, request: Request) -> Document:
+    """The request's Explanation document; MPS daemons in `view` are as they answer now."""
+    waiters = [WaitingRequest(each.id, each.request) for each in seen.queue if each.id not in seen.away]
+    return explanation_document(explain(view, request, waiters), len(waiters))

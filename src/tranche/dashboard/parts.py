@@ -1,9 +1,10 @@
-"""Pieces of which pages are made: tables, moments, ages, links, figures."""
+"""Pieces of pages: tables, moments, ages, links, figures."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from tranche.core.quantity import format_memory
@@ -20,9 +21,9 @@ def table(
     heads: Sequence[Element] = (),
     id: str | None = None,
 ) -> Element:
-    """A table with a caption, the first cell of each row its head; `empty` is said where there is no row.
+    """A table with a caption; the first cell of each row is its head. `empty` is said where there are no rows.
 
-    `heads` are cells that stand for the columns, where these can do more than be read.
+    `heads` are cells to show for the columns, where these do more than name them.
     """
     if not rows:
         return element("p", empty, class_="muted")
@@ -44,7 +45,7 @@ def table(
 
 
 def figures(pairs: Iterable[tuple[str, Child]]) -> Element:
-    """Numbers that are seen first, each with its word."""
+    """The figures to see first, each with its word."""
     return element(
         "dl", [element("div", element("dt", word), element("dd", shown)) for word, shown in pairs], class_="figures"
     )
@@ -57,7 +58,7 @@ def moment(rfc3339: str) -> Element:
 
 
 def span_since(rfc3339: str, now: float) -> Element:
-    """How long ago that was; the page's script keeps it true."""
+    """How long ago that was; the page's script keeps it current."""
     began = datetime.datetime.fromisoformat(rfc3339).timestamp()
     return element("time", describe.age(now - began), datetime=rfc3339, class_="age")
 
@@ -68,29 +69,34 @@ def memory(amount: int | None) -> str:
 
 
 def measured(value: float | None, unit: str) -> str:
-    """What a gauge says, `%` of a share of 1; in words where there is none, for 0 is measured."""
+    """A gauge's value, `%` of a share of 1; in words where there is none, since 0 is a measured value."""
     if value is None:
         return "not measurable"
     return f"{value:.0%}" if unit == "%" else f"{value:.0f}{unit}"
 
 
 def code(text: str) -> Element:
-    """Something that a machine reads: a command, an id."""
+    """Text for machines: a command, an id."""
     return element("code", text)
 
 
 def gpu_link(uuid: str, said: str) -> Element:
-    """To a GPU's page."""
+    """A link to a GPU's page."""
     return element("a", said, href=f"/gpus/{quote(uuid, safe='')}", id=f"to-{uuid}")
 
 
+def node_link(name: str) -> Element:
+    """A link to a node's page."""
+    return element("a", name, href=f"/nodes/{quote(name, safe='', errors='replace')}")
+
+
 def share_link(allocation_id: str) -> Element:
-    """To the page of a share's life."""
+    """A link to the page of a share's life."""
     return element("a", allocation_id, href=f"/shares/{quote(allocation_id, safe='')}")
 
 
 def share_and_user(ids: Sequence[str], known: Mapping[str, Document]) -> tuple[Element | None, str]:
-    """Who holds something, each by what runs in it, and the users or namespaces; None and "" where nobody does."""
+    """Who holds something, each by what runs in it, and the users or namespaces; None and "" where it is not held."""
     found: list[Child] = []
     for each in ids:
         found += [", "] if found else []
@@ -100,7 +106,7 @@ def share_and_user(ids: Sequence[str], known: Mapping[str, Document]) -> tuple[E
 
 
 def named_share(allocation_id: str, known: Mapping[str, Document]) -> Element:
-    """A share by what runs in it and whose it is, as a way to its page; of the `known` ones."""
+    """A link to a share's page, named by what runs in it and its owner; from the `known` ones."""
     return _share(allocation_id, holder_without_id(known[allocation_id]) if allocation_id in known else "")
 
 
@@ -109,10 +115,61 @@ def _share(allocation_id: str, name: str) -> Element:
     return element("span", way, [" ", element("span", allocation_id, class_="muted")] if name else None)
 
 
+def select(name: str, word: str, offered: Mapping[str, str], chosen: str) -> Element:
+    """A form field that offers words for values; it always offers the chosen one."""
+    every = {**offered, **({chosen: offered.get(chosen, chosen)} if chosen else {})}
+    options = [element("option", said, value=value, selected=value == chosen) for value, said in every.items()]
+    return element("label", word, element("select", options, name=name, id=name))
+
+
+def layout_choice(names: Iterable[str], chosen: str, address: str) -> Element:
+    """The form that asks what a layout would do."""
+    return element(
+        "form",
+        select("layout", "Layout", {each: each for each in names}, chosen),
+        element("button", "What would it do?"),
+        action=address,
+        method="get",
+        class_="ask",
+        aria_label="Preview a layout",
+    )
+
+
+def maker(owned: bool | None) -> str | None:
+    """Who made a slice; None where unknown."""
+    return None if owned is None else "Tranche" if owned else "others"
+
+
 def notes(texts: Iterable[str]) -> list[Element]:
-    """What a viewer has to know of the picture."""
+    """What a viewer has to know about the picture."""
     return [element("p", each, class_="note") for each in texts]
 
 
 def _shown(cell: Child | None) -> Child:
     return "–" if cell is None or cell == "" else cell
+
+
+@dataclass(frozen=True, slots=True)
+class DashboardFinding:
+    """What it is, where it is shown, and since when: RFC 3339, "" where unknown."""
+
+    said: str
+    address: str
+    since: str = ""
+
+
+def needs_line(needs: Sequence[DashboardFinding], now: float, none: str = "Nothing needs you.") -> Element:
+    """What to show before everything else; `none` is said where there is nothing."""
+    if not needs:
+        return element("p", none, class_="needs-none")
+    rows = [
+        element(
+            "li",
+            element("a", each.said, href=each.address),
+            [" for ", span_since(each.since, now)] if each.since else None,
+        )
+        for each in needs
+    ]
+    return element(
+        "section", element("h2", "Needs you", id="needs"), element("ul", rows), class_="needs", aria_labelledby="needs"
+    )

@@ -1,9 +1,11 @@
-"""Who waits, for how long and why; and what a request would get if it were made now."""
+"""Who waits, for how long and why; and what a request made now would get."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from tranche.core.errors import UsageError
+from tranche.core.request import Request, parse_request
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, memory, named_share, notes, span_since, table
 from tranche.documents.blocks import Document
@@ -15,12 +17,12 @@ _KINDS = (
     ("mig_profile", "MIG profile", "such as 2g.10gb"),
     ("gpus", "whole GPUs", "such as 2"),
 )
-ASKED = frozenset({"kind", "amount", "isolation", "gpu_model"})
-"""The fields of the form."""
+_ASKED = frozenset({"kind", "amount", "isolation", "gpu_model"})
+_ASK = "What would a request get now?"
 
 
 def queue_page(overview: Document, said: Sequence[str], now: float) -> DashboardPage:
-    """The waiters of the overview, in the order in which they are served."""
+    """The waiters of the overview, in the order of service."""
     known = {each["id"]: each for each in overview["allocations"]}
     rows = [
         (
@@ -34,34 +36,38 @@ def queue_page(overview: Document, said: Sequence[str], now: float) -> Dashboard
     ]
     columns = ("Place", "Who", "Asks for", "For", "Why")
     live = element("div", notes(said), table("Who waits, first come first", columns, rows, "Nobody waits."))
-    below = element("section", element("h2", "What would a request get now?"), ask_form({}))
-    return DashboardPage("Queue", live, below=below)
+    return with_ask_form(live)
 
 
-def ask_page(
-    fields: Mapping[str, str],
-    answer: Document | None,
-    trouble: str,
-    labels: Mapping[str, str],
-    known: Mapping[str, Document],
-) -> DashboardPage:
-    """The form with what was asked, and the Explanation document that answers it, or why there is none."""
-    if answer is None:
-        live = nothing_asked(trouble)
-    else:
-        live = element("div", _answered(answer, labels, known))
-    return DashboardPage("What would a request get now?", live, ask_form(fields))
+def with_ask_form(live: Element) -> DashboardPage:
+    """The queue's page with the form to ask."""
+    return DashboardPage("Queue", live, below=element("section", element("h2", _ASK), _ask_form({})))
 
 
-def nothing_asked(trouble: str) -> Element:
-    """Why there is no answer: "" where nothing was asked yet."""
-    if trouble:
-        return element("p", trouble, class_="note")
-    return element("p", "An answer takes no place in the queue, and changes nothing.", class_="muted")
+def ask_page(fields: Mapping[str, str], answered: Callable[[Request], Iterable[Child]]) -> DashboardPage:
+    """The form with the fields asked, and the answer to their request, or why there is none."""
+    if not _ASKED & fields.keys():
+        said = "An answer takes no place in the queue, and changes nothing."
+        return DashboardPage(_ASK, element("p", said, class_="muted"), _ask_form({}))
+    try:
+        live = element("div", answered(_request(fields)))
+    except UsageError as error:
+        live = element("p", f"{error.message}. {error.hint}".strip(), class_="note")
+    return DashboardPage(_ASK, live, _ask_form(fields))
 
 
-def ask_form(fields: Mapping[str, str]) -> Element:
-    """Asks; takes no place in the queue."""
+def _request(fields: Mapping[str, str]) -> Request:
+    kind = fields.get("kind", "")
+    if kind not in (name for name, _, _ in _KINDS):
+        raise UsageError("choose what to ask for", hint=f"one of {', '.join(sorted(name for name, _, _ in _KINDS))}")
+    return parse_request(
+        **{kind: fields.get("amount", "")},
+        isolation=fields.get("isolation") or "soft",
+        gpu_model=fields.get("gpu_model", ""),
+    )
+
+
+def _ask_form(fields: Mapping[str, str]) -> Element:
     kinds = [
         element("option", f"{word}, {example}", value=name, selected=fields.get("kind") == name)
         for name, word, example in _KINDS
@@ -93,7 +99,7 @@ def ask_form(fields: Mapping[str, str]) -> Element:
 
 
 def told_request(request: Document) -> str:
-    """A request as one would type it."""
+    """A request as a user would type it."""
     if "gpuMemoryBytes" in request:
         asked = f"{memory(request['gpuMemoryBytes'])} of GPU memory"
     elif "migProfile" in request:
@@ -130,7 +136,10 @@ def _more(obstacle: Document) -> str:
     return f" and {obstacle['moreGpus']:,} more" if "moreGpus" in obstacle else ""
 
 
-def _answered(answer: Document, labels: Mapping[str, str], known: Mapping[str, Document]) -> Iterator[Child]:
+def explained(answer: Document, overview: Document) -> Iterator[Child]:
+    """An Explanation document."""
+    labels = {gpu["uuid"]: f"GPU {gpu['index']}" for gpu in overview["gpus"]}
+    known = {each["id"]: each for each in overview["allocations"]}
     yield element("p", element("strong", answer["status"]), f": {answer['message']}")
     if answer["waitersAhead"]:
         yield element("p", f"Requests that wait already and come first: {answer['waitersAhead']}.")
@@ -161,7 +170,7 @@ def _lacking(label: str, obstacle: Document, known: Mapping[str, Document]) -> S
 
 
 def _in_the_way(obstacles: Sequence[Document], known: Mapping[str, Document]) -> Child | None:
-    """Who holds what would serve."""
+    """Who holds what would serve the request."""
     ids = dict.fromkeys(each for obstacle in obstacles for each in obstacle["allocationIds"])
     running = dict.fromkeys(
         f"{each['name']} ({each['pid']})" for obstacle in obstacles for each in obstacle["processes"]

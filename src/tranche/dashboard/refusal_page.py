@@ -1,4 +1,4 @@
-"""A page that says what went wrong, and leads on. It loads nothing, for whoever is refused may load nothing."""
+"""A page that says what went wrong and links onward. It loads nothing, since a refused client may load nothing."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ _STYLE = (
     "@media (prefers-color-scheme:dark){body{background:#0d1117;color:#f0f6fc}a{color:#79c0ff}}"
 )
 STYLE_HASH = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
-"""By this a browser knows the style of such a page, and takes no other one in a page."""
+"""Identifies this page's style to browsers, which take no other style inside a page."""
 
 
 def refusal_page(title: str, message: str, way: Element | None = None) -> str:
-    """`way` leads on; without one there is the way to the first view."""
+    """`way` links onward; without it the page links to the first view."""
     way = element("p", element("a", "Open the dashboard", href="/")) if way is None else way
-    return _page(title, element("p", message), way)
+    return plain_page(title, element("p", message), way)
 
 
 def entering_form() -> Element:
-    """Takes the token, as the address does that the command prints."""
+    """A form for the token, which is also in the address that the command prints."""
     token = element("input", type="password", name="token", id="token", required=True, autocomplete="off")
     asked = element("label", "Token", token)
     return element("form", asked, element("button", "Enter"), action="/enter", method="get", aria_label="Enter")
 
 
 def loopback_way(host: str) -> Element:
-    """To this machine by a name that it has, at the port in the Host header of the request."""
+    """A link to this machine by a name of its own, with the port in the request's Host header."""
     port = host.rpartition(":")[2]
     address = f"http://127.0.0.1{f':{port}' if port.isascii() and port.isdecimal() and len(port) < 6 else ''}/"
     return element("p", "Open ", element("a", address, href=address), ".")
 
 
-def _page(title: str, *shown: Child) -> str:
+def plain_page(title: str, *shown: Child | None) -> str:
+    """A page that loads nothing."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

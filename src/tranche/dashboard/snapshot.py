@@ -1,4 +1,4 @@
-"""What was seen of the machine at one moment: all that a page shows is made of this."""
+"""What was seen of the machine at one moment; pages are made of this alone."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tranche.node.store.records import Waiter
 class MachineSnapshot:
     """The machine at `taken`, in seconds since the epoch.
 
-    `number` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
+    `version` grows when something that pages show has changed. `overview` is the document that `tranche top -o json` prints.
     `readings` are what the hardware says of its use. `newest_event` is None where there is none. `notes` say what the picture
-    does not show. `plans` are those that run now. `samples` are earlier readings, which alone are no change;
-    nor are those of `use`, which is None where nobody writes them down.
+    does not show. `plans` are those that run now. `samples` are earlier readings; alone they are no change. Neither is `use`,
+    which is None where it is not recorded.
     """
 
-    number: int
+    version: int
     taken: float
     view: NodeView
     queue: tuple[Waiter, ...]
@@ -36,11 +36,11 @@ class MachineSnapshot:
     use: UseRecord | None = None
 
     def shows_the_same(self, other: MachineSnapshot) -> bool:
-        """Whether a page of the other one would look the same."""
+        """Whether a page of the other snapshot would look the same."""
         mine = (self.overview, self.newest_event, self.readings, self.notes, self.plans, self.late)
         return mine == (other.overview, other.newest_event, other.readings, other.notes, other.plans, other.late)
 
     @property
     def late(self) -> tuple[str, ...]:
-        """The ids of those who wait for too long."""
+        """The ids of waiters that have waited too long."""
         return tuple(each["id"] for each in waits_long(self.overview["waiters"], self.taken))

@@ -1,4 +1,4 @@
-"""Since when the GPUs of a machine and what is on them are as they are, as far as shares and events tell. Pure."""
+"""How long the GPUs of a machine and what is on them have been in their states, as far as shares and events tell. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VACANT = frozenset({BlockStatus.IDLE, BlockStatus.FREE, BlockStatus.UNUSABLE})
 
 
 class StateHistory:
-    """Of an Overview; `events` are all that are kept, oldest first, or none where they are not known."""
+    """Made from an Overview; `events` are all that are kept, oldest first, or none where unknown."""
 
     def __init__(self, overview: Document, events: Sequence[Document], now: float) -> None:
         self.known = {each["id"]: each for each in overview["allocations"]}
@@ -31,9 +31,9 @@ class StateHistory:
         self._spans: dict[str, list[HistorySpan]] = {}
 
     def said(self, gpu: Document, state: str, placement: Document | None, holders: Sequence[str]) -> Element | None:
-        """For how long that stretch of the GPU has been in that state; None where nobody knows.
+        """How long that stretch of the GPU has been in that state; None where unknown.
 
-        What somebody has is his since the first of its holders has had it.
+        A held stretch counts from when the first of its holders got it.
         """
         began = [seconds_of(self.known[each]["created"]) for each in holders if each in self.known]
         when = min(began, default=None)

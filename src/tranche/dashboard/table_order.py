@@ -1,6 +1,6 @@
-"""The order of a page's tables, by the page's address: `?sort=slices.memory`, `?sort=-slices.memory` the other way round. Pure.
+"""The order of a page's tables, set by its address: `?sort=slices.memory`, or `?sort=-slices.memory` for the reverse. Pure.
 
-Each head of a column is a link, so that it works without a script, and the live part of the page keeps the order.
+Each column head is a link, so sorting works without a script, and the page's live part keeps the order.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class TableOrder:
     query: Mapping[str, str] = field(default_factory=dict)
 
     def asks_for(self, id: str) -> bool:
-        """Whether it is about that table."""
+        """Whether the address sorts that table."""
         return self._sort.lstrip("-").startswith(f"{id}.")
 
     def table(
         self, id: str, name: str, columns: Sequence[str], rows: Sequence[Sequence[Child | None]], empty: str
     ) -> Element:
-        """The table in that order, else in that of its rows; cells that say nothing come last either way."""
+        """The table in the requested order, else in that of its rows; empty cells always come last."""
         for place, each in enumerate(columns):
             if self.is_by(id, each):
                 said = sorted((row for row in rows if row[place]), key=lambda row: _key(row[place]), reverse=self.down)
@@ -40,16 +40,16 @@ class TableOrder:
         return table(name, columns, rows, empty, self.heads(id, columns), id)
 
     def heads(self, id: str, columns: Sequence[str]) -> list[Element]:
-        """The heads of the columns, each with the way to the order by it, or the other way round."""
+        """The column heads, each with a link that sorts by it or reverses the order."""
         return [self._head(id, each, self.is_by(id, each), self.down) for each in columns]
 
     def is_by(self, id: str, column: str) -> bool:
-        """Whether the address asks for that table by that column."""
+        """Whether the address sorts that table by that column."""
         return self._sort.lstrip("-") == f"{id}.{_word(column)}"
 
     @property
     def down(self) -> bool:
-        """Whether what is largest comes first."""
+        """Whether the largest comes first."""
         return self._sort.startswith("-")
 
     @property
@@ -76,7 +76,7 @@ def _word(column: str) -> str:
 
 
 def _key(cell: Child | None) -> list[tuple[int, float, str]]:
-    """Moments by time, amounts of memory by size, other texts with the numbers in them as numbers."""
+    """Sorts moments by time, amounts of memory by size, other texts with the numbers in them as numbers."""
     text = "".join(_texts(cell)).replace(",", "")
     if (amount := _AMOUNT.fullmatch(text)) is not None:
         return [(0, float(amount[1]) * (1024 if amount[2] == "G" else 1), "")]

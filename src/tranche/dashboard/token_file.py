@@ -1,4 +1,4 @@
-"""The owner's tokens, in files that nobody else may read: they stay when the server ends, so that open pages come back."""
+"""The owner's tokens, in files that only the owner may read. They outlive the server, so that open pages reconnect."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tranche.core.errors import PermissionDenied
 
 _BYTES = 32
 _OURS = re.compile(rb"[A-Za-z0-9_-]{43}\n?")
-"""What `token_urlsafe` makes of so many bytes. It stands in an address as it is."""
+"""What `token_urlsafe` makes of so many bytes. It needs no escaping in an address."""
 
 
 def token_path(*, acts: bool = False) -> Path:
-    """Where the user keeps such things: `$XDG_STATE_HOME/tranche/dashboard-token`.
+    """Where the user keeps the token: `$XDG_STATE_HOME/tranche/dashboard-token`.
 
-    A server that acts has a token of its own: whoever was given the address of one that shows must not act later.
+    A server that acts has its own token: the address of one that only shows must not let its reader act later.
     """
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not state.is_absolute():  # as its specification has it
+    if not state.is_absolute():  # the XDG specification ignores relative paths
         state = Path.home() / ".local/state"
     return state / "tranche" / ("dashboard-act-token" if acts else "dashboard-token")
 
 
 def read_token(path: Path) -> str:
-    """The token in the file, which is made when there is none.
+    """The token in the file; makes one when there is none.
 
-    PermissionDenied when others may read it or made it, for it may be known then, or when it is none that was made here.
+    PermissionDenied when others may read the file or made it, since they may know the token, or when it is not a token made here.
     """
     try:
         return _existing(path)
@@ -58,7 +58,7 @@ def _made(path: Path) -> str:
     try:
         with open(descriptor, "w") as file:
             file.write(f"{token}\n")
-        os.link(unfinished, path)  # never a file that is half written, and never another server's in its place
+        os.link(unfinished, path)  # never a half-written file, and never in place of another server's
     except FileExistsError:
         return _existing(path)
     finally:

@@ -1,7 +1,7 @@
-"""How much the GPUs were used over days: a line for every five minutes in a file of the user who runs the server.
+"""How much the GPUs were used over days: one line per five minutes in a file of the user who runs the server.
 
-The watch writes it, between two looks at the machine: nothing waits for it but the next look. Two servers of one user write into
-one file, and each knows what it has written itself and what was there when it began.
+The watch writes it between two looks at the machine, so only the next look waits for it. Two servers of one user write to the
+same file; each knows its own lines and those that were there when it began.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample, mean_of, s
 
 _KEPT_SECONDS = KEPT_DAYS * 86_400.0
 _MOST = round(1.1 * _KEPT_SECONDS / LINE_SECONDS)
-"""Lines, after which the file is written anew without the old ones."""
-_LARGEST = 16 * 2**20  # bytes; more is none of ours
+"""Lines after which the file is rewritten without the old ones."""
+_LARGEST = 16 * 2**20  # bytes; a larger file is not ours
 
 
 class UseFile:
-    """One thread writes; `samples` may be read by any. What cannot be read or written is left out, and `trouble` says why."""
+    """One thread writes; any may read `samples`. It skips what cannot be read or written, and `trouble` says why."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._pending: list[GaugeSample] = []
         self.trouble = ""
         self.samples: tuple[GaugeSample, ...] = ()
-        """Oldest first; each has the means of what was read since the one before it."""
+        """Oldest first; each has the means of the readings since the one before it."""
         try:
             self.samples = tuple(self._read())
         except FileNotFoundError:
@@ -41,7 +41,7 @@ class UseFile:
         self._lines = len(self.samples)
 
     def take(self, taken: float, readings: Iterable[Document]) -> None:
-        """What was read of the GPUs at that moment, in seconds since the epoch."""
+        """Take what was read of the GPUs at that moment, in seconds since the epoch."""
         sample = sample_of(taken, readings)
         if sample.gpus:
             self._pending.append(sample)
@@ -50,7 +50,7 @@ class UseFile:
             return
         line = mean_of(self._pending, taken)
         self._pending = []
-        # A clock that was set back begins anew: the file is in the order of time.
+        # When the clock was set back, later samples go: the file is in order of time.
         self.samples = (*(each for each in self.samples if taken - _KEPT_SECONDS <= each.taken < taken), line)
         try:
             self._write(line, anew=taken < last or self._lines >= _MOST)
@@ -70,7 +70,7 @@ class UseFile:
         self._lines = len(self.samples)
 
     def _read(self) -> Iterator[GaugeSample]:
-        """What is in the file, in the order of time; a line that was cut off, or that is none of ours, is left out."""
+        """The samples in the file, in order of time; skips lines that were cut off or are not ours."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, encoding="utf-8", errors="replace") as file:
             written = file.read(_LARGEST)
@@ -87,7 +87,7 @@ def _append(path: Path, how: int, samples: Iterable[GaugeSample]) -> None:
     lines = "".join(f"{json.dumps({'taken': each.taken, 'gpus': each.gpus})}\n" for each in samples)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | how, 0o600)
     with open(descriptor, "wb") as file:
-        # A line that a full disk has cut off ends here, and not in the next one.
+        # Start on a new line, so that one cut off by a full disk ends here.
         file.write(lines.encode() if how == os.O_TRUNC else f"\n{lines}".encode())
 
 

@@ -1,4 +1,4 @@
-"""What is held and not used, larger than what is in it, or cut and held by nobody."""
+"""What is held but unused, larger than what is in it, or cut but not held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tranche.core.quantity import GIB
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, memory, notes, share_and_user
+from tranche.dashboard.parts import figures, maker, memory, notes, share_and_user
 from tranche.dashboard.state_history import StateHistory
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.blocks import BlockStatus, Document
@@ -16,7 +16,7 @@ from tranche.documents.markup import Child, element
 def waste_page(
     waste: Document, overview: Document, said: Sequence[str], since: StateHistory, order: TableOrder
 ) -> DashboardPage:
-    """A Waste document: waste now, and who held what and the use of each GPU over some hours."""
+    """A Waste document: waste now, and who held what and each GPU's use over some hours."""
     known = since.known
     gpus = {each["index"]: each for each in overview["gpus"]}
     unused = [
@@ -38,7 +38,7 @@ def waste_page(
         (
             _place(each),
             memory(each["memoryBytes"]),
-            None if each["owned"] is None else "Tranche" if each["owned"] else "others",
+            maker(each["owned"]),
             since.said(gpus[each["gpuIndex"]], BlockStatus.IDLE, each["placement"], ()),
         )
         for each in waste["idle"]

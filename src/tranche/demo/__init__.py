@@ -1,1 +1,1 @@
-"""The demo: what slices are for, shown with real child processes on a simulated machine, or on the machine's own GPUs."""
+"""The demo shows what slices are for: real child processes on a simulated machine, or on the machine's own GPUs."""

@@ -1,4 +1,4 @@
-"""The demo: the same jobs on whole GPUs and in slices, timed, and then a mixture of requests served on demand."""
+"""The demo: times the same jobs on whole GPUs and in slices, then serves a mixture of requests on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BatchResult:
 
     @property
     def overhead(self) -> float:
-        """What the batch took beyond its jobs' own times."""
+        """The batch's time beyond its jobs' own times."""
         return self.seconds - self.ideal
 
     @property
@@ -70,12 +70,12 @@ class DemoResult:
 
     @property
     def ratio(self) -> float:
-        """How many times faster the batch in slices was, cutting the GPUs and allocating contained."""
+        """How many times faster the batch in slices was, including cutting and allocating."""
         return self.whole.seconds / self.slices.seconds
 
     @property
     def ratio_at_full_time(self) -> float:
-        """The ratio when what both batches took beyond jobs and cutting counts once, not `speed` times."""
+        """The ratio with both batches' time beyond jobs and cutting counted once, not `speed` times."""
 
         def counted_once(batch: BatchResult) -> float:
             return batch.ideal + batch.cutting + (batch.overhead - batch.cutting) / self.speed
@@ -100,9 +100,9 @@ class DemoRunner:
         self._runner = JobRunner(host, clock, command, environment, scene)
 
     def play(self, gpus: Sequence[GpuState], seed: int) -> DemoResult:
-        """Run all three parts on these GPUs, which are of one product and idle.
+        """Run all three parts on these idle GPUs of one product.
 
-        Raises MigNotSupported when they cannot be cut, and whatever stops a plan or a job.
+        Raises MigNotSupported if they cannot be cut, and the error that stops a plan or a job.
         """
         profiles = plain_profiles(gpus[0])
         if not profiles:
@@ -164,13 +164,13 @@ class DemoRunner:
 
 
 def served_by(record: JobRecord) -> str:
-    """What a job was given: profile and placement, or the whole GPU."""
+    """What a job received: profile and placement, or the whole GPU."""
     grant = record.grants[0]
     return "a whole GPU" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement}"
 
 
 def how_made(record: JobRecord) -> str:
-    """Where its instance came from."""
+    """Where the job's instance came from."""
     if record.destroyed:
         return f"made in the room of {record.destroyed} idle"
     return "made in free room" if record.created else "reused"

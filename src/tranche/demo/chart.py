@@ -144,7 +144,7 @@ def _x(seconds: float, scale: float) -> float:
 
 
 def _grid(scale: float, tops: Sequence[float], panel: float) -> Iterator[str]:
-    """In each panel, lines at full minutes or whatever gives a handful; their times below the last one."""
+    """In each panel, lines at full minutes or at a spacing that gives a handful; their times below the last one."""
     most = _PLOT / scale
     step = next((each for each in _LINE_SECONDS if most / each <= _MOST_LINES), _LINE_SECONDS[-1])
     for seconds in range(0, int(most) + 1, step):

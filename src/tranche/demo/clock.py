@@ -1,4 +1,4 @@
-"""A clock that runs faster than time: the demo counts the seconds of the real machine while it runs in a fraction of them."""
+"""A clock that runs faster than time: the demo counts the real machine's seconds in a fraction of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DemoClock:
         return (self._monotonic() - self._start) * self.speed
 
     def real(self, seconds: float) -> float:
-        """How many real seconds so many seconds of this clock take."""
+        """How many real seconds these seconds of this clock take."""
         return seconds / self.speed
 
 

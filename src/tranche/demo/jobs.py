@@ -1,7 +1,7 @@
-"""Runs a batch of jobs: each asks the queue for a share, runs as a child process in it, and gives it back.
+"""Runs a batch of jobs: each asks the queue for a share, runs in it as a child process, and gives it back.
 
-Every job has a thread of this process where `tranche run` would have a process of its own; shares, plans and the ledger are the
-same. So what starting Python 56 times costs does not count, which on a fast clock would be more than the jobs themselves.
+Each job has a thread of this process where `tranche run` would be a process; shares, plans and the ledger are the same. So the
+cost of starting Python 56 times does not count; on a fast clock it would exceed the jobs' own time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tranche.planning.decide.allocate import Waiting
 from tranche.planning.steps import Step
 
 Command = Callable[[float], Sequence[str]]
-"""From how many real seconds a job runs to the command that it is."""
+"""Maps a job's real seconds to its command."""
 
 _LOOK_SECONDS = 0.1
 
@@ -69,10 +69,10 @@ class JobRunner:
         self._errors: list[Exception] = []
 
     def run(self, jobs: Sequence[Job], told: Callable[[JobRecord], None] = lambda record: None) -> list[JobRecord]:
-        """Run the jobs to their end; `told` is called by a job's thread when it has ended.
+        """Run the jobs to their end; a job's thread calls `told` when it has ended.
 
-        They ask in order, each no earlier than its arrival and when the one before has its answer: a share, or a place in the
-        queue. However this ends, no child of it is left. Raises the first error of a job.
+        They ask in order. Each asks no earlier than its arrival, and after the previous one has its answer: a share, or a place
+        in the queue. However this ends, no child is left. Raises the first error of a job.
         """
         self._records, self._errors = [], []
         began = self._clock.now()
@@ -98,7 +98,7 @@ class JobRunner:
         return sorted(self._records, key=lambda record: order[record.job.name])
 
     def _end(self, threads: Sequence[threading.Thread]) -> None:
-        """End what still runs, and wake what still waits so that it sees that the batch is being stopped."""
+        """End running jobs, and wake waiting ones so that they see that the batch is stopping."""
         while alive := [thread for thread in threads if thread.is_alive()]:
             with self._lock:
                 for child in self._children:
@@ -183,7 +183,7 @@ class JobRunner:
             raise HardwareError(f"{job.name} ended with exit code {child.returncode}: {said.strip()}")
 
     def _attend(self, child: subprocess.Popen[str], held: HeldAllocation) -> str:
-        """Wait for the child's end; what it wrote to its standard error."""
+        """Wait for the child's end; returns what it wrote to stderr."""
         assert child.stderr is not None, "the child was started with a pipe"
         try:
             self._host.set_holder(held, child.pid)

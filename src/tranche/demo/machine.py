@@ -1,4 +1,4 @@
-"""The machine that the demo makes for itself: a simulated p4d.24xlarge in a folder that goes away again."""
+"""The demo's own temporary machine: a simulated p4d.24xlarge in a folder."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class _DemoMachine:
         return f"TRANCHE_SIM_STATE={shlex.quote(state)} {shlex.quote(str(self.nvidia_smi))}"
 
     def job_command(self, real_seconds: float) -> tuple[str, ...]:
-        """A job that uses its share for so many real seconds."""
+        """A job that uses its share for that many real seconds."""
         return (str(self.job_program), f"{real_seconds:.6f}", str(JOB_MEMORY_MIB))
 
 
 @contextmanager
 def demo_machine(time_scale: float) -> Iterator[_DemoMachine]:
-    """A machine whose operations take `time_scale` of the time that they take on hardware, gone when the block ends.
+    """A machine with operations at `time_scale` of their time on hardware, removed when the block ends.
 
-    From then on this process sees no other driver, and all of this machine whatever its environment said.
+    From then on this process sees no other driver, and all of this machine, whatever its environment said.
 
     Raises:
         tranche_simulator.SimulatorError: it cannot be built.
@@ -74,7 +74,7 @@ def _folder() -> Iterator[Path]:
         made = tempfile.TemporaryDirectory(prefix="tranche-demo-")
     except OSError as error:
         raise SimulatorError(
-            f"cannot make a folder for the demo: {error.strerror}", hint="set TMPDIR to a folder that you may write"
+            f"cannot make a folder for the demo: {error.strerror}", hint="set TMPDIR to a writable folder"
         ) from error
     with made as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""The demo on real GPUs: which ones there are, whether they may be used, and how they are put back afterwards."""
+"""The demo on real GPUs: finds them, checks that they are free, and restores them afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NVIDIA = "0x10de"
 
 
 def mig_boards(system: Path = Path("/sys")) -> tuple[str, ...]:
-    """The catalogue names of the MIG-capable GPUs on this machine's PCI bus; the driver is not asked, nor need it be there."""
+    """The catalogue names of the MIG-capable GPUs on this machine's PCI bus; needs no driver."""
     found = []
     for device in sorted((system / "bus/pci/devices").glob("*")):
         if _read(device / "vendor") == _NVIDIA:
@@ -29,12 +29,12 @@ def mig_boards(system: Path = Path("/sys")) -> tuple[str, ...]:
 
 
 def job_command(real_seconds: float) -> tuple[str, ...]:
-    """A job that takes its time and does nothing."""
+    """A job that only takes its time."""
     return ("sleep", f"{real_seconds:.6f}")
 
 
 def first_product(node: NodeState) -> tuple[GpuState, ...]:
-    """The GPUs of the first product that can be cut; MigNotSupported when there is none."""
+    """The GPUs of the first product that can be cut; MigNotSupported if there is none."""
     capable = [gpu for gpu in node if gpu.mig_capable and not gpu.lost]
     if not capable:
         raise MigNotSupported("no GPU of this machine can be cut into MIG slices", hint="run the demo without --real")
@@ -42,7 +42,7 @@ def first_product(node: NodeState) -> tuple[GpuState, ...]:
 
 
 def check_free(host: Host, gpus: tuple[GpuState, ...]) -> None:
-    """GpuBusy when anything uses one of the GPUs, has it cut, or waits for a share."""
+    """GpuBusy if anything uses or has cut one of the GPUs, or waits for a share."""
     view = host.view()
     users = tuple(user for gpu in gpus for user in gpu_users(view, gpu).users)
     if users:
@@ -58,10 +58,10 @@ def check_free(host: Host, gpus: tuple[GpuState, ...]) -> None:
 
 
 def put_back(host: Host, gpus: tuple[GpuState, ...]) -> None:
-    """Give the GPUs the MIG mode back that they have in these states, and remove their instances.
+    """Restore the GPUs' MIG mode from these states, and remove their instances.
 
-    Take a host that did not play the demo: what an interrupted one left is cleared first then. Raises GpuBusy, after the other
-    GPUs, for those that somebody has come to use meanwhile.
+    Use a host that did not play the demo, so that leftovers of an interrupted one are cleared first. Raises GpuBusy, after the
+    other GPUs, for those that have come into use meanwhile.
     """
     before = take_checkpoint(NodeState(gpus))
     newcomers: list[User] = []
@@ -73,7 +73,7 @@ def put_back(host: Host, gpus: tuple[GpuState, ...]) -> None:
 
     host.change(decide)
     if newcomers:
-        raise busy_error("putting MIG mode back", tuple(newcomers))
+        raise busy_error("restoring MIG mode", tuple(newcomers))
 
 
 def _read(path: Path) -> str:

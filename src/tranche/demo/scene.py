@@ -19,7 +19,7 @@ from tranche.planning.steps import Step
 
 
 class BlockState(StrEnum):
-    """MAKING: being created. IDLE: there, nobody uses it. BUSY: a job runs in it."""
+    """MAKING: being created. IDLE: present, unused. BUSY: a job runs in it."""
 
     MAKING = "making"
     IDLE = "idle"
@@ -60,7 +60,7 @@ class Picture:
 
 
 class DemoTracker:
-    """Follows the demo. Safe to be told things by several threads; `announce` is told, in a line, what is worth telling."""
+    """Follows the demo. Several threads may report to it; `announce` receives each noteworthy event as a line."""
 
     def __init__(self, clock: DemoClock, announce: Callable[[str], None] = lambda line: None) -> None:
         self.announce = announce
@@ -141,7 +141,7 @@ class DemoTracker:
                     blocks[spot] = Block(spot, grant.slot.profile, BlockState.IDLE)
 
     def picture(self) -> Picture:
-        """What there is to see now."""
+        """The picture at this moment."""
         with self._lock:
             return Picture(
                 self._title,

@@ -1,4 +1,4 @@
-"""The bar of one GPU as elements of SVG. Places along it are percentages, so a bar is as wide as there is room for it."""
+"""The bar of one GPU as SVG elements. Positions along it are percentages, so a bar fills the available width."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tranche.documents.markup import Element, element
 from tranche.documents.picture_style import CLASSES, pattern_of
 
 HEIGHT = 44
-"""Of a bar, in pixels."""
+"""The height of a bar, in pixels."""
 
 _NARROW = frozenset("ijlrt.,:;'|!I()[]{} ")
 _LETTER, _NARROW_LETTER, _WIDE_LETTER = 7.6, 4.4, 13.0
@@ -19,7 +19,7 @@ PADDING = 6
 
 
 def bar(gpu: BlockRow, width: float) -> list[Element]:
-    """The blocks of a GPU, to be put into an `svg` element of that height; texts are cut for a bar of `width` pixels."""
+    """The blocks of a GPU, for an `svg` element of that height; shortens texts for a bar of `width` pixels."""
     drawn = [_block(each, gpu.units, width) for each in gpu.blocks]
     if gpu.changing:
         around = element("rect", width="100%", height=HEIGHT, class_="tr-changing")
@@ -28,7 +28,7 @@ def bar(gpu: BlockRow, width: float) -> list[Element]:
 
 
 def swatch(look: BlockStatus | str, x: float, y: float) -> Element:
-    """A small box for a legend that looks as blocks do, or has an edge of that class: `tr-foreign`, `tr-changing`."""
+    """A small legend box that looks like a block, or has an edge of that class: `tr-foreign`, `tr-changing`."""
     if isinstance(look, BlockStatus):
         shape = [*_filled(look, width="100%", height="100%", rx=3)]
     else:
@@ -41,10 +41,10 @@ def _block(each: BarBlock, units: int, width: float) -> Element:
     room = width * each.size / units - 2 * PADDING
     inside = [
         element("title", each.told),
-        # Half of a line is outside and clipped, so that neighbours do not share one.
+        # Half of a line lies outside and is clipped, so that neighbours do not share one.
         *_filled(each.look, width="100%", height=HEIGHT, rx=3, foreign=each.foreign),
     ]
-    # A text stands on a plate of the block's colour, for patterns run through letters otherwise.
+    # A text stands on a plate of the block's colour; otherwise patterns run through its letters.
     plate = element("rect", height=15, rx=2, class_=CLASSES[each.look])
     who = next((text for text in (each.who, *each.shorter) if text_width(text) <= room), each.who)
     for text, kind, y in ((each.name, "tr-text tr-strong", 18), (who, "tr-text tr-small", 34)):
@@ -61,12 +61,12 @@ def _filled(look: BlockStatus, *, foreign: bool = False, **place: str | float) -
 
 
 def text_width(text: str) -> float:
-    """How wide a text is at most, in pixels, as the picture writes it."""
+    """The greatest width of a text in pixels, as the picture writes it."""
     return sum(map(_letter_width, text))
 
 
 def fitted(text: str, room: float) -> str:
-    """As much of the text as there is room for, with an ellipsis where something is missing; "" for less than three letters."""
+    """As much of the text as fits, with an ellipsis if shortened; "" if fewer than three letters fit."""
     if text_width(text) <= room:
         return text
     used, kept = _LETTER, 0

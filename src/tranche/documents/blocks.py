@@ -1,4 +1,4 @@
-"""What a picture of a GPU shows: blocks side by side in the order of their placement, made of the JSON documents alone."""
+"""The picture of a GPU as data: blocks side by side in order of placement, from the JSON documents alone."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tranche.documents.holder_names import name_and_user
 Document = Mapping[str, Any]
 
 _UNCUT = 8
-"""The units of a GPU that has no grid."""
+"""The units of a GPU without a grid."""
 
 IN_NAMESPACES = {"pod": "pod", "claim": "claim", "placed-pod": "pod"}
-"""The kinds of keepers that have a namespace of Kubernetes and a name in it, each with its word for people."""
+"""The kinds of keepers with a Kubernetes namespace and name, each with its word for people."""
 
 
 class BlockStatus(StrEnum):
@@ -37,7 +37,7 @@ class BlockStatus(StrEnum):
 
 
 class BlockKind(StrEnum):
-    """What a block is: the uncut GPU, a slice, a part of a shared device, or room where none of these is."""
+    """What a block stands for: the uncut GPU, a slice, a part of a shared device, or empty room."""
 
     GPU = "GPU"
     SLICE = "slice"
@@ -52,7 +52,7 @@ _VACANT_LOOKS = {
     "cordoned": BlockStatus.CORDONED,
     "faulty": BlockStatus.FAULTY,
 }
-"""By the states of what nobody has; room whose state is not known is no free room."""
+"""By state of the vacancy; room in an unknown state is not free."""
 
 _SLICE_LOOKS = {
     "held": BlockStatus.HELD,
@@ -65,10 +65,10 @@ _SLICE_LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class BarBlock:
-    """A stretch of a GPU: `start` and `size` in units of its grid. `name` is what it is, `who` in short who has it.
+    """A stretch of a GPU: `start` and `size` in units of its grid. `name` is what it is, `who` its holders in short.
 
-    `told` says all of that in a sentence. `foreign`: Tranche did not make it. `shorter` are shorter words for `who`: without ids,
-    and the users alone. `holders` are the ids of the allocations that have it.
+    `told` is the whole sentence. `foreign`: Tranche did not make it. `shorter` are shorter versions of `who`: without ids, and
+    the users alone. `holders` are the ids of the allocations that hold it.
     """
 
     start: float
@@ -85,7 +85,7 @@ class BarBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """A GPU of so many units, with its blocks from left to right; `model` also says why nothing more of it is given away."""
+    """A GPU of so many units, with its blocks from left to right; `model` also says why the GPU is withheld."""
 
     uuid: str
     label: str
@@ -104,7 +104,7 @@ class BlockRow:
 
 
 def blocks_of(gpus: Sequence[Document], allocations: Sequence[Document]) -> tuple[BlockRow, ...]:
-    """The GPUs of a GpuList or an Overview; without allocations, holders are known by their ids alone."""
+    """The GPUs of a GpuList or an Overview; without allocations, holders are known only by their ids."""
     known = {each["id"]: each for each in allocations}
     return tuple(_gpu_blocks(gpu, known) for gpu in gpus)
 
@@ -164,7 +164,7 @@ def _cut(
 
 
 def _gap(start: int, end: int, vacant: Mapping[tuple[int, int] | None, Document]) -> Iterator[BarBlock]:
-    """The room between two slices, by what can be had of it."""
+    """The room between two slices, by vacancy."""
     while start < end:
         here = next((spot for spot in vacant if spot is not None and spot[0] == start), None)
         reached = end if here is None else min(end, start + here[1])
@@ -181,7 +181,7 @@ def _room(start: float, size: float, where: str, vacancy: Document | None) -> Ba
 
 
 def _told_vacancy(vacancy: Document | None) -> str:
-    """Whether a request could get it, and else why not: `free`, `cordoned by root: its fan`, `unusable: ...`."""
+    """Whether a request could get it, or else why not: `free`, `cordoned by root: its fan`, `unusable: ...`."""
     if vacancy is None:
         return ""
     state, why = vacancy["state"], vacancy["why"]
@@ -203,9 +203,9 @@ def _device(
     placed: Document | None,
     vacancy: Document | None,
 ) -> Iterator[BarBlock]:
-    """A slice or an uncut GPU: one block, or where several share it one for each part and one for what is left.
+    """A slice or an uncut GPU: one block, or if shared, one for each part and one for the rest.
 
-    `vacancy` is whether a request could get it, or what is left.
+    `vacancy` says whether a request could get it, or the rest of it.
     """
     where = name if placed is None else f"{name} at {placed['placement']['start']}:{placed['placement']['size']}"
     foreign = placed is not None and placed["owned"] is False and look is not BlockStatus.MISSING
@@ -249,7 +249,7 @@ def _device(
 def _parts(
     device: Document, known: Mapping[str, Document], gpu_uuid: str, placed: Document | None
 ) -> list[tuple[Document, int]]:
-    """Who has how many bytes of the device."""
+    """Each holder with its bytes of the device."""
     place = None if placed is None else placed["placement"]
     return [
         (known[each], grant["memoryBytes"])
@@ -269,13 +269,13 @@ def _process(each: Document) -> str:
 
 
 def _shorter(holders: Sequence[Document]) -> tuple[str, ...]:
-    """Without ids, and the users alone, each once; a text that would leave somebody out is none."""
+    """The holders without ids, and the users alone, each once; omits a text that would leave out a holder."""
     texts = ([_short(each) for each in holders], list(dict.fromkeys(map(whose, holders))))
     return tuple(", ".join(each) for each in texts if each and all(each))
 
 
 def whose(allocation: Document) -> str:
-    """The user or the namespace that has an allocation; "" where nobody knows."""
+    """The user or namespace that owns an allocation; "" if unknown."""
     if _in_namespace(allocation):
         return str(allocation["keeper"]["namespace"])
     owner = allocation.get("owner")
@@ -283,22 +283,22 @@ def whose(allocation: Document) -> str:
 
 
 def short_holder(allocation: Document) -> str:
-    """Whoever has an allocation: its command, user and id, or namespace and name of its pod or claim."""
+    """The holder of an allocation: its command, user and id, or the namespace and name of its pod or claim."""
     return _short(allocation) if _in_namespace(allocation) else f"{_short(allocation)} {allocation['id']}".strip()
 
 
 def told_holder(allocation: Document) -> str:
-    """The same in a sentence."""
+    """The holder for a sentence."""
     return f"{_kind(allocation)}{short_holder(allocation)}"
 
 
 def holder_without_id(allocation: Document) -> str:
-    """The same where the id is shown anyway: `python train.py (ada)`, `pod team-a/train-0`; "" where no more is known."""
+    """The holder where the id is shown anyway: `python train.py (ada)`, `pod team-a/train-0`; "" if unknown."""
     return f"{_kind(allocation)}{_short(allocation)}"
 
 
 def holder_without_user(allocation: Document) -> str:
-    """The same where the user is shown anyway: `python train.py`."""
+    """The holder where the user is shown anyway: `python train.py`."""
     return f"{_kind(allocation)}{_short(allocation, '')}"
 
 

@@ -1,4 +1,4 @@
-"""What a checkup found."""
+"""Findings of a checkup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One home for how things are shown to people: a grant, an instance, a GPU's state, an age, a list of obstacles."""
+"""The only place for texts about a grant, an instance, a GPU's state, an age or a list of obstacles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def age(seconds: float) -> str:
-    """A span of time by its two largest units: `45s`, `3m12s`, `2h5m`, `4d1h`; `0s` for less than a second."""
+    """A span of time in its two largest units: `45s`, `3m12s`, `2h5m`, `4d1h`; `0s` for less than a second."""
     rest = max(0, int(seconds))
     parts: list[str] = []
     for size, unit in _UNITS:
@@ -41,17 +41,17 @@ def timestamp(seconds: float) -> str:
 
 
 def said_in_utc(seconds: float) -> str:
-    """Seconds since the epoch as date and time for people who may be anywhere: `2026-11-20 10:35:27 UTC`."""
+    """Seconds since the epoch as date and time for people in any zone: `2026-11-20 10:35:27 UTC`."""
     return datetime.datetime.fromtimestamp(seconds, tz=datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def local_time(seconds: float) -> str:
-    """Seconds since the epoch as date and time of this machine's zone, for people."""
+    """Seconds since the epoch as date and time in this machine's zone, for people."""
     return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def grant(given: Grant, node: NodeState) -> str:
-    """One piece of what was given: `GPU 3 whole`, `GPU 0: 1g.5gb at 2:1`. The ceiling of a part is of the device named."""
+    """One grant: `GPU 3 whole`, `GPU 0: 1g.5gb at 2:1`. The ceiling of a part refers to the named device."""
     where = _label(given.gpu_uuid, node)
     match given:
         case WholeGpu():
@@ -68,12 +68,12 @@ def grant(given: Grant, node: NodeState) -> str:
 
 
 def grants(allocation: Allocation, node: NodeState) -> str:
-    """Everything that an allocation was given."""
+    """All grants of an allocation."""
     return "; ".join(grant(each, node) for each in allocation.grants)
 
 
 def command(allocation: Allocation) -> str:
-    """What runs in an allocation: a command, or a pod's container."""
+    """The program of an allocation: a command, or a pod's container."""
     keeper = allocation.keeper
     if isinstance(keeper, PodKeeper) and keeper.container:
         return f"{keeper}, container {keeper.container}"
@@ -81,7 +81,7 @@ def command(allocation: Allocation) -> str:
 
 
 def pids(allocation: Allocation) -> str:
-    """The processes that keep an allocation: `4711`, `4711 +2` with two more, `4711?` when it may be another's; "" for none."""
+    """The processes that keep an allocation: `4711`, `4711 +2` for three, `4711?` if only suspected; "" for none."""
     keeper = allocation.keeper
     if not isinstance(keeper, ProcessKeeper) or not keeper.pid:
         return ""
@@ -106,7 +106,7 @@ def phase(allocation: Allocation, view: NodeView) -> str:
 
 
 def mig_mode(gpu: GpuState) -> str:
-    """MIG mode as a column shows it: `enabled`, `disabled (enabled after a reset)`, `-` where there is no MIG."""
+    """MIG mode for a column: `enabled`, `disabled (enabled after a reset)`, `-` without MIG."""
     if not gpu.mig_capable:
         return "-"
     return f"{gpu.mode} ({gpu.pending_mode} after a reset)" if gpu.mode_pending else str(gpu.mode)
@@ -119,15 +119,16 @@ def gpu_state(
     whole: tuple[Allocation, ...],
     owners: Owners = NO_OWNERS,
 ) -> str:
-    """A GPU's use in one phrase, what is wrong first: `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`,
-    `cordoned by root: its fan; 1 slice: 1 held`.
+    """A GPU's use in one phrase, faults first.
+
+    `3 slices: 2 held, 1 idle; room for 1x3g.20gb`, `held whole by 1f2e3d4c`, `cordoned by root: its fan; 1 slice: 1 held`.
     """
     use, why = _use_text(view, gpu, slices, whole, owners), why_withheld(view, gpu)
     return "; ".join(each for each in (why, use) if each)
 
 
 def lost_gpu(gpu: GpuState) -> str:
-    """That the driver has lost it, and what is known of it: `lost: NVIDIA A30, GPU-1b2c..., 00000000:13:00.0`."""
+    """Names a lost GPU by what is known of it: `lost: NVIDIA A30, GPU-1b2c..., 00000000:13:00.0`."""
     uuid = gpu.uuid if gpu.uuid.startswith("GPU-") else ""
     name = gpu.name if gpu.pci_bus_id or gpu.memory else ""
     return ": ".join(filter(None, ("lost", ", ".join(filter(None, (name, uuid, gpu.pci_bus_id))))))
@@ -145,7 +146,7 @@ def _use_text(
         shared = None if alone else shared_gpu(view, gpu)
         how = f"held whole by {holder_names(whole, owners)}" if alone else f"shared by {holder_names(whole, owners)}"
         return (how if shared is None else _shared(shared, whole, owners)) + _mode_text(gpu)
-    # A slice is promised before the mode of its GPU has changed.
+    # A slice is promised before its GPU's mode has changed.
     cut = gpu.mig_enabled or any(each.state == "preparing" for each in slices)
     vacant = vacancies(view, gpu)
     text = _slices_text(gpu, slices, vacant) if cut else _uncut_text(gpu, vacant)
@@ -155,7 +156,7 @@ def _use_text(
 def _mode_text(gpu: GpuState) -> str:
     if gpu.prohibited:
         return f"; {PROHIBITED}"
-    return "; compute mode DEFAULT: programs that leave MPS have no limit" if gpu.mps_passable else ""
+    return "; compute mode DEFAULT: programs outside MPS have no limit" if gpu.mps_passable else ""
 
 
 def _uncut_text(gpu: GpuState, vacant: Sequence[FreePlace]) -> str:
@@ -167,7 +168,7 @@ def _uncut_text(gpu: GpuState, vacant: Sequence[FreePlace]) -> str:
 
 
 def _no_room(vacant: Sequence[FreePlace]) -> str:
-    """Why nothing of it is free, but for what is said of the whole GPU in any case."""
+    """Why nothing of the GPU is free, apart from reasons given for the whole GPU anyway."""
     told = (FreePlaceStatus.UNUSABLE, FreePlaceStatus.KEPT)
     return "; ".join(dict.fromkeys(each.why for each in vacant if each.availability in told))
 
@@ -185,21 +186,19 @@ def slice_state(each: SliceRow, owners: Owners = NO_OWNERS) -> str:
 
 
 def _shared(shared: SharedDevice, allocations: Iterable[Allocation], owners: Owners) -> str:
-    """How a device is shared, and by whom: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
-    more = (
-        f"nobody more is let in: {shared.unavailable}" if shared.unavailable else f"{format_memory(shared.left)} left"
-    )
+    """How a device is shared, and by which holders: `shared by MPS: 1f2e3d4c, 5a6b7c8d; 8.7 GiB left`."""
+    more = f"no new shares: {shared.unavailable}" if shared.unavailable else f"{format_memory(shared.left)} left"
     return f"shared by {shared.sharing.for_people}: {holder_names(allocations, owners)}; {more}"
 
 
 def isolation(allocation: Allocation) -> str:
-    """How strong the fence is: `hard`, or the word with every wall where they are not all its own."""
+    """The isolation: `hard`, or the word with all walls if not all are its own."""
     walls = allocation.grants[0].walls
     return str(walls.isolation) if walls.isolation is Isolation.HARD else f"{walls.isolation}: {walls}"
 
 
 def processes(listed: Iterable[GpuProcess]) -> str:
-    """Processes by name and pid; empty when there are none."""
+    """Processes by name and pid; empty if there are none."""
     return ", ".join(map(str, listed))
 
 

@@ -1,4 +1,4 @@
-"""What every document has in common."""
+"""The fields that every document has."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def document(kind: str, **data: Any) -> dict[str, Any]:
 
 
 def error_document(error: TrancheError) -> dict[str, Any]:
-    """An error, as it goes to stderr where JSON was asked for."""
+    """An error for stderr, if JSON was requested."""
     body = {"reason": error.reason, "exitCode": error.exit_code, "message": error.message, "hint": error.hint}
     return document("Error", **body)

@@ -1,4 +1,4 @@
-"""What happened."""
+"""Events as JSON data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a request waits, and what would help."""
+"""Explanations as JSON data: why a request waits, and what would help."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tranche.planning.explain.remedies import Remedy
 
 
 def status(answer: Explanation) -> str:
-    """The answer in one word: `Startable`, `Waiting`, or the reason word of the error that makes it impossible."""
+    """One word: `Startable`, `Waiting`, or the reason word of the error that makes the request impossible."""
     if answer.granted is not None:
         return "Startable"
     return "Waiting" if answer.impossible is None else answer.impossible.reason
 
 
 def reasons(answer: Explanation, names: NameTable) -> str:
-    """What is in the way of a request that waits, each kind of it once; "" where nothing is, or where it can never be served."""
+    """What blocks a waiting request, each kind of obstacle once; "" without obstacles, or if it is impossible."""
     if answer.granted is not None or answer.impossible is not None:
         return ""
     found = answer.answers
@@ -31,7 +31,7 @@ def reasons(answer: Explanation, names: NameTable) -> str:
 
 
 def explanation_document(answer: Explanation, waiters_ahead: int, names: NameTable = NO_NAMES) -> dict[str, Any]:
-    """What a request would meet now, and what would help; a long answer says what it leaves out."""
+    """What a request would get now, and what would help; a long answer says what it omits."""
     granted, impossible = answer.granted, answer.impossible
     document = {
         "request": request_to_dict(answer.request),

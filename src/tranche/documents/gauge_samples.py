@@ -1,4 +1,4 @@
-"""What the gauges of GPUs said at one moment, and the means of many such moments. Pure."""
+"""The gauges of GPUs at one moment, and the means of many such moments. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ KEPT_GAUGES = ("memoryUsedBytes", "busy", "powerWatts", "temperatureCelsius")
 
 @dataclass(frozen=True, slots=True)
 class GaugeSample:
-    """What was measured of each GPU at `taken`, in seconds since the epoch: the readings of KEPT_GAUGES by its UUID."""
+    """Readings of KEPT_GAUGES by GPU UUID, measured at `taken`, in seconds since the epoch."""
 
     taken: float
     gpus: Mapping[str, Document]
 
 
 def sample_of(taken: float, readings: Iterable[Document]) -> GaugeSample:
-    """The readings of GPUs, as `reading_document` writes them, without those of their slices."""
+    """The readings of GPUs, as `reading_document` writes them, without their slices."""
     return GaugeSample(taken, {each["gpuUUID"]: {name: each[name] for name in KEPT_GAUGES} for each in readings})
 
 
 def mean_of(samples: Iterable[GaugeSample], taken: float) -> GaugeSample:
-    """The mean of each gauge of each GPU, of what was measured."""
+    """The mean of each gauge of each GPU, over the moments that measured it."""
     found: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
         for uuid, said in sample.gpus.items():

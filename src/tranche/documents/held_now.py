@@ -1,4 +1,4 @@
-"""What each share has of a machine now, in bytes, and whether any process is in it."""
+"""The bytes that each share holds now, and whether any process uses them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.documents.blocks import Document
 
 
 class _HeldShare(NamedTuple):
-    """`memory` bytes of a GPU, or of a slice of it, that a share has; `used` where a process is in that device."""
+    """`memory` bytes of a GPU or slice that a share holds; `used` means that the device has a process."""
 
     allocation_id: str
     gpu: Document
@@ -19,7 +19,7 @@ class _HeldShare(NamedTuple):
 
 
 def held_now(gpus: Sequence[Document], allocations: Sequence[Document]) -> Iterator[_HeldShare]:
-    """What the active allocations of an Overview have. Of a device that several have in turns each has as much as another."""
+    """What the active allocations of an Overview hold. Holders that take turns on a device count as equal."""
     active = {each["id"]: each for each in allocations if each["phase"] == "active"}
     for gpu in gpus:
         for device in (gpu, *gpu["slices"]):
@@ -33,7 +33,7 @@ def held_now(gpus: Sequence[Document], allocations: Sequence[Document]) -> Itera
 
 
 def _part(allocation: Document, gpu_uuid: str, device: Document) -> int | None:
-    """Bytes of a device that is shared; None where the allocation has it in another way."""
+    """The bytes of a part of a shared device; None if the allocation holds it otherwise."""
     place = device.get("placement")
     found = (each for each in allocation["grants"] if each["gpuUUID"] == gpu_uuid and each["placement"] == place)
     return next((int(each["memoryBytes"]) for each in found if "memoryBytes" in each), None)

@@ -1,7 +1,7 @@
-"""How a GPU was cut and who held what of it, over time: told by the events, and by what is there now.
+"""The cuts and holders of a GPU over time, from the events and the present state.
 
-Events tell of Tranche's own steps. A slice that another tool made, or that a restart of the machine took, has no event: one
-that is there now was there before, as far as anybody knows, and one that has gone is shown until it was last heard of.
+Events cover Tranche's own steps only. A slice that another tool made, or that a restart removed, has no event. A present slice is
+assumed to have always existed. A vanished one is shown until its last mention.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNDOING = frozenset({"Undone", "Recovered"})
 
 
 class HistoryPlace(NamedTuple):
-    """A stretch of the GPU's grid, of that profile; `size` 0 is the uncut GPU."""
+    """A stretch of the GPU's grid, with its profile; `size` 0 is the uncut GPU."""
 
     profile: str
     start: int
@@ -31,9 +31,9 @@ class HistoryPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HistorySpan:
-    """A slice that was there, or with an allocation's id a share that was held. Times are seconds since the epoch.
+    """The life of a slice, or with an allocation id of a share. Times are seconds since the epoch.
 
-    `began` is None where it was there before anything is known, `ended` is None where it still is.
+    `began` is None if it began before the records, `ended` is None if it still exists.
     """
 
     place: HistoryPlace
@@ -42,20 +42,20 @@ class HistorySpan:
     allocation_id: str = ""
 
     def meets(self, since: float) -> bool:
-        """Whether any of it lies in the time from then until now.
+        """Whether any of the span lies between `since` and now.
 
-        What is there still does. Nothing is of the future: where a time says so, the clock was put back since.
+        Nothing lies in the future: a future time means that the clock was put back since.
         """
         return self.ended is None or self.ended >= since
 
     def within(self, since: float, until: float) -> tuple[float, float]:
-        """When it began and ended of that time, which it meets: neither is outside of it, nor its end before its begin."""
+        """Its begin and end, clipped to a period that it meets; the end is never before the begin."""
         ended = until if self.ended is None else max(since, min(until, self.ended))
         return since if self.began is None else max(since, min(self.began, ended)), ended
 
 
 def events_by_gpu(events: Sequence[Document]) -> dict[str, list[Document]]:
-    """The events about each GPU, by its UUID: those that name it, those of its shares, and those of plans that changed it."""
+    """The events about each GPU by UUID: those that name it, those of its shares, and those of plans that changed it."""
     named = [_gpus_named(event) for event in events]
     of_share: dict[str, set[str]] = {}
     of_plan: dict[str, set[str]] = {}
@@ -73,7 +73,7 @@ def events_by_gpu(events: Sequence[Document]) -> dict[str, list[Document]]:
 
 
 def slices_over_time(gpu: Document, events: Sequence[Document]) -> list[HistorySpan]:
-    """Every slice of the GPU that the events or the document know, in the order in which they began."""
+    """Every slice of the GPU in the events or the document, ordered by begin."""
     known: list[HistorySpan] = []
     there: dict[HistoryPlace, HistorySpan] = {}
     heard: dict[HistoryPlace, float] = {}
@@ -106,7 +106,7 @@ def slices_over_time(gpu: Document, events: Sequence[Document]) -> list[HistoryS
 
 
 def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Iterable[Document]) -> list[HistorySpan]:
-    """Every share of the GPU that the events or the allocations of now know, in the order in which they began."""
+    """Every share of the GPU in the events or the present allocations, ordered by begin."""
     now = {each["id"]: each for each in allocations}
     ended = {each["allocationId"]: seconds_of(each["time"]) for each in events if each["type"] == "Released"}
     found = []
@@ -115,7 +115,7 @@ def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Ite
         id, given = event["allocationId"], (event["data"] or {}).get("grants", ())
         if event["type"] == "Granted" and id not in granted:
             granted.add(id)
-            # Nothing tells when a share ended that is gone without having been released: it was heard of once.
+            # A share that vanished without a release has no known end, so it ends at its only mention.
             end = None if id in now else ended.get(id, seconds_of(event["time"]))
             found += [
                 HistorySpan(place_of(each), seconds_of(event["time"]), end, id)
@@ -131,13 +131,13 @@ def shares_over_time(gpu_uuid: str, events: Sequence[Document], allocations: Ite
 
 
 def changed_at(placement: Document | None, spans: Iterable[HistorySpan]) -> float | None:
-    """When something last began or ended in that stretch of the grid, or anywhere on the GPU; None where nobody knows."""
+    """The last begin or end in that stretch of the grid, or anywhere on the GPU; None if unknown."""
     here = [each for each in spans if placement is None or not each.place.size or _meet(placement, each.place)]
     return max((when for each in here for when in (each.began, each.ended) if when is not None), default=None)
 
 
 def cordoned_at(gpu_uuid: str, events: Iterable[Document]) -> float | None:
-    """When the GPU was cordoned last."""
+    """When the GPU was last cordoned."""
     times = [each["time"] for each in events if each["type"] == "Cordoned" and each["gpuUUID"] == gpu_uuid]
     return seconds_of(times[-1]) if times else None
 
@@ -167,7 +167,7 @@ def _places(event: Document, gpu_uuid: str) -> Iterable[HistoryPlace]:
 
 
 def place_of(document: Document) -> HistoryPlace:
-    """Where a slice lies, or a grant."""
+    """The place of a slice or a grant."""
     if document["placement"] is None:
         return HistoryPlace("", 0, 0)
     return HistoryPlace(document["profile"], document["placement"]["start"], document["placement"]["size"])

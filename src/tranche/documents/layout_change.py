@@ -1,4 +1,4 @@
-"""What a change of layout takes and leaves: as JSON data, in a line, and as it is expected to be."""
+"""What a layout change removes and keeps: as JSON data, in one line, and as a preview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tranche.planning.steps.plan import apply
 
 
 def decision_data(decision: LayoutDecision) -> dict[str, Any]:
-    """What a change did, as JSON data: per GPU the steps and the instances that stayed."""
+    """What a change did, as JSON data: for each GPU the steps and the instances that stayed."""
     return {
         "purpose": decision.purpose,
         "gpus": [
@@ -40,7 +40,7 @@ def decision_data(decision: LayoutDecision) -> dict[str, Any]:
 
 
 def sum_up(decision: LayoutDecision) -> str:
-    """One line on what a change did: `destroyed 1 instance, created 2 instances, kept 3 instances`."""
+    """A change in one line: `destroyed 1 instance, created 2 instances, kept 3 instances`."""
     words = _step_counts(decision.plan.steps)
     kept = sum(len(change.cut.kept) for change in decision.changes)
     if not words and any(change.blockers for change in decision.changes):
@@ -53,7 +53,7 @@ def sum_up(decision: LayoutDecision) -> str:
 
 
 def preview_data(decision: LayoutDecision, view: NodeView) -> dict[str, Any]:
-    """What the change would do if it were made now: its data, who stands in the way, and the GPUs that it names afterwards.
+    """What the change would do now: its data, its blockers, and its GPUs afterwards.
 
     A change that is blocked anywhere is not made at all; `after` then shows the GPUs that are free to change.
     """

@@ -1,4 +1,4 @@
-"""The agent's log without what it quotes: of each JSON line the fields that are known to be Tranche's own words."""
+"""The agent's log without quoted text: keeps only the fields of each JSON line known to be Tranche's own words."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 from tranche.core.redaction import LOG_LINE, reduced
 
-# The kubelet writes each line of a container as: time, stream, whether it is whole, and the line.
+# The kubelet writes each line of a container as: time, stream, whether it is complete, and the line.
 _KUBELET = re.compile(r"^\S+ (?:stdout|stderr) [FP] ")
 
 
 def log_extract(lines: Iterable[str]) -> str:
-    """The lines that can be kept, reduced; at the end, how many could not, such as those of a traceback."""
+    """The reduced lines, and at the end a count of those dropped, such as the lines of a traceback."""
     found, dropped = [], 0
     for line in lines:
         try:

@@ -14,7 +14,7 @@ from tranche.documents.vacancy import FreePlace, vacancies
 
 
 def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:
-    """One GPU with its slices; without the ledger nobody knows who holds or made what, so those fields are null."""
+    """One GPU with its slices; without the ledger, holders and makers are unknown, so those fields are null."""
     slices = slices_on(view, gpu)
     whole = whole_holders(view, gpu)
     return {
@@ -49,13 +49,13 @@ def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> 
 
 
 def _holders(allocations: Sequence[Allocation]) -> dict[str, Any]:
-    """Who holds a device: `allocationId` where it is one alone."""
+    """The holders of a device: `allocationId` if there is only one."""
     ids = [each.id for each in allocations]
     return {"allocationId": ids[0] if len(ids) == 1 else None, "allocationIds": ids}
 
 
 def slice_document(each: SliceRow, *, ledger_read: bool = True) -> dict[str, Any]:
-    """One slice; `gpuInstanceId` is null where the instance is missing or still being made."""
+    """One slice; `gpuInstanceId` is null if the instance is missing or not made yet."""
     found = each.instance
     return {
         "profile": str(each.profile),
@@ -86,7 +86,7 @@ def slice_document(each: SliceRow, *, ledger_read: bool = True) -> dict[str, Any
 
 
 def vacancy_document(each: FreePlace) -> dict[str, Any]:
-    """What nobody has, and whether a request could get it."""
+    """A free place, and whether a request could get it."""
     where = None if each.placement is None else placement_document(each.placement)
     return {"placement": where, "state": str(each.availability), "why": each.why or None}
 

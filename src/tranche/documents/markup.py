@@ -1,4 +1,4 @@
-"""Elements of SVG and HTML. All text is escaped, whoever wrote it; there is no way to put in what is not."""
+"""SVG and HTML elements. All text is escaped; there is no way to insert raw markup."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from xml.sax.saxutils import escape
 Child: TypeAlias = "Element | str"
 Value: TypeAlias = str | int | float | bool | None
 
-# HTML elements that have neither content nor an end, and SVG's shapes: all are written `<x/>`, which both languages read.
+# HTML elements with neither content nor end tag, and SVG's shapes: all are written `<x/>`, which both languages read.
 _WITHOUT_CONTENT = frozenset({"br", "circle", "hr", "input", "line", "link", "meta", "path", "rect"})
 _QUOTES = {'"': "&quot;", "'": "&#39;"}
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """One element; attributes and children in the order in which they are written."""
+    """One element; attributes and children are in writing order."""
 
     name: str
     attributes: tuple[tuple[str, str], ...]
@@ -27,32 +27,32 @@ class Element:
         return "".join(_written(self))
 
     def with_attributes(self, **attributes: Value) -> Element:
-        """The same with more attributes."""
+        """A copy with more attributes."""
         return Element(self.name, (*self.attributes, *_attributes(attributes)), self.children)
 
     def kept(self) -> KeptElement:
-        """The same, written once and without its parts: for what is shown again and again as it is."""
+        """The element as fixed text, for elements that are shown again and again."""
         return KeptElement(self.name, (), (), str(self))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptElement(Element):
-    """An element that knows how it is written."""
+    """An element with its text already written."""
 
     text: str
 
 
 def element(name: str, /, *children: Child | Iterable[Child] | None, **attributes: Value) -> Element:
-    """An element with those children, lists of them flattened, None left out.
+    """An element with those children; flattens lists, omits None.
 
-    `class_` and `aria_label` are the attributes `class` and `aria-label`. One that is None or False is left out, True is written
-    without a value, as HTML wants it.
+    `class_` and `aria_label` stand for the attributes `class` and `aria-label`. Omits attributes that are None or False; writes
+    True without a value, as HTML does.
     """
     return Element(name, _attributes(attributes), tuple(_flat(children)))
 
 
 def printable(text: str) -> str:
-    """The text with a space for what neither a reader nor XML can take: control characters, marks that turn the direction."""
+    """The text with a space for control characters and direction marks, which neither readers nor XML can take."""
     return text if text.isprintable() else "".join(each if each.isprintable() or each == "\n" else " " for each in text)
 
 

@@ -1,4 +1,4 @@
-"""A machine at one moment: its GPUs and what their sensors say, who holds them, who waits, and which plans run."""
+"""A machine at one moment: its GPUs with their gauges, the holders, the waiters, and the running plans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reading_document(reading: GpuReading) -> dict[str, Any]:
 
 
 def plan_document(plan: PlanRecord) -> dict[str, Any]:
-    """A plan without an end: `status` is `running` or `undoing`; each step in words with how far it is, by the journal's word."""
+    """An unfinished plan: `status` is `running` or `undoing`; each step has its text and its status in the journal."""
     return {
         "planId": plan.id,
         "status": str(plan.status),

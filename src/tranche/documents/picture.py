@@ -1,4 +1,4 @@
-"""The picture of a machine's GPUs as an SVG file: for tickets, reports and pages. It needs no fonts, scripts or other files."""
+"""The picture of a machine's GPUs as an SVG file, for tickets, reports and pages. It needs no fonts, scripts or other files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from tranche.documents.picture_style import PATTERNS, STYLE
 WIDTH, MARGIN, LABELS, GAP = 880, 20, 178, 12
 TITLE, LEGEND = 58, 34
 BAR = WIDTH - 2 * MARGIN - LABELS
-"""Pixels: of the picture, around it, of the names at the left, between bars, above and below them, of a bar."""
+"""Pixels: of the picture, around it, of the names at the left, between bars, above and below the bars, of a bar."""
 _HEADLINE = 0.88 * (WIDTH - 2 * MARGIN)
-"""Room for a text that is written in bold, which is wider."""
+"""Room for bold text, which is wider."""
 
 
 def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (), caption: str = "") -> str:
     """The GPUs of a GpuList document as an SVG document, with a text alternative.
 
-    `allocations` are those of an AllocationList; with them the picture names who holds what. `caption` says where and when
-    that was.
+    `allocations`, from an AllocationList, let the picture name holders. `caption` gives its place and time.
     """
     found = blocks_of(gpus, allocations)
     height = picture_height(found)
@@ -48,7 +47,7 @@ def draw_picture(gpus: Sequence[Document], allocations: Sequence[Document] = (),
 
 
 def headline(gpus: Sequence[BlockRow]) -> str:
-    """How many there are of what, each count with its noun: `8 GPUs: 1 lost, 2 held whole; 12 slices: 9 held, 3 idle`."""
+    """Counts of GPUs and slices by state: `8 GPUs: 1 lost, 2 held whole; 12 slices: 9 held, 3 idle`."""
     pieces = Counter((each.piece, each.look) for gpu in gpus for each in gpu.blocks)
     looks = [{each.look for each in gpu.blocks} for gpu in gpus]
     wholes = [
@@ -70,7 +69,7 @@ def headline(gpus: Sequence[BlockRow]) -> str:
 
 
 def _counted(total: int, noun: str, counts: Sequence[tuple[int, str]]) -> str:
-    """`12 slices: 9 held, 3 idle`; `12 slices held` where all are."""
+    """`12 slices: 9 held, 3 idle`; `12 slices held` if all are."""
     named = f"{total} {noun}{'' if total == 1 else 's'}"
     there = [(count, word) for count, word in counts if count]
     if len(there) == 1 and there[0][0] == total:
@@ -90,13 +89,13 @@ def _row(gpu: BlockRow, y: float) -> Element:
 
 
 def picture_height(gpus: Sequence[BlockRow]) -> int:
-    """Of the picture of these GPUs, in pixels."""
+    """The height of the picture of these GPUs, in pixels."""
     below = max((round(y) + 22 for _, _, _, y in legend_places(gpus)), default=0)
     return max(_rows_end(gpus) + LEGEND, below)
 
 
 def legend_places(gpus: Sequence[BlockRow]) -> Iterator[tuple[BlockStatus | str, str, float, float]]:
-    """The entries of the legend, each with the place of its box in the picture and the base line of its word."""
+    """The entries of the legend, each with the position of its box and the base line of its word."""
     x, y = float(MARGIN), float(_rows_end(gpus) + LEGEND - 22)
     for look, word in legend(gpus):
         width = 28 + text_width(word)
@@ -111,14 +110,14 @@ def _rows_end(gpus: Sequence[BlockRow]) -> int:
 
 
 def _legend(gpus: Sequence[BlockRow]) -> Iterator[Element]:
-    """What the blocks of this picture mean; kinds that it has none of are left out."""
+    """The legend; omits kinds of blocks that the picture lacks."""
     for look, word, x, y in legend_places(gpus):
         yield swatch(look, x, y - 11)
         yield element("text", word, class_="tr-muted tr-small", x=x + 28, y=y)
 
 
 def legend(gpus: Sequence[BlockRow]) -> list[tuple[BlockStatus | str, str]]:
-    """The looks of the blocks and the classes of edges that are there, each with its words."""
+    """The block looks and edge classes in the picture, each with its words."""
     blocks = [each for gpu in gpus for each in gpu.blocks]
     present = {each.look for each in blocks}
     found: list[tuple[BlockStatus | str, str]] = [(look, str(look)) for look in BlockStatus if look in present]

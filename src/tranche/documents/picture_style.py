@@ -1,6 +1,6 @@
-"""How the pictures of GPUs look: each kind of block has a pattern besides its colour, in light and in dark.
+"""The style of GPU pictures: each kind of block has a pattern besides its colour, in light and in dark.
 
-The colours are chosen to be told apart with every kind of colour blindness. Texts have a contrast of 4.5 to 1 or more.
+The colours are distinguishable with every kind of colour blindness. Texts have a contrast of at least 4.5 to 1.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STROKES = {
 
 
 def fills(*, dark: bool) -> Mapping[str, str]:
-    """What fills the elements of each class."""
+    """The fill of each class."""
     return {name: pair[dark] for name, pair in _FILLS.items()}
 
 
@@ -73,7 +73,7 @@ STYLE = f"""\
 {_colours(dark=False)}
 @media (prefers-color-scheme:dark){{{_colours(dark=True)}}}
 """
-"""The style sheet of every picture; it is in a picture's file, and a page has it among its own."""
+"""The style sheet of every picture: part of a picture's file, and of a page's own styles."""
 
 _DRAWN: Mapping[BlockStatus, Element] = {
     BlockStatus.IDLE: element("path", d="M-2 2l4-4M0 8l8-8M6 10l4-4", class_="tr-mark"),
@@ -94,9 +94,9 @@ PATTERNS = element(
         for look, drawn in _DRAWN.items()
     ],
 )
-"""The patterns that blocks refer to; once in each document."""
+"""The patterns that blocks refer to; once per document."""
 
 
 def pattern_of(look: BlockStatus) -> str:
-    """What fills a block of that look over its colour."""
+    """The pattern over a block's colour."""
     return f"url(#p-{CLASSES[look]})" if look in _DRAWN else "none"

@@ -1,4 +1,4 @@
-"""How the administrator wants GPUs to be shared."""
+"""The administrator's sharing policy as JSON data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.core.state import NodeState
 
 
 def policy_documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
-    """Each GPU with the word that counts for it, and for what it was said."""
+    """Each GPU with the policy in force, and where it was set."""
     return [
         {
             "index": gpu.index,
@@ -23,7 +23,7 @@ def policy_documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, A
 
 
 def source_of(policy: SharingPolicy, gpu_uuid: str) -> str:
-    """For what the word was said that counts for a GPU: `gpu`, `all`, or `nothing`."""
+    """Where a GPU's policy was set: `gpu`, `all`, or `nothing`."""
     if gpu_uuid in policy.gpus:
         return "gpu"
     return "nothing" if policy.every is None else "all"

@@ -1,4 +1,4 @@
-"""What a board is, and what it can be cut into."""
+"""Boards and their profiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits, and for what."""
+"""Waiters, and what they wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tranche.planning.decide.queue import WaitingRequest, outlooks
 def waiter_documents(
     view: NodeView, queue: Sequence[Waiter], away: Collection[str], owners: Owners = NO_OWNERS
 ) -> list[dict[str, object]]:
-    """The waiters in their order, each with its place in the queue, from 1, and with what it waits for."""
+    """The waiters in order, each with its place in the queue, from 1, and what it waits for."""
     reasons = why_they_wait(view, queue, away, owners)
     return [
         {
@@ -42,9 +42,9 @@ def waiter_documents(
 def why_they_wait(
     view: NodeView, queue: Sequence[Waiter], away: Collection[str], owners: Owners = NO_OWNERS
 ) -> list[tuple[str, tuple[Obstacle, ...]]]:
-    """What each waiter waits for, as a sentence and as obstacles; it may be about to start.
+    """What each waiter waits for, as a sentence and as obstacles; a waiter may be about to start.
 
-    `away` are the waiters that do not answer, and that others do not wait for.
+    `away` are the waiters that do not answer; others do not wait for them.
     """
     answers = outlooks(view, [WaitingRequest(each.id, each.request) for each in queue if each.id not in away])
     names = names_of(view.allocations, queue, owners)

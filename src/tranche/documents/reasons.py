@@ -1,4 +1,4 @@
-"""Why a request waits, said once: GPUs with the same kind of obstacle are one clause, with how many shares of them who has."""
+"""Why a request waits, in short: one clause for GPUs with the same kind of obstacle, with share counts by owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HELD = {
     Reason.NO_ROOM: "without room for it",
     Reason.FRAGMENTED: "without room for it in one piece",
 }
-"""The obstacles that somebody's shares or processes are."""
+"""The obstacles made by shares or processes."""
 
 _LOST = "lost: the driver cannot reach them"
 _NAMED_AT_MOST = 2
@@ -25,7 +25,7 @@ _ID = re.compile(r"\b[0-9a-f]{8}\b")
 
 
 def summed_up(waiting: Waiting, names: NameTable) -> str:
-    """What is in the way of a request: `all 8 GPUs are held: ada has 14 shares, bob 8`."""
+    """What blocks a request: `all 8 GPUs are held: ada has 14 shares, bob 8`."""
     groups: dict[str, list[Obstacle]] = {}
     for each in waiting.obstacles:
         users = each.allocation_ids or each.processes
@@ -39,12 +39,12 @@ def summed_up(waiting: Waiting, names: NameTable) -> str:
 
 
 def named(text: str, names: NameTable) -> str:
-    """The text with shares by name and user before their ids."""
+    """The text with names and users of shares before their ids."""
     return _ID.sub(lambda found: names.called.get(found[0], found[0]), text)
 
 
 def shares_of(ids: Sequence[str], names: NameTable) -> str:
-    """Shares by name where they are few, else how many each owner has, who has most first: `ada has 14 shares, bob 8`."""
+    """A few shares by name, or else how many each owner has, most first: `ada has 14 shares, bob 8`."""
     return ", ".join(names.called.get(id, id) for id in ids) if len(ids) <= _NAMED_AT_MOST else _by_owner(ids, names)
 
 
@@ -66,7 +66,7 @@ def _count(each: Obstacle) -> int:
 
 
 def _users(group: Sequence[Obstacle], names: NameTable) -> str:
-    """Those who are in the way."""
+    """The users in the way."""
     ids = list(dict.fromkeys(id for each in group for id in each.allocation_ids))
     processes = list(dict.fromkeys(each for some in group for each in some.processes if not some.allocation_ids))
     said = [shares_of(ids, names)] if ids else []

@@ -1,4 +1,4 @@
-"""Devices that several hold parts of, as the listings show them."""
+"""Shared devices, as the listings show them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, tenancy
 
 
 class SharedDevice(NamedTuple):
-    """How a device is shared: `given` and `left` in bytes. `walls` are those of a part without a ceiling of its own.
+    """How a device is shared: `given` and `left` in bytes. `walls` are those of a part without its own ceiling.
 
-    `unavailable` says why nobody more is let in, "" where they are.
+    `unavailable` says why the device admits no more clients, "" if it does.
     """
 
     sharing: Sharing
@@ -25,8 +25,9 @@ class SharedDevice(NamedTuple):
 
 
 def shared_device(gpu: GpuState, slot: InstanceKey | None, account: DeviceUsage) -> SharedDevice:
-    """The device in that slot of the GPU, or without one the GPU itself. Nothing is left of one whose limits are lost,
-    or whose daemon lets nobody in.
+    """The device in that slot of the GPU, or without a slot the GPU itself.
+
+    Nothing is left of a device with lost limits, or with a daemon that admits no clients.
     """
     device = WholeGpu(gpu.uuid) if slot is None else Slice(gpu.uuid, slot.profile, slot.placement)
     why = unavailable(gpu, slot) if account.sharing is Sharing.MPS else ""
@@ -36,13 +37,13 @@ def shared_device(gpu: GpuState, slot: InstanceKey | None, account: DeviceUsage)
 
 
 def shared_gpu(view: NodeView, gpu: GpuState) -> SharedDevice | None:
-    """How the uncut GPU is shared; None when it is not."""
+    """How the uncut GPU is shared; None if it is not."""
     account = tenancy(view, gpu).shared.get(None)
     return None if account is None else shared_device(gpu, None, account)
 
 
 def why_unavailable(allocation: Allocation, view: NodeView) -> str:
-    """Why nobody more is let in on a device that the allocation shares by MPS; "" where they are."""
+    """Why a device that the allocation shares by MPS admits no more clients; "" if it does."""
     gpus = {gpu.uuid: gpu for gpu in view.node}
     shared = [each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS]
     reasons = (unavailable(gpus[each.gpu_uuid], each.slot) for each in shared if each.gpu_uuid in gpus)
@@ -50,7 +51,7 @@ def why_unavailable(allocation: Allocation, view: NodeView) -> str:
 
 
 def sharing_document(shared: SharedDevice | None) -> dict[str, Any] | None:
-    """How a device is shared; null when one alone has it, or nobody."""
+    """How a device is shared; null if it is not."""
     if shared is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Shares, and what keeps a request from getting one."""
+"""Shares, and the obstacles of requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def allocation_document(allocation: Allocation, view: NodeView, owners: Owners = NO_OWNERS) -> dict[str, Any]:
-    """One allocation with what it was given and what of that is missing."""
+    """One allocation with its grants, and with those that are missing."""
     return {
         "id": allocation.id,
         "request": request_to_dict(allocation.request),
@@ -35,7 +35,7 @@ def allocation_document(allocation: Allocation, view: NodeView, owners: Owners =
 
 
 def obstacle_document(found: Obstacle) -> dict[str, Any]:
-    """What keeps one GPU from serving a request; `reason` is a stable word."""
+    """An obstacle on one GPU; `reason` is a stable word."""
     document = {
         "gpuIndex": found.gpu_index,
         "gpuUUID": found.gpu_uuid,

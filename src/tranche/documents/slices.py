@@ -1,4 +1,4 @@
-"""What is on each GPU, as the listings show it: slices with their state, and what there is room for."""
+"""The slices on each GPU with their state, and the remaining room, as the listings show them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tranche.planning.occupancy.gpu_occupancy import tenancy
 
 
 class SliceRow(NamedTuple):
-    """A GPU instance, or a slot that is promised and has none.
+    """A GPU instance, or a promised slot without one.
 
     `state` is `held` (an allocation has it), `preparing` (promised, its plan runs), `missing` (an allocation has it, but no
-    instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` tells whether Tranche made it, or
-    is about to. `shared` says how, where several may hold parts of it.
+    instance is there), `in use` (a process outside Tranche runs in it) or `idle`. `owned` means that Tranche made it, or is about
+    to. `shared` says how, if several may hold parts of it.
     """
 
     key: InstanceKey
@@ -36,7 +36,7 @@ class SliceRow(NamedTuple):
 
     @property
     def placement(self) -> Placement:
-        """Where on the GPU's grid it lies."""
+        """Its place on the GPU's grid."""
         return self.key.placement
 
 
@@ -62,7 +62,7 @@ def whole_holders(view: NodeView, gpu: GpuState) -> tuple[Allocation, ...]:
 
 
 def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceKey, ...]:
-    """The slots of a granted allocation where no instance is: reset, lost, or cut by another tool."""
+    """The slots of a granted allocation that have no instance: reset, lost, or cut by another tool."""
     if allocation.phase is Phase.PREPARING:
         return ()
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
@@ -70,7 +70,7 @@ def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceK
 
 
 def room_on(gpu: GpuState, slices: tuple[SliceRow, ...]) -> tuple[tuple[GpuInstanceProfile, int], ...]:
-    """Each profile without attributes, smallest first, with how many more of it the GPU takes beside all its slices."""
+    """Each profile without attributes, smallest first, with how many more of it fit beside all slices of the GPU."""
     taken = [PlacedInstance(each.profile, each.placement) for each in slices]
     plain = [profile for profile in gpu.profiles if profile.starts and not profile.name.has_attributes]
     plain.sort(key=lambda profile: (profile.size, profile.slices))
@@ -84,5 +84,5 @@ def _promised_state(holders: Iterable[Allocation], instance: GpuInstance | None)
 
 
 def why_withheld(view: NodeView, gpu: GpuState) -> str:
-    """Why nothing more of the GPU is given away, in words; "" where that is not so."""
+    """Why the GPU is withheld, in words; "" if it is not."""
     return "; ".join(dict.fromkeys(each.why for each in view.withheld if each.place == WholeGpu(gpu.uuid)))

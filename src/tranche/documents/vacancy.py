@@ -1,6 +1,6 @@
-"""What nobody has of a GPU, and whether a request could get it. Listings, pictures and JSON documents all ask here.
+"""The free places of a GPU, and whether a request could get them. Listings, pictures and JSON documents all ask here.
 
-Room is free only where a request could be given it: by the rules of decisions, as `tranche.planning` has them.
+Room is free only if a request could get it by the rules of decisions in `tranche.planning`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, 
 
 
 class FreePlaceStatus(StrEnum):
-    """Whether a request could get what nobody has, best first; the values are stable words for programs."""
+    """Whether a request could get a free place, best first; the values are stable words for programs."""
 
     FREE = "free"
     KEPT = "kept"
@@ -30,9 +30,9 @@ class FreePlaceStatus(StrEnum):
 
 
 class FreePlace(NamedTuple):
-    """What nobody has: a stretch of the grid, or without `placement` the uncut GPU, or what is left of one that is shared.
+    """A free place: a stretch of the grid, or without `placement` the uncut GPU, or the rest of a shared one.
 
-    `why` says in words why no request gets it now, "" where one could.
+    `why` says in words why no request gets it now, "" if one could.
     """
 
     placement: Placement | None
@@ -52,7 +52,7 @@ _RANK = {availability: rank for rank, availability in enumerate(FreePlaceStatus)
 
 
 def vacancies(view: NodeView, gpu: GpuState) -> tuple[FreePlace, ...]:
-    """What nobody has of one of the view's GPUs, by placement.
+    """The free places of one of the view's GPUs, by placement.
 
     There is one for each idle slice, for the rest of each shared device, and for each stretch between slices.
     """
@@ -72,7 +72,7 @@ def vacancies(view: NodeView, gpu: GpuState) -> tuple[FreePlace, ...]:
 
 
 class _Judge:
-    """Says of places of one GPU whether a request could get them."""
+    """Judges whether a request could get places of one GPU."""
 
     def __init__(self, view: NodeView, here: GpuOccupancy) -> None:
         self._here, self._gpu = here, here.gpu
@@ -84,7 +84,7 @@ class _Judge:
         self._rooms: list[Slice] = list(self._found_rooms()) if self._cut else []
 
     def granted(self, ways: Iterable[Grant]) -> _Verdict:
-        """What keeps all of these from being given; free where one of them could be."""
+        """What keeps requests from all of these; free if one of them is available."""
         verdicts = [self._of(each) for each in ways]
         if not verdicts:
             nowhere = _NO_PROFILE if self._cut else _Verdict(FreePlaceStatus.UNUSABLE, f"{self._policy} slices")
@@ -92,7 +92,7 @@ class _Judge:
         return min(verdicts, key=_rank)
 
     def idle(self, instance: GpuInstance) -> FreePlace:
-        """An idle slice: given as it is, or its room to another."""
+        """An idle slice: available as it is, or its room for another."""
         as_it_is = Slice(self._gpu.uuid, instance.profile, instance.placement)
         usable = instance.whole_slice is not None or not instance.compute_instances
         ways: list[Grant] = [as_it_is] if self._cut and usable else []
@@ -100,32 +100,32 @@ class _Judge:
         return FreePlace(instance.placement, *self.granted([*ways, *self._uncut]))
 
     def gaps(self) -> Iterator[FreePlace]:
-        """The stretches where no slice is and none is promised."""
+        """The stretches without slices, existing or promised."""
         here, taken = self._here, 0
         promised = [slot.placement for slot in here.promised]
         for placement in (*promised, *(each.placement for each in (*here.in_use, *here.idle))):
             taken |= placement.mask
         units = [unit for unit in range(self._gpu.memory_slices) if not taken >> unit & 1]
-        # Units that lie side by side have the same difference to their place in the list.
+        # Adjacent units have the same difference to their place in the list.
         judged = [(unit - place, self._unit(unit), unit) for place, unit in enumerate(units)]
         for (_, verdict), run in groupby(judged, key=lambda each: each[:2]):
             stretch = [unit for _, _, unit in run]
             yield FreePlace(Placement(stretch[0], len(stretch)), *verdict)
 
     def left(self, slot: InstanceKey | None, account: DeviceUsage) -> Iterator[FreePlace]:
-        """The rest of a device that is shared."""
+        """The rest of a shared device."""
         gpu, shared = self._gpu, shared_device(self._gpu, slot, account)
         device = WholeGpu(gpu.uuid) if slot is None else Slice(gpu.uuid, slot.profile, slot.placement)
         verdict = self._of(device)
         if shared.unavailable or account.broken:
-            why = shared.unavailable or "the memory of its shares is not limited any more"
-            verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"nobody more is let in: {why}"), key=_rank)
+            why = shared.unavailable or "nothing limits the memory of its shares"
+            verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"no new shares: {why}"), key=_rank)
         elif account.memory >= memory_of(device, gpu):
             return
         elif self._use in (GpuPolicy.MIG, GpuPolicy.OFF):
             verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"{self._policy} parts"), key=_rank)
         elif shared.left <= CONTEXT_MEMORY[account.sharing]:
-            too_little = f"{format_memory(shared.left)} left, which a program takes for itself"
+            too_little = f"{format_memory(shared.left)} left, which a program's CUDA context alone needs"
             verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, too_little), key=_rank)
         yield FreePlace(None if slot is None else slot.placement, *verdict)
 
@@ -138,7 +138,7 @@ class _Judge:
         return max([self._everywhere, *here], key=_rank)
 
     def _found_rooms(self) -> Iterator[Slice]:
-        """Where slices can be made beside what no plan may touch."""
+        """Where slices can be made beside everything that plans may not touch."""
         kept = (*self._here.fixed, *map(occupant, self._here.idle_foreign))
         for profile in self._gpu.profiles:
             for spot in placements(profile):
@@ -147,7 +147,7 @@ class _Judge:
 
 
 def _against_all(view: NodeView, here: GpuOccupancy) -> _Verdict:
-    """What keeps every request from the GPU."""
+    """What keeps every request off the GPU."""
     gpu = here.gpu
     why = ""
     if gpu.uuid in view.changing:
@@ -157,7 +157,7 @@ def _against_all(view: NodeView, here: GpuOccupancy) -> _Verdict:
     elif gpu.mode_pending:
         why = f"MIG mode is {gpu.mode}, {gpu.pending_mode} after a reset"
     elif here.whole and gpu.mig_enabled:
-        why = "somebody has turned MIG mode on beside those who share the GPU"
+        why = "MIG mode was turned on while the GPU is shared"
     return _Verdict(FreePlaceStatus.UNUSABLE, why) if why else _FREE
 
 

@@ -1,4 +1,4 @@
-"""What is held and not used, larger than what is in it, or cut and held by nobody: now, and over a time."""
+"""Waste, now and over a period: held but unused, larger than needed, or cut but held by no one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tranche.documents.history import HistorySpan, events_by_gpu, shares_over_ti
 
 
 class _Device(NamedTuple):
-    """A slice, or an uncut GPU; `used` is None where nothing measures it."""
+    """A slice or an uncut GPU; `used` is None if not measured."""
 
     gpu: Document
     piece: Document | None
@@ -23,7 +23,7 @@ class _Device(NamedTuple):
 
     @property
     def held(self) -> int | None:
-        """How much of its memory is given away: all of it, or the parts."""
+        """The granted bytes of its memory: all of it, or the parts."""
         sharing = self.document["sharing"]
         memory: int | None = self.document["memoryBytes"] if sharing is None else sharing["memoryGivenBytes"]
         return memory
@@ -42,11 +42,10 @@ class _Device(NamedTuple):
 def waste_data(
     node: NodeState, gpus: Sequence[Document], readings: Sequence[Document], allocations: Sequence[Document]
 ) -> dict[str, Any]:
-    """What is wasted now, of the GPUs of an Overview.
+    """The present waste on the GPUs of an Overview.
 
-    `unused`: held, and no process is in it; `memoryBytes` of it is what is given away. `tooLarge`: held by one share alone, and
-    what its processes have would fit a smaller profile of the same GPU, `enough`. `idle`: slices that nobody holds and that no
-    process is in.
+    `unused`: held without any process; `memoryBytes` is the granted amount. `tooLarge`: a single share holds it, and its
+    processes' memory would fit a smaller profile of the same GPU, `enough`. `idle`: slices without a holder or a process.
     """
     devices = list(_devices(gpus, readings))
     active = {each["id"]: each for each in allocations if each["phase"] == "active"}
@@ -72,8 +71,10 @@ def waste_data(
 def use_over_time(
     gpus: Sequence[Document], events: Sequence[Document], allocations: Sequence[Document], since: float, until: float
 ) -> list[dict[str, Any]]:
-    """How much of each GPU was held, at least in part, and how much was cut by Tranche and held by nobody: shares from 0 to 1 of
-    its grid and of the time from `since` to `until`. Nobody knows since when there are slices whose making is not told.
+    """How much of each GPU was held, at least in part, and how much Tranche had cut without a holder.
+
+    Both are shares from 0 to 1 of its grid and of the time from `since` to `until`. A slice with an unknown begin counts only
+    while held.
     """
     found, by_gpu = [], events_by_gpu(events)
     for gpu in gpus:
@@ -101,7 +102,7 @@ def _devices(gpus: Iterable[Document], readings: Sequence[Document]) -> Iterator
 
 
 def _smaller(node: NodeState, device: _Device) -> dict[str, Any] | None:
-    """The smallest plain profile that would hold what is used of the device; None where there is no smaller one."""
+    """The smallest plain profile with room for what the device uses; None if none is smaller."""
     gpu = node.gpu(device.gpu["uuid"])
     size = device.document["memoryBytes"]
     plain = [each for each in gpu.profiles if each.memory and each.starts and not each.name.has_attributes]
@@ -111,7 +112,7 @@ def _smaller(node: NodeState, device: _Device) -> dict[str, Any] | None:
 
 
 def _area(spans: Iterable[HistorySpan], units: int, since: float, until: float) -> float:
-    """Units of the grid times seconds that any of the spans covers."""
+    """The area that the spans cover, in grid units times seconds."""
     by_unit: dict[int, list[tuple[float, float]]] = {}
     for span in spans:
         began, ended = span.within(since, until)

@@ -1,4 +1,4 @@
-"""Who held how much over a time, and how much of it is wasted now: by user of the machine, by namespace of Kubernetes."""
+"""How much each owner held over a period, and wastes now: by user of the machine, by Kubernetes namespace."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Account:
-    """Of one owner: his shares, bytes times seconds that he held, bytes that are unused now, and more than is needed."""
+    """One owner's shares, bytes times seconds held, bytes unused now, and bytes beyond need."""
 
     shares: set[str] = field(default_factory=set)
     held: float = 0.0
@@ -35,10 +35,10 @@ def waste_by_owner(
     since: float,
     until: float,
 ) -> list[dict[str, Any]]:
-    """Each owner of a share that was held at some time from `since` to `until`, who held most first.
+    """Each owner of a share held at some time from `since` to `until`, largest holder first.
 
-    `waste` is what is wasted now. `owner` is null for shares of which no event that is kept says whose they were. What a slice
-    had that is gone is what its profile has now.
+    `waste` is the present waste. `owner` is null for shares without an owner in the kept events. A slice that is gone counts with
+    its profile's present memory.
     """
     owners, grants = _owners(events, allocations), _grants(events, allocations)
     accounts: dict[_Owner | None, _Account] = {}
@@ -56,7 +56,7 @@ def waste_by_owner(
                 account.held += _memory(node, gpu, place) * next(alone) if part is None else part * (ended - began)
     for each in waste["unused"]:
         of_each = {id: _part(each["gpuUUID"], _place(each), grants.get(id, ())) for id in each["allocationIds"]}
-        # Of a device that several have in turns each has as much as another.
+        # Holders that take turns on a device count as equal.
         in_turns = sum(part is None for part in of_each.values())
         rest = (each["memoryBytes"] or 0) - sum(part or 0 for part in of_each.values())
         for id, part in of_each.items():
@@ -80,7 +80,7 @@ def waste_by_owner(
 
 
 def _owners(events: Iterable[Document], allocations: Iterable[Document]) -> Mapping[str, _Owner]:
-    """Whose each share is: what its pod or claim says now, else what was said when it was granted."""
+    """The owner of each share: what its pod or claim says now, or else its grant event."""
     found = {}
     for event in events:
         if event["type"] == "Granted" and (owner := (event["data"] or {}).get("owner")):
@@ -107,7 +107,7 @@ def _by_place(spans: Iterable[HistorySpan]) -> Mapping[HistoryPlace, Sequence[Hi
 
 
 def _seconds_alone(stretches: Sequence[tuple[float, float]]) -> Iterator[float]:
-    """The seconds of each stretch of one device's time; while there are several, each has as much as another."""
+    """The seconds of each stretch of one device's time; simultaneous stretches split them evenly."""
     found = [0.0] * len(stretches)
     some = [(n, began, ended) for n, (began, ended) in enumerate(stretches) if began < ended]
     turns = [(began, 1, n) for n, began, _ in some] + [(ended, 0, n) for n, _, ended in some]
@@ -122,7 +122,7 @@ def _seconds_alone(stretches: Sequence[tuple[float, float]]) -> Iterator[float]:
 
 
 def _memory(node: NodeState, gpu: Document, place: HistoryPlace) -> int:
-    """Bytes of the device at that place: of a slice its profile's, and where no profile says, the place's share of the grid."""
+    """Bytes of the device at that place: its profile's, or else the place's share of the grid."""
     if not place.size:
         return int(gpu["memoryBytes"])
     profiles = node.gpu(gpu["uuid"]).profiles
@@ -131,7 +131,7 @@ def _memory(node: NodeState, gpu: Document, place: HistoryPlace) -> int:
 
 
 def _part(gpu_uuid: str, place: tuple[str, int, int], grants: Iterable[Document]) -> int | None:
-    """Bytes of a device that is shared which the grants are; None where they are no part of one."""
+    """The bytes of the granted part of a shared device; None if the grants include none."""
     found = (each for each in grants if each["gpuUUID"] == gpu_uuid and "memoryBytes" in each)
     return next((int(each["memoryBytes"]) for each in found if _place(each) == tuple(place)), None)
 

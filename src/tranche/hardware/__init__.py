@@ -1,1 +1,1 @@
-"""What the machine is: the only code that talks to a driver."""
+"""The machine itself: the only code that talks to a driver."""

@@ -1,6 +1,6 @@
-"""CDI specifications: what a container runtime adds to a container that asks for a device by name.
+"""CDI specifications: what a container runtime adds to a container that requests a device by name.
 
-The format is that of the Container Device Interface, version 0.5.0: the oldest that has all the fields used here.
+The format is the Container Device Interface, version 0.5.0: the oldest with all the fields used here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CdiDevice:
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """Devices of one kind (`vendor/class`), and what every container with any of them is given.
+    """Devices of one kind (`vendor/class`), and what every container with any of them receives.
 
     `part` tells the files of one kind apart.
     """
@@ -48,7 +48,7 @@ def spec_file_name(kind: str, part: str = "") -> str:
 
 
 def spec_to_data(spec: CdiSpec) -> dict[str, Any]:
-    """The specification as the format has it; a part that is empty is left out, as the format wants."""
+    """The specification in the CDI format, which requires empty parts to be left out."""
     data: dict[str, Any] = {
         "cdiVersion": _VERSION,
         "kind": spec.kind,
@@ -61,11 +61,11 @@ def spec_to_data(spec: CdiSpec) -> dict[str, Any]:
 
 
 def write_spec(spec: CdiSpec, folder: Path, *, outlasts_power: bool = True) -> None:
-    """Put the specification into the folder in one step, so that a runtime never reads half of it.
+    """Write the specification into the folder in one step, so that a runtime never reads half of it.
 
-    A specification without devices is not valid CDI: its file is removed instead. A file that is right already is not touched:
-    runtimes read the whole folder anew at every change. One that `outlasts_power` is on the disk when this returns; without it,
-    a power loss may leave an empty file, for whoever writes it anew before a container needs it.
+    A specification without devices is not valid CDI: its file is removed instead. A correct file stays untouched, because
+    runtimes reread the whole folder at every change. With `outlasts_power`, the file is on the disk when this returns; without
+    it, a power loss may leave an empty file, to be rewritten before a container needs it.
     """
     path = folder / spec.file_name
     if not spec.devices:
@@ -80,7 +80,7 @@ def write_spec(spec: CdiSpec, folder: Path, *, outlasts_power: bool = True) -> N
     with open(unfinished, "wb") as file:
         file.write(content)
         file.flush()
-        os.fchmod(file.fileno(), 0o644)  # runtimes of other users read it too, whatever this process's umask
+        os.fchmod(file.fileno(), 0o644)  # runtimes of other users read it too, whatever the umask
         if outlasts_power:
             os.fsync(file.fileno())
     os.replace(unfinished, path)

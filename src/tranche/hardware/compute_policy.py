@@ -11,11 +11,11 @@ from tranche.core.sharing import Timeslice
 
 _SECONDS: Final = 60.0
 _LENGTH: Final = re.compile(rf"Timeslice\W+({'|'.join(Timeslice)})\b", re.IGNORECASE)
-"""It fits both forms that nvidia-smi is known to print: `GPU  0: Timeslice: Default`, and a line of a table."""
+"""Fits both forms that nvidia-smi is known to print: `GPU  0: Timeslice: Default`, and a line of a table."""
 
 
 def read_timeslice(nvidia_smi: str, gpu_uuid: str) -> Timeslice:
-    """The length on that GPU; HardwareError when nvidia-smi does not say it."""
+    """The length on that GPU; HardwareError if nvidia-smi does not report it."""
     said = _run([nvidia_smi, "compute-policy", "-i", gpu_uuid, "--list"], f"read the time slice of {gpu_uuid}")
     found = _LENGTH.findall(said)
     if len(found) != 1:
@@ -24,7 +24,7 @@ def read_timeslice(nvidia_smi: str, gpu_uuid: str) -> Timeslice:
 
 
 def set_timeslice(nvidia_smi: str, gpu_uuid: str, length: Timeslice) -> None:
-    """Set the length on that GPU, until the driver is unloaded; HardwareError when nvidia-smi refuses."""
+    """Set the length on that GPU, until the driver is unloaded; HardwareError if nvidia-smi refuses."""
     command = [nvidia_smi, "compute-policy", "-i", gpu_uuid, f"--set-timeslice={length.number}"]
     _run(command, f"set the time slice of {gpu_uuid} to {length}")
 

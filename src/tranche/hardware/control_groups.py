@@ -1,4 +1,4 @@
-"""Control groups of version 2: where this process is, and a group of its own for one command."""
+"""Control groups of version 2: finds this process's group, and makes a group for one command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Mount(NamedTuple):
 
 
 def own_group(proc: Path = _SELF) -> Path | None:
-    """The folder of this process's group; None where no hierarchy of version 2 is mounted in sight."""
+    """The folder of this process's group; None if no hierarchy of version 2 is visibly mounted."""
     try:
         groups = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()
@@ -35,7 +35,7 @@ def own_group(proc: Path = _SELF) -> Path | None:
 
 
 def make_group(folder: Path) -> None:
-    """Make a group; HardwareError when the kernel does not let this process."""
+    """Make a group; HardwareError if the kernel does not allow it."""
     try:
         folder.mkdir()
     except OSError as error:
@@ -43,13 +43,13 @@ def make_group(folder: Path) -> None:
 
 
 def mark_group(folder: Path, owner: str) -> None:
-    """Mark a group as that owner's, as far as the kernel lets this process: only root reads the mark, and makes it."""
+    """Mark a group as that owner's, if the kernel allows it: only root sets and reads the mark."""
     with suppress(OSError):
         os.setxattr(folder, _MARK, os.fsencode(owner))
 
 
 def marked_groups(owner: str, proc: Path = _SELF) -> Iterator[Path]:
-    """The groups with that owner's mark, as far as they are in sight."""
+    """The visible groups with that owner's mark."""
     top = _top(proc)
     for folder, _, _ in os.walk(top) if top is not None else ():
         with suppress(OSError):  # not marked, or gone meanwhile
@@ -58,7 +58,7 @@ def marked_groups(owner: str, proc: Path = _SELF) -> Iterator[Path]:
 
 
 def group_namespace(proc: Path = _SELF) -> str:
-    """The control group namespace of this process, in which its paths of groups hold; "" where the kernel does not tell."""
+    """The control group namespace in which this process's group paths hold; "" if the kernel does not report it."""
     try:
         return os.readlink(proc / "ns" / "cgroup")
     except OSError:
@@ -66,10 +66,10 @@ def group_namespace(proc: Path = _SELF) -> str:
 
 
 def is_gone(folder: Path, *, same_namespace: bool) -> bool:
-    """Whether there is no such group any more. False where that cannot be seen from here, as in a container.
+    """Whether the group no longer exists. False if that cannot be seen from here, as in a container.
 
-    In the namespace in which the path was made, a group above it that is there is enough: groups between may be gone as well.
-    Where that is not known, the group right above must be there.
+    In the namespace in which the path was made, one visible group above it is enough: groups between may be gone as well. If the
+    namespace is unknown, the group right above must exist.
     """
     try:
         os.lstat(folder)
@@ -85,7 +85,7 @@ def is_gone(folder: Path, *, same_namespace: bool) -> bool:
 
 
 def populated(folder: Path) -> bool:
-    """Whether a process lives in the group or in one below it, or may live there: the kernel does not say."""
+    """Whether a process lives in the group or below it, or may live there because the kernel does not say."""
     try:
         return "populated 0" not in (folder / "cgroup.events").read_text()
     except OSError:
@@ -93,7 +93,7 @@ def populated(folder: Path) -> bool:
 
 
 def remove_group(folder: Path) -> bool:
-    """Remove a group with those below it; whether it is gone. One in which a process lives stays."""
+    """Remove a group and those below it; returns whether it is gone. A group with a living process stays."""
     try:
         for below, _, _ in os.walk(folder, topdown=False):
             os.rmdir(below)
@@ -107,7 +107,7 @@ def remove_group(folder: Path) -> bool:
 
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
-    """Be in that group within the block, so that what is started there is in it from its first instruction on."""
+    """Be in that group within the block, so that what starts there is in it from its first instruction on."""
     before = own_group()
     _enter(folder)
     try:
@@ -125,7 +125,7 @@ def _enter(folder: Path) -> None:
 
 
 def _top(proc: Path) -> Path | None:
-    """The folder in which the hierarchy of version 2 is mounted; None where none is in sight."""
+    """The folder where the hierarchy of version 2 is mounted; None if none is visible."""
     try:
         found = _mount((proc / "mountinfo").read_text().splitlines(), None)
     except OSError:
@@ -134,7 +134,7 @@ def _top(proc: Path) -> Path | None:
 
 
 def _mount(mounts: Sequence[str], path: str | None) -> _Mount | None:
-    """The first mount of the hierarchy in which that group is in sight, or any."""
+    """The first mount of the hierarchy that shows that group; the first at all if `path` is None."""
     for line in mounts:
         before, _, after = line.partition(" - ")
         fields = before.split()

@@ -1,8 +1,8 @@
-"""A control group in which daemons live on when the unit, the session or the container that started them ends.
+"""A control group in which daemons outlive the unit, session or container that started them.
 
-A service manager and a container runtime end what is in the control group that they made, whoever started it. So a daemon goes
-to a group beside theirs: beside the kubelet's `kubepods` for a process of a pod, and at the top for all others. The way is the
-same with version 1 and version 2 of control groups, and asks no service manager.
+A service manager or a container runtime ends everything in its own control group. So a daemon moves to a group beside that one:
+beside the kubelet's `kubepods` for a process of a pod, else at the top. This works the same with control groups of versions 1 and
+2, and asks no service manager.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tranche.hardware.control_groups import group_namespace
 NAME: Final = "tranche-mps"
 _SELF: Final = Path("/proc/self")
 _MACHINES_OWN: Final = ("cgroup:[4026531835]", "")
-"""The namespace of control groups that the kernel starts with (PROC_CGROUP_INIT_INO); a kernel without such namespaces."""
+"""The control group namespace that the kernel starts with (PROC_CGROUP_INIT_INO), or of a kernel without such namespaces."""
 _PODS: Final = "kubepods"
 _PROCESSES: Final = "cgroup.procs"
 _TRIES: Final = 10
 
 
 class _Seat(NamedTuple):
-    """Where a process is in one hierarchy: the folder of the hierarchy's top, and the path below it, which begins with /."""
+    """A process's place in one hierarchy: the folder of the hierarchy's top, and the path below it, which begins with /."""
 
     top: Path
     path: str
@@ -37,17 +37,17 @@ class _Seat(NamedTuple):
 
 
 def move_out(pid: int, proc: Path = _SELF) -> bool:
-    """Take a process to the group; whether nothing that ends this process's own groups ends it now.
+    """Move a process to the group; returns whether nothing that ends this process's own groups ends it now.
 
-    False where the machine's control groups are not in sight, or this process may not write there: the daemon then lives and
-    ends with whoever started it.
+    False if the machine's control groups are not visible, or this process may not write there. The daemon then ends with the
+    process that started it.
     """
     seats = _to_be_left(proc)
     return seats is not None and all(_enter(seat.folder, pid) for seat in seats)
 
 
 def why_tied(proc: Path = _SELF) -> str:
-    """Why a daemon that this process starts ends with this process's own control group, in words; "" when it does not."""
+    """Why a daemon started by this process ends with this process's own control group, in words; "" if it does not."""
     seats = _to_be_left(proc)
     if seats is None:
         return "the machine's control groups are not mounted here"
@@ -56,21 +56,21 @@ def why_tied(proc: Path = _SELF) -> str:
 
 
 def remove_if_empty(proc: Path = _SELF) -> None:
-    """Remove the group when the last daemon has left it."""
+    """Remove the group after the last daemon has left it."""
     for seat in _to_be_left(proc) or ():
-        with suppress(OSError):  # somebody is in it, or it was never made
+        with suppress(OSError):  # the group is in use, or was never made
             seat.folder.rmdir()
 
 
 def _to_be_left(proc: Path) -> tuple[_Seat, ...] | None:
-    """In which hierarchies this process is in a group that somebody may end; None where that cannot be seen or left."""
+    """The hierarchies in which another program may end this process's group; None if they cannot be seen or left."""
     try:
         groups = [line.split(":", 2)[1:] for line in (proc / "cgroup").read_text().splitlines()]
         tops = list(_tops((proc / "mountinfo").read_text()))
     except OSError:
         return None
     left = [(controllers, path) for controllers, path in groups if path != "/"]
-    # A hierarchy in which the pod has no group of its own is none by which the pod is ended.
+    # A hierarchy in which the pod has no group of its own cannot end the pod.
     pods = [(controllers, path) for controllers, path in left if _above_pods(path) is not None]
     if not pods and group_namespace(proc) not in _MACHINES_OWN:
         return None
@@ -84,7 +84,7 @@ def _to_be_left(proc: Path) -> tuple[_Seat, ...] | None:
 
 
 def _tops(mountinfo: str) -> Iterator[tuple[frozenset[str], Path]]:
-    """Each hierarchy whose top is mounted, by its options: they name its controllers, and version 2 has "" as its own."""
+    """Each hierarchy whose top is mounted, with its options. They name its controllers; version 2 has only ""."""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         fields, (kind, *_, options) = before.split(), after.split()
@@ -93,7 +93,7 @@ def _tops(mountinfo: str) -> Iterator[tuple[frozenset[str], Path]]:
 
 
 def _above_pods(path: str) -> str | None:
-    """The group in which the kubelet has made its own; None for a process that is in no pod."""
+    """The group in which the kubelet has made its own; None for a process outside pods."""
     parts = path.split("/")
     for number, part in enumerate(parts):
         if part.partition(".")[0].rpartition("-")[2] == _PODS:
@@ -108,7 +108,7 @@ def _enter(folder: Path, pid: int) -> bool:
             _furnish(folder)
             (folder / _PROCESSES).write_text(str(pid))
         except FileNotFoundError:
-            continue  # whoever ended the last daemon in it has just removed it
+            continue  # the process that ended the last daemon has just removed it
         except OSError:
             return False
         return True
@@ -116,7 +116,7 @@ def _enter(folder: Path, pid: int) -> bool:
 
 
 def _furnish(folder: Path) -> None:
-    """A new cpuset of version 1 allows no processor and no memory node, and takes in nobody: it is given its parent's."""
+    """Copy a cpuset of version 1 from its parent: a new one allows no processor and no memory node, and accepts no process."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         file, above = folder / name, folder.parent / name
         if file.exists() and above.exists() and not file.read_text().strip():

@@ -1,4 +1,4 @@
-"""What the rest of the product may ask of a GPU driver, and how much of the machine that shows. Nothing above knows NVML."""
+"""What the rest of the product may ask of a GPU driver, and how much of the machine is visible. Nothing above knows NVML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHOLE = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|none|")
 
 
 class DeviceVisibility(StrEnum):
-    """How much of the machine is shown. ALL: everything. GPUS: some GPUs, each with all that is on it. PARTS: less than that."""
+    """How much of the machine is visible. ALL: everything. GPUS: some GPUs, each with all that is on it. PARTS: less."""
 
     ALL = "all"
     GPUS = "gpus"
@@ -25,7 +25,7 @@ class DeviceVisibility(StrEnum):
 
 
 def scope_of(value: str | None) -> DeviceVisibility:
-    """What that value of the variable shows; a list of slices, a folder of names and `void` do not say what else is there."""
+    """What that value of the variable shows; a list of slices, a folder of names and `void` do not say what else exists."""
     words = [] if value is None else [word.strip() for word in value.split(",")]
     if not words or words == ["all"]:
         return DeviceVisibility.ALL
@@ -33,14 +33,14 @@ def scope_of(value: str | None) -> DeviceVisibility:
 
 
 class Driver(Protocol):
-    """One machine's GPUs. Methods are safe to call from several threads; each raises a TrancheError when the driver refuses.
+    """One machine's GPUs. Methods are safe to call from several threads; each raises a TrancheError if the driver refuses.
 
     GpuBusy: something is in use. NoRoom: the grid has no place. PermissionDenied, MigNotSupported, HardwareError: as named.
     """
 
     @property
     def scope(self) -> DeviceVisibility:
-        """How much of the machine this process is shown. What is not shown may be there all the same."""
+        """How much of the machine this process sees. Hidden devices may still exist."""
         ...
 
     def observe(self) -> NodeState:
@@ -48,23 +48,23 @@ class Driver(Protocol):
         ...
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU as it is now; GpuNotFound when it is not there."""
+        """One GPU as it is now; GpuNotFound if it is absent."""
         ...
 
     def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
-        """Ask for a MIG mode; whether it is effective shows in the next observation."""
+        """Request a MIG mode; the next observation shows whether it is effective."""
         ...
 
     def set_compute_mode(self, gpu_uuid: str, mode: ComputeMode) -> None:
-        """Say who may use a GPU that is not cut. The driver forgets it when it is unloaded."""
+        """Set which processes may open an uncut GPU. The driver forgets it when it is unloaded."""
         ...
 
     def timeslice(self, gpu_uuid: str) -> Timeslice:
-        """For how long each program has the GPU in turns."""
+        """How long each program has the GPU in turns."""
         ...
 
     def set_timeslice(self, gpu_uuid: str, length: Timeslice) -> None:
-        """Say for how long. The driver forgets it when it is unloaded."""
+        """Set how long. The driver forgets it when it is unloaded."""
         ...
 
     def reset_gpu(self, gpu_uuid: str) -> None:
@@ -72,17 +72,17 @@ class Driver(Protocol):
         ...
 
     def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
-        """Create a GPU instance at a placement; its id."""
+        """Create a GPU instance at a placement; returns its id."""
         ...
 
     def create_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, name: ProfileName) -> int:
-        """Create a compute instance of that name inside a GPU instance; its id."""
+        """Create a compute instance of that name inside a GPU instance; returns its id."""
         ...
 
     def destroy_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, compute_instance_id: int) -> None:
-        """Destroy a compute instance; GpuBusy when a process uses it."""
+        """Destroy a compute instance; GpuBusy if a process uses it."""
         ...
 
     def destroy_gpu_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
-        """Destroy a GPU instance without compute instances; GpuBusy when something uses it."""
+        """Destroy a GPU instance without compute instances; GpuBusy if something uses it."""
         ...

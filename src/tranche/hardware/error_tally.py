@@ -1,4 +1,4 @@
-"""How often the driver answered this process with an error. NVML belongs to the process, and so does the tally."""
+"""Counts the driver's errors to this process. NVML belongs to the process, and so does the tally."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pynvml
 
 @cache
 def _names() -> Mapping[int, str]:
-    """By code; every command loads this module, and few meet an error. Of two names of one code the documents' own is first."""
+    """Names by code, built late: every command loads this module, few meet an error. The documents' name wins for a code."""
     found: dict[int, str] = {}
     for name, value in vars(pynvml).items():
         if name.startswith("NVML_ERROR_") and isinstance(value, int):
@@ -21,7 +21,7 @@ def _names() -> Mapping[int, str]:
 
 
 class _ErrorTally:
-    """Counts NVML's errors by name; any thread may count and look."""
+    """Counts NVML's errors by name; any thread may count and read."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

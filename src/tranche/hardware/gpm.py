@@ -19,7 +19,7 @@ _METRICS = {
     "memory": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
 }
 LEAST_SECONDS = 0.1
-"""NVML's counters are refreshed no more often (its documents)."""
+"""NVML refreshes its counters no more often (its documents)."""
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class GpmReader:
         self._supported: dict[str, bool] = {}
 
     def supported(self, handle: Any, gpu_uuid: str) -> bool:
-        """Whether the GPU has the counters; asked once of each."""
+        """Whether the GPU has the counters; asked once per GPU."""
         if gpu_uuid not in self._supported:
             try:
                 answer = pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
@@ -52,7 +52,7 @@ class GpmReader:
         return self._supported[gpu_uuid]
 
     def activity(self, handle: Any, key: Hashable, gpu_instance_id: int | None) -> ActivityReading:
-        """What happened since the last call under that key, which names one life of one instance; nothing at the first call."""
+        """The activity since the last call with that key, which names one life of one instance; nothing at the first call."""
         now = self._clock()
         track = self._tracks.get(key)
         if track is not None and now - track.at < LEAST_SECONDS:
@@ -68,14 +68,14 @@ class GpmReader:
             _free(sample)
             self._drop(key)
             if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
-                return NOT_MEASURED  # the instance is gone, or another one has its number
+                return NOT_MEASURED  # the instance is gone, or its number has been reused
             raise
         self._drop(key)
         self._tracks[key] = _Track(sample, now, activity)
         return activity
 
     def keep_only(self, keys: frozenset[Hashable]) -> None:
-        """Free the samples of all others."""
+        """Free all other samples."""
         for key in self._tracks.keys() - keys:
             self._drop(key)
 

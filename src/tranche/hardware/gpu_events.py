@@ -1,4 +1,4 @@
-"""What the driver reports by itself: XID errors, and changes of the cut; and whether a GPU can be used again after an error."""
+"""What the driver reports by itself: XID errors and changes of the cut. Also whether a GPU can be used after an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GpuEventKind(StrEnum):
 class GpuEvent:
     """One report. `xid` is the error's number (NVIDIA's catalogue of XIDs), 0 for other kinds.
 
-    The instance ids are None where the report is about the whole GPU; `gpu_uuid` is "" when the driver cannot say which GPU.
+    The instance ids are None if the report is about the whole GPU; `gpu_uuid` is "" if the driver cannot say which GPU.
     """
 
     kind: GpuEventKind
@@ -38,16 +38,16 @@ class GpuEvent:
 
 
 class GpuEventStream:
-    """Reports about some GPUs, from its making on. One thread at a time may wait."""
+    """Reports about some GPUs since its creation. One thread at a time may wait."""
 
     def __init__(self, gpu_uuids: Iterable[str]) -> None:
-        """Register for what each GPU can report; GPUs that report nothing or are lost are left out."""
+        """Register for what each GPU can report; leaves out GPUs that report nothing or are lost."""
         with explained("listen to the driver's events"):
             self._set = pynvml.nvmlEventSetCreate()
             self.gpu_uuids = tuple(uuid for uuid in gpu_uuids if self._register(uuid))
 
     def wait(self, seconds: float) -> GpuEvent | None:
-        """The next report, or None when there is none in that time. HardwareError when the stream is of no use any more."""
+        """The next report, or None if none comes in time. HardwareError if the stream is no longer usable."""
         with explained("wait for the driver's events"):
             try:
                 data = pynvml.nvmlEventSetWait_v2(self._set, int(seconds * 1000))
@@ -101,9 +101,9 @@ def _instance(value: int) -> int | None:
 
 
 def needs_recovery(gpu_uuid: str) -> bool:
-    """Whether the GPU is lost, or must by the driver's word be reset, or the machine restarted, before it is used again.
+    """Whether the GPU is lost, or the driver says to reset it or restart the machine before further use.
 
-    False where the driver does not know the question.
+    False if the driver does not support the question.
     """
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid)

@@ -1,4 +1,4 @@
-"""What the kernel says about the machine around the GPUs: its product name, and what kind of PCI device each GPU is."""
+"""What the kernel says about the machine around the GPUs: its product name, and the PCI class of each GPU."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """The machine's product name ("" when the kernel has none), and the PCI class of each bus id that the kernel knows.
-
-    A class is text such as `0x030200` (3D controller) or `0x030000` (display controller).
-    """
+    """The machine's product name ("" if the kernel has none), and the PCI class of each bus id that the kernel knows."""
 
     product: str = ""
     pci_classes: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_host_facts(pci_bus_ids: Iterable[str], *, sys: Path = _SYS) -> HostFacts:
-    """The facts of this machine; what cannot be read is left out. Bus ids are as NVML writes them: `00000000:10:1C.0`."""
+    """The facts of this machine, as far as they can be read. Bus ids are as NVML writes them: `00000000:10:1C.0`."""
     classes = {}
     for bus_id in pci_bus_ids:
         domain, _, rest = bus_id.partition(":")
@@ -34,9 +31,9 @@ def read_host_facts(pci_bus_ids: Iterable[str], *, sys: Path = _SYS) -> HostFact
 
 
 def read_pcie_roots(pci_bus_ids: Mapping[str, str], *, sys: Path = _SYS) -> Mapping[str, str]:
-    """The PCIe root that each device hangs on, as the kernel names it: `pci0000:10`; what cannot be read is left out.
+    """The PCIe root of each device, as the kernel names it: `pci0000:10`; leaves out what cannot be read.
 
-    `pci_bus_ids` and the answer are by whatever names the devices. What shares a root is near: a GPU and a network card, say.
+    Both mappings have the caller's names of devices as keys. Devices on the same root are near, such as a GPU and a network card.
     """
     found = {}
     for name, bus_id in pci_bus_ids.items():
@@ -49,7 +46,7 @@ def read_pcie_roots(pci_bus_ids: Mapping[str, str], *, sys: Path = _SYS) -> Mapp
 
 
 def has_nvidia_gpu(*, sys: Path = _SYS) -> bool | None:
-    """Whether a GPU of NVIDIA is on the PCI bus, with its driver or without; None where the kernel lists no PCI device at all."""
+    """Whether the PCI bus has an NVIDIA GPU, with or without its driver; None if the kernel lists no PCI device at all."""
     try:
         devices = list((sys / "bus" / "pci" / "devices").iterdir())
     except OSError:

@@ -1,6 +1,6 @@
-"""A program that asks for more GPU memory than its control group may have, and tells by its exit code whether it got it.
+"""Asks for more GPU memory than its control group may have; the exit code tells whether it got it.
 
-It is run by its path, with nothing but the standard library: `limit_canary.py GROUP BYTES`.
+It is run by its path, with only the standard library: `limit_canary.py GROUP BYTES`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OUT_OF_MEMORY: Final = 2
 
 
 def ask(group: str, amount: int) -> int:
-    """Enter the group, and ask for so many bytes of the first device that CUDA shows; the exit code."""
+    """Enter the group and request `amount` bytes of the first CUDA device; returns the exit code."""
     try:
         with open(f"{group}/cgroup.procs", "w") as processes:
             processes.write("0")

@@ -1,4 +1,4 @@
-"""Tries the driver's memory limits on a control group that is thrown away. NVML must be initialised."""
+"""Tries the driver's memory limits on a throwaway control group. NVML must be initialised."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _NO_DAEMON: Final = "/nonexistent"
 
 
 def why_refused(gpu_uuid: str) -> str | None:
-    """Why the driver limits no group on that GPU, in words; "" when it shows the limit that it was told.
+    """Why the driver limits no group on that GPU, in words; "" if it reports the limit that was set.
 
-    None when that cannot be told, because the GPU does not answer.
+    None if the GPU does not answer.
     """
     try:
         with _limited_group(gpu_uuid, _LIMIT):
@@ -39,19 +39,19 @@ def why_refused(gpu_uuid: str) -> str | None:
 
 
 def refusal_of(error: TrancheError) -> str:
-    """What went wrong with a limit, in words that follow `not by memory limits of the driver:`."""
+    """What went wrong with a limit, in words that follow `not by the driver's memory limits:`."""
     cause = error.__cause__
     return f"the driver refuses them: {cause}" if isinstance(cause, pynvml.NVMLError) else error.message
 
 
 def keeps_limits(gpu_uuid: str, room: int, context: int, environment: Mapping[str, str]) -> bool | None:
-    """Whether a program that asks for more than its group's limit is refused; None when that cannot be told.
+    """Whether the driver refuses a program more memory than its group's limit; None if the trial cannot tell.
 
-    The program ends at once. When nothing refuses it, it has at most `room` bytes of the GPU, of which its context may take
-    `context`. `environment` leads to the driver.
+    The program ends at once. If nothing refuses it, it takes at most `room` bytes of the GPU, including up to `context` bytes for
+    its context. `environment` leads to the driver.
     """
     limit = min(room - context - _BEYOND, _LIMIT)
-    # Where others leave too little, it would not show who refused.
+    # With too little free memory, the trial would not show who refused.
     if limit <= 0 or _free(gpu_uuid) < 2 * (limit + _BEYOND + context):
         return None
     try:
@@ -64,7 +64,7 @@ def keeps_limits(gpu_uuid: str, room: int, context: int, environment: Mapping[st
 
 @contextmanager
 def _limited_group(gpu_uuid: str, limit: int) -> Iterator[Path]:
-    """A group whose limit was read back. Nothing is guaranteed to it: when this process is killed, groups above keep nothing."""
+    """A group whose limit was read back. With a soft limit of 0, groups above keep nothing if this process is killed."""
     parent = own_group()
     if parent is None:
         raise HardwareError("no control groups of version 2 are mounted")
@@ -83,7 +83,7 @@ def _limited_group(gpu_uuid: str, limit: int) -> Iterator[Path]:
 
 
 def _clear(parent: Path, gpu_uuid: str) -> None:
-    """Remove the groups of trials that were killed."""
+    """Remove the groups of killed trials."""
     for folder in parent.glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
         if not Path("/proc", pid).exists() and not populated(folder):
@@ -100,7 +100,7 @@ def _free(gpu_uuid: str) -> int:
 
 
 def _ask(gpu_uuid: str, group: Path, amount: int, environment: Mapping[str, str]) -> int:
-    """The exit code of the canary; without MPS, whose daemon would ask for the memory in its place."""
+    """The exit code of the canary. It runs without MPS, whose daemon would request the memory in its place."""
     own = {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
     own |= {"CUDA_VISIBLE_DEVICES": gpu_uuid, "CUDA_MPS_PIPE_DIRECTORY": _NO_DAEMON}
     command = [sys.executable, "-I", "-S", limit_canary.__file__, str(group), str(amount)]

@@ -1,4 +1,4 @@
-"""Limits of a GPU's memory for control groups, which drivers from release 615 on keep. NVML must be initialised."""
+"""Limits of a GPU's memory for control groups, as drivers from release 615 on keep them. NVML must be initialised."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NOT_THERE: Final = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_NOT_FOUND,
 
 
 def limit_memory(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
-    """Let the processes of a group have at most `hard` bytes of the GPU together, and `soft` whatever others do.
+    """Let the processes of a group use at most `hard` bytes of the GPU together, and `soft` whatever others do.
 
-    HardwareError when the driver refuses; there is nothing to lift then.
+    HardwareError if the driver refuses; there is then nothing to lift.
     """
     try:
         _set(gpu_uuid, group, soft, hard)
@@ -25,7 +25,7 @@ def limit_memory(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
 
 
 def verify_limit(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
-    """VerificationFailed when the driver does not show these limits of the group; HardwareError when it shows none."""
+    """VerificationFailed if the driver reports other limits for the group; HardwareError if it reports none."""
     limits = pynvml.c_nvmlGetMemoryLimits_v1_t(str(group).encode())
     try:
         pynvml.nvmlDeviceGetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid), limits)
@@ -33,12 +33,12 @@ def verify_limit(gpu_uuid: str, group: Path, *, soft: int, hard: int) -> None:
         raise _refused("read back the limit of", group, gpu_uuid, error) from error
     if (limits.softLimit, limits.hardLimit) != (soft, hard):
         raise VerificationFailed(
-            f"the driver was told to limit {group} to {hard} bytes of GPU {gpu_uuid}, and shows {limits.hardLimit}"
+            f"Tranche limited {group} to {hard} bytes of GPU {gpu_uuid}, but the driver shows {limits.hardLimit}"
         )
 
 
 def has_limit(gpu_uuid: str, group: Path) -> bool:
-    """Whether the driver shows a limit of the group. Where it shows none, or does not answer, there is none to be lifted."""
+    """Whether the driver reports a limit for the group. If it reports none, or does not answer, there is none to lift."""
     limits = pynvml.c_nvmlGetMemoryLimits_v1_t(str(group).encode())
     try:
         pynvml.nvmlDeviceGetMemoryLimits_v1(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid), limits)
@@ -48,9 +48,9 @@ def has_limit(gpu_uuid: str, group: Path) -> bool:
 
 
 def lift_limit(gpu_uuid: str, group: Path) -> None:
-    """Take the limits of a group away; that must be before the group goes, or its soft limit stays with the groups above.
+    """Remove the limits of a group. Do so before the group goes, or its soft limit stays with the groups above.
 
-    HardwareError when the driver refuses; of a GPU that is lost, or not there any more, nothing is left to lift.
+    HardwareError if the driver refuses; a GPU that is lost or gone has nothing left to lift.
     """
     try:
         _set(gpu_uuid, group, 0, _NO_LIMIT)
@@ -60,7 +60,7 @@ def lift_limit(gpu_uuid: str, group: Path) -> None:
 
 
 def gpu_answers(gpu_uuid: str) -> bool:
-    """False only when the driver says that it has lost the GPU, or does not know it."""
+    """False only if the driver says that it has lost the GPU, or does not know it."""
     try:
         pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid))
     except pynvml.NVMLError as error:
@@ -75,6 +75,6 @@ def _set(gpu_uuid: str, group: Path, soft: int, hard: int) -> None:
 
 def _refused(what: str, group: Path, gpu_uuid: str, error: pynvml.NVMLError) -> HardwareError:
     return HardwareError(
-        f"the driver does not {what} the control group {group} on GPU {gpu_uuid}: {error} (NVML error {error.value})",
-        hint="see its own word: nvidia-smi memory-limits --get -n GROUP -i GPU",
+        f"the driver refuses to {what} the control group {group} on GPU {gpu_uuid}: {error} (NVML error {error.value})",
+        hint="compare with: nvidia-smi memory-limits --get -n GROUP -i GPU",
     )

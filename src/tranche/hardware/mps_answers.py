@@ -1,7 +1,7 @@
-"""What nvidia-cuda-mps-control answers to commands of version 2 of its protocol, read with tolerance.
+"""Reads, with tolerance, what nvidia-cuda-mps-control answers to commands of version 2 of its protocol.
 
-The texts differ between drivers, and no exit code proves success. So each reader takes every spelling that is documented or was
-seen, and what it cannot read is no success.
+The texts differ between drivers, and no exit code proves success. So each reader accepts every spelling that is documented or was
+seen, and treats an unreadable answer as no success.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ class ServerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PrintedLimit:
-    """A limit as the daemon prints it: so many units of `unit` bytes, rounded down. From 1 GiB on it prints whole GiB."""
+    """A limit as the daemon prints it: `count` units of `unit` bytes, rounded down. From 1 GiB on it prints whole GiB."""
 
     count: int
     unit: int
 
     def agrees(self, memory: int) -> bool:
-        """Whether a daemon that keeps `memory` bytes as the limit may print this."""
+        """Whether a daemon with a limit of `memory` bytes may print this."""
         return memory // self.unit == self.count
 
 
 def read_numbers(answer: str) -> tuple[int, ...]:
-    """Process ids, one or several on a line; words such as `No server` are none."""
+    """Process ids, one or several per line; words such as `No server` mean none."""
     return tuple(int(word) for word in answer.split() if word.isdecimal())
 
 
 def read_status(answer: str) -> ServerStatus:
-    """A server's status, whatever blanks are around it."""
+    """A server's status, ignoring blanks around it."""
     word = answer.strip().upper()
     return ServerStatus(word) if word in list(ServerStatus) else ServerStatus.UNKNOWN
 
 
 def read_limit(answer: str) -> PrintedLimit | None:
-    """The limit that the last line names; None when it names none."""
+    """The limit on the last line; None if it names none."""
     lines = answer.strip().splitlines()
     found = _SIZE.search(lines[-1]) if lines else None
     return None if found is None else PrintedLimit(int(found[1]), _UNITS[found[2].upper()])
 
 
 def read_percentage(answer: str) -> float | None:
-    """The part of a device's compute that clients may use, in percent, by the last line; None when it names none."""
+    """The percentage of a device's compute that clients may use, on the last line; None if it names none."""
     words = answer.split()
     try:
         return float(words[-1].removesuffix("%")) if words else None
@@ -66,6 +66,6 @@ def read_percentage(answer: str) -> float | None:
 
 
 def read_terminated(answer: str) -> bool:
-    """Whether a client's termination is said to have succeeded: as 0, or by the name of CUDA's success."""
+    """Whether the answer says that a client was terminated: 0, or the name of CUDA's success."""
     words = answer.split()
     return bool(words) and words[-1].upper() in _SUCCESS

@@ -1,8 +1,8 @@
-"""A client of MPS that joins and leaves at once: the only proof that a server lets anybody in.
+"""A client of MPS that joins and leaves at once: the only proof that a server admits clients.
 
-A server that a client's death has wedged is ACTIVE for its daemon, answers every command, and writes no line to its log. Who
-comes to it waits in cuInit without end, and so does who comes to one that is stopped. So one more client is sent ahead, in a
-process that can be ended: it makes no context, and nothing of it is on the GPU.
+A server that a client's death has wedged is ACTIVE for its daemon, answers every command, and logs nothing. A new client of it
+waits in cuInit without end, as does a client of a stopped server. So an extra client goes ahead, in a process that can be ended.
+It makes no context, and leaves nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ _ERRORS: Final = {
     809: "MPS_MAX_CONNECTIONS_REACHED",
     810: "MPS_CLIENT_TERMINATED",
 }
-"""What CUDA says of MPS. Any other answer of cuInit is not the server's."""
+"""CUDA's errors about MPS. Any other result of cuInit is not the server's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientResult:
-    """How the client fared. `silent`: it had no answer in time. `error` is CUDA's, 0 for none, None where none was sent."""
+    """How the client fared. `silent`: no answer came in time. `error` is CUDA's, 0 for none, None if there was no answer."""
 
     error: int | None = None
     silent: bool = False
 
     @property
     def refused(self) -> str:
-        """CUDA's word for the refusal, "" where the client was let in, or heard nothing of MPS."""
+        """CUDA's word for the refusal, "" if the client was admitted or heard nothing of MPS."""
         name = _ERRORS.get(self.error or 0)
         return "" if name is None else f"CUDA_ERROR_{name} ({self.error})"
 
     @property
     def out_of_reach(self) -> bool:
-        """Whether no server answers to the daemon either: it died, or does not start."""
+        """Whether the server does not answer the daemon either: it died, or does not start."""
         return self.error in (805, 806)
 
 
 def join(pipes: Path, environment: Mapping[str, str], device_uuid: str, *, seconds: float) -> ClientResult:
-    """Send a client of this user to the daemon whose sockets lie in `pipes`, and give it so long. It has a server started."""
+    """Send a client of this user to the daemon with its sockets in `pipes`, and wait up to `seconds`. It has a server started."""
     if not sys.executable:
         return ClientResult()
     try:
@@ -80,7 +80,7 @@ def join(pipes: Path, environment: Mapping[str, str], device_uuid: str, *, secon
         said, silent = error.stdout or b"", True
     finally:
         client.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver is ended by nobody
+        with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver cannot be killed
             client.wait(_END_SECONDS)
     if said.isdigit():
         return ClientResult(int(said))

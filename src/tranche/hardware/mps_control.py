@@ -1,10 +1,10 @@
 """Everything said to an MPS control daemon, by NVIDIA's own program: the protocol of its socket is not published.
 
-Version 2 of the commands, which every driver since r495 knows and which is the default still in r615. The program answers with
-exit code 0 also when it refuses, so whoever sets something reads it back.
+It uses version 2 of the commands, which every driver since r495 knows and which is still the default in r615. The program exits
+with 0 even if it refuses, so every setting is read back.
 
-Whoever reaches the daemon's socket can set the limits of its clients. So what it says of them is compared word for word with
-what it said when Tranche set them. From 1 GiB on a daemon prints whole GiB, and nothing reads more of it.
+Any program that reaches the daemon's socket can set the limits of its clients. So the daemon's answers about limits are compared,
+word for word, with its answers when Tranche set them. From 1 GiB on a daemon prints whole GiB; no other command reveals more.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tranche.hardware.mps_environment import PIPES, limit_text
 PROGRAM: Final = "nvidia-cuda-mps-control"
 SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
 _ONLY_DEVICE: Final = "0"
-"""A daemon that sees one device calls it 0. No driver was seen to heed a MIG device's UUID here."""
+"""A daemon that sees one device calls it 0. No driver was seen to accept a MIG device's UUID here."""
 _SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
-"""A server makes a context on its device first, which takes long where the driver has to wake the GPU up."""
+"""A server first makes a context on its device, which takes long if the driver has to wake the GPU up."""
 _GIB: Final = 2**30
 
 
@@ -47,7 +47,7 @@ class MpsControlClient:
     environment: Mapping[str, str]
 
     def ask(self, command: str, *, seconds: float = _SECONDS) -> str:
-        """What the daemon answers; MpsFailed when there is none, or no answer within `seconds`."""
+        """The daemon's answer; MpsFailed if there is none within `seconds`."""
         try:
             done = subprocess.run(
                 [find_program(self.environment)],
@@ -69,7 +69,7 @@ class MpsControlClient:
         return done.stdout
 
     def servers(self, *, seconds: float = _SECONDS) -> tuple[int, ...]:
-        """The process ids of the servers: none before the first client, and one for each user."""
+        """The process ids of the servers: none before the first client, then one for each user."""
         return read_numbers(self.ask("get_server_list", seconds=seconds))
 
     def start_server(self, uid: int) -> None:
@@ -77,7 +77,7 @@ class MpsControlClient:
         self.ask(f"start_server -uid {uid}", seconds=_SERVER_SECONDS)
 
     def server_status(self, server: int, *, seconds: float = _SECONDS) -> ServerStatus:
-        """How that server is."""
+        """That server's status."""
         return read_status(self.ask(f"get_server_status {server}", seconds=seconds))
 
     def clients(self, server: int) -> tuple[int, ...]:
@@ -85,10 +85,9 @@ class MpsControlClient:
         return read_numbers(self.ask(f"get_client_list {server}"))
 
     def limit_memory(self, memory: int) -> None:
-        """Let no client, that of a server which runs and of later ones, have more than `memory` bytes; MpsFailed otherwise.
+        """Limit every client, of running and later servers, to `memory` bytes; MpsFailed otherwise.
 
-        What the daemon prints is rounded down to whole GiB. So another limit is set first: an answer that follows both was
-        not there before.
+        The daemon prints whole GiB, rounded down. So another limit is set first: an answer that follows both is not an old one.
         """
         for value in (memory + _GIB, memory):
             self._set_limit("default_device_pinned_mem_limit", "", value)
@@ -97,10 +96,10 @@ class MpsControlClient:
                 self._set_limit("device_pinned_mem_limit", f"{server} ", memory)
             except MpsFailed:
                 if server in self.servers():
-                    raise  # one that has ended meanwhile limits nobody, and the next has the limit of servers to come
+                    raise  # a server that has ended limits nothing, and the next one has the limit of later servers
 
     def said_limits(self, device_uuid: str, servers: Sequence[int], *, seconds: float = _SECONDS) -> LimitReport:
-        """What the daemon says of its limits: of servers to come, and of each that runs."""
+        """What the daemon says of its limits, for later servers and for each running one."""
         deadline = time.monotonic() + seconds
 
         def said(what: str) -> str:
@@ -117,9 +116,9 @@ class MpsControlClient:
         return LimitReport({_TO_COME: of("default_", ""), **{str(each): of("", f"{each} ") for each in servers}})
 
     def terminate_client(self, server: int, client: int, *, seconds: float) -> bool:
-        """Drain and end the contexts of a client, which may then be killed; whether the daemon says that it is done.
+        """Drain and end the contexts of a client, which may then be killed; returns whether the daemon confirms it.
 
-        False also when it did not answer within `seconds`, as one whose server is wedged.
+        Also False if the daemon does not answer within `seconds`, as when its server is wedged.
         """
         try:
             return read_terminated(self.ask(f"terminate_client {server} {client}", seconds=seconds))
@@ -127,7 +126,7 @@ class MpsControlClient:
             return False
 
     def quit(self, *, seconds: float) -> None:
-        """Ask the daemon and its servers to end; MpsFailed when it does not answer, as while a client is attached."""
+        """Ask the daemon and its servers to end; MpsFailed if it does not answer, as while a client is attached."""
         self.ask("quit", seconds=seconds)
 
     def _set_limit(self, what: str, server: str, memory: int) -> None:
@@ -137,31 +136,30 @@ class MpsControlClient:
         answer = read_limit(said)
         if answer is None or not answer.agrees(memory):
             raise MpsFailed(
-                f"the MPS daemon of {self.pipes} was told to limit memory to {text}, and says {said.strip() or 'nothing'}",
+                f"the memory limit of the MPS daemon of {self.pipes} was set to {text}, but the daemon reports "
+                f"{said.strip() or 'nothing'}",
                 hint="limits need a driver of release 495 or later",
             )
 
 
 def find_program(environment: Mapping[str, str]) -> str:
-    """The path of nvidia-cuda-mps-control; MpsFailed where it is not installed."""
+    """The path of nvidia-cuda-mps-control; MpsFailed if it is not installed."""
     found = shutil.which(PROGRAM, path=environment.get("PATH"))
     if found is None:
-        raise MpsFailed(
-            f"{PROGRAM} is not on the PATH", hint="it comes with the driver: install the package of its utilities"
-        )
+        raise MpsFailed(f"{PROGRAM} is not on the PATH", hint="install the driver's utilities package")
     return found
 
 
 _ALL_COMPUTE: Final = 100
-"""In percent: what a daemon gives every client until somebody says otherwise, which Tranche never does."""
+"""In percent: a daemon's default for every client. Tranche never changes it."""
 _TO_COME: Final = ""
-"""In the place of a server's process id: servers that start later."""
+"""Stands for a server's process id: servers that start later."""
 
 
 class ReportedLimit(NamedTuple):
-    """What is said of the clients of one server, or of servers to come, each answer as one line.
+    """A daemon's answers about the clients of one server, or of later servers; each answer is one line.
 
-    A device has a limit of memory by its number and another by its UUID, and the one that was set last counts.
+    A device has one memory limit by its number and another by its UUID; the one set last counts.
     """
 
     by_number: str
@@ -170,30 +168,30 @@ class ReportedLimit(NamedTuple):
 
 
 def _said_limit(by_number: str, by_uuid: str, compute: str) -> ReportedLimit:
-    """What is said, of the daemon's answers."""
+    """The report made from the daemon's answers."""
     return ReportedLimit(*(" ".join(answer.split()) for answer in (by_number, by_uuid, compute)))
 
 
 @dataclass(frozen=True, slots=True)
 class LimitReport:
-    """What a daemon says, by the server's process id, and of servers to come."""
+    """What a daemon says of each server, by process id, and of later servers."""
 
     servers: Mapping[str, ReportedLimit]
 
     def encoded(self) -> str:
-        """The same as text."""
+        """The report as text."""
         return json.dumps(self.servers)
 
     def of(self, servers: Collection[int]) -> LimitReport:
-        """What is said of servers to come, and of these: of one that has ended meanwhile a daemon says that it is not found."""
+        """The report about later servers and these; a daemon answers that an ended server is not found."""
         heeded = {_TO_COME, *map(str, servers)}
         return LimitReport({server: said for server, said in self.servers.items() if server in heeded})
 
     def difference(self, before: str, memory: int) -> str:
-        """What is said otherwise than in that text of before, in words; "" when nothing is.
+        """How the report differs from the earlier text `before`, in words; "" if it does not.
 
-        A server that has started since has the limits of servers to come, `memory` bytes, and no driver was seen to say so of it:
-        it may name no limit, or 0.
+        A server started since has the limit of later servers, `memory` bytes. No driver was seen to report that: it may name no
+        limit, or 0.
         """
         known = {server: ReportedLimit(*said) for server, said in (json.loads(before) if before else {}).items()}
         for server, now in self.servers.items():
@@ -204,18 +202,18 @@ class LimitReport:
 
 
 def _changed(now: ReportedLimit, was: ReportedLimit) -> str:
-    for what, said, before in zip(("limit of memory", "limit of memory", "ceiling of compute"), now, was, strict=True):
+    for what, said, before in zip(("memory limit", "memory limit", "compute ceiling"), now, was, strict=True):
         if said != before:
-            return f"the {what} is {said or 'none'}, and was {before or 'none'}"
+            return f"the {what} is {said or 'none'}, but was {before or 'none'}"
     return ""
 
 
 def _unlike(said: ReportedLimit, memory: int, *, to_come: bool) -> str:
-    """What is not as Tranche sets it, by the device's number; what drivers say of another name that was never set differs."""
+    """What differs from Tranche's settings, by device number. Drivers vary in what they say of a name never set."""
     limit = read_limit(said.by_number)
     if limit is not None and not limit.agrees(memory) and (limit.count or to_come):
-        return f"the limit of memory is {said.by_number}, and was set to {limit_text(memory)}"
+        return f"the memory limit is {said.by_number}, but was set to {limit_text(memory)}"
     share = read_percentage(said.compute)
     if share is not None and 0 < share < _ALL_COMPUTE:
-        return f"the ceiling of compute is {share:g} %, and none was set"
+        return f"the compute ceiling is {share:g} %, but none was set"
     return ""

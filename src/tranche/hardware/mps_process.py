@@ -1,7 +1,7 @@
-"""The process of an MPS control daemon: started for one device, known again by its environment, and ended.
+"""The process of an MPS control daemon: started for one device, recognised by its environment, and ended.
 
-Programs that are pointed at a folder without a daemon run without MPS and without limits, and say nothing. So nobody is let in
-before the daemon is known to live, and it is known by what the kernel says of its process, never by files that lie there.
+A program pointed at a folder without a daemon runs without MPS and without limits, and reports nothing. So no program is admitted
+before the daemon is known to live. The kernel's word about its process decides that, never the files in the folder.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tranche.hardware.process_stat import PROC, process_stat
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
 _SOCKET_PATH_BYTES: Final = 107
-"""What the kernel takes as the name of a socket (sun_path), without its closing zero."""
+"""The longest name that the kernel accepts for a socket (sun_path), without its closing zero."""
 _LONGEST_NAME: Final = "control_privileged"
 _PID_FILE: Final = f"{PROGRAM}.pid"
 _AS_DAEMON: Final = "-d"
-"""What tells a daemon, and the process that starts it, from the same program while it passes on a command."""
+"""Distinguishes a daemon, and the process that starts it, from the same program passing on a command."""
 _FOR_EVERY_USER: Final = "-multiuser-server"
-"""Has one server of root's serve programs of every user, who would wait for each other's end else. Not every driver knows it."""
+"""Lets one server of root's serve every user; users would otherwise wait for each other to end. Not every driver knows it."""
 _START_SECONDS: Final = 30.0
 _QUIT_SECONDS: Final = 10.0
 _PAUSE_SECONDS: Final = 0.02
@@ -48,14 +48,14 @@ _FOREIGN: Final = (
 )
 """What must not come from the caller's environment: settings of another daemon, and the marks of a share."""
 _LOOKS: Final = 2
-"""So often in a row nothing of a daemon is found before it counts as ended."""
+"""How many looks in a row must find nothing of a daemon before it counts as ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonProcess:
-    """A daemon's process; `started` in clock ticks since boot, `uid` of the user whose clients it serves.
+    """A daemon's process; `started` is in clock ticks since boot, `uid` is the user it serves.
 
-    With `every_user` it serves those of all users, by a server of `uid`.
+    With `every_user` it serves all users, by a server of `uid`.
     """
 
     pid: int
@@ -65,7 +65,7 @@ class DaemonProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether it does nothing until somebody continues it."""
+        """Whether it is stopped, and does nothing until continued."""
         found = process_stat(self.pid)
         return found is not None and found.stopped
 
@@ -85,30 +85,30 @@ class MpsProcess:
 
     @property
     def logs(self) -> Path:
-        """The folder of the logs of daemon and servers."""
+        """The folder of the daemon's and servers' logs."""
         return self.pipes.with_name(f"{self.pipes.name}.log")
 
     @property
     def control(self) -> MpsControlClient:
-        """What speaks to the daemon."""
+        """The client that speaks to the daemon."""
         return MpsControlClient(self.pipes, clean_environment(self.environment))
 
     def join(self, device_uuid: str, *, seconds: float) -> ClientResult:
-        """Send a client ahead, which has a server started where there is none."""
+        """Send a client ahead; it has a server started if there is none."""
         return join(self.pipes, clean_environment(self.environment), device_uuid, seconds=seconds)
 
     def check_path(self) -> None:
-        """MpsPathTooLong when a socket in the folder cannot be named: the daemon would end without a word."""
+        """MpsPathTooLong if a socket's path in the folder is too long: the daemon would end silently."""
         longest = len(os.fsencode(self.pipes.absolute() / _LONGEST_NAME))
         if longest > _SOCKET_PATH_BYTES:
             raise MpsPathTooLong(
-                f"the sockets of an MPS daemon in {self.pipes} would have names of {longest} bytes; "
-                f"the kernel takes {_SOCKET_PATH_BYTES}",
+                f"the sockets of an MPS daemon in {self.pipes} would have paths of {longest} bytes; "
+                f"the kernel allows {_SOCKET_PATH_BYTES}",
                 hint="choose a state folder with a shorter path: --state-dir",
             )
 
     def find(self) -> DaemonProcess | None:
-        """The daemon of this very folder: the one that the pid file names, where it names one; else the one started last."""
+        """The daemon of this folder: the one that the pid file names, or else the one started last."""
         try:
             pid = int((self.pipes / _PID_FILE).read_text())
         except (OSError, ValueError):
@@ -117,10 +117,10 @@ class MpsProcess:
         return found or max(self._daemons(), key=lambda process: process.started, default=None)
 
     def start(self, device_uuid: str, *, sleep: Callable[[float], None] = time.sleep) -> DaemonProcess:
-        """Start a daemon that serves that device alone; MpsFailed, with its own words, when it does not come up.
+        """Start a daemon that serves only that device; MpsFailed, with the daemon's own words, if it does not come up.
 
-        It outlives what started it, where the machine lets it: nobody is a client of it yet, so no server has to come along.
-        Root's serves programs of every user, where the driver knows how.
+        It outlives the process that started it if the machine allows that. It has no client yet, so no server has to move with
+        it. Root's daemon serves every user if the driver supports that.
         """
         self.check_path()
         try:
@@ -142,10 +142,10 @@ class MpsProcess:
         return found
 
     def _launch(self, device_uuid: str, options: tuple[str, ...]) -> tuple[int, str]:
-        """Have the program start a daemon; its exit code, and what it said."""
+        """Have the program start a daemon; returns its exit code and output."""
         environment = clean_environment(self.environment)
         settings = {PIPES: str(self.pipes), LOGS: str(self.logs), "CUDA_VISIBLE_DEVICES": device_uuid}
-        # A file, not a pipe: the daemon may keep what it inherits open, and a pipe would not end before the daemon does.
+        # A file, not a pipe: the daemon may keep inherited files open, and a pipe would not end before the daemon does.
         with TemporaryFile() as output:
             try:
                 done = subprocess.run(
@@ -164,25 +164,25 @@ class MpsProcess:
             return done.returncode, " ".join(output.read().decode(errors="replace").split())
 
     def admit(self, *, everybody: bool) -> None:
-        """Let programs of all users come to the sockets by the folder itself, as it is mounted into their containers.
+        """Open the folder, which is mounted into containers, to programs of all users.
 
-        Only where no other user of the machine comes to it by its path; the folder stays closed else. `everybody`: in any case.
+        Only if no other user of the machine can reach it by its path, or if `everybody`; otherwise it stays closed.
         """
         if everybody or any(not above.stat().st_mode & stat.S_IXOTH for above in self.pipes.absolute().parents):
             self.pipes.chmod(0o755)
 
     def stop(self, *, sleep: Callable[[float], None] = time.sleep) -> None:
-        """End the daemon and its servers, by its own command and else by signals, and remove its sockets.
+        """End the daemon and its servers, by its own command or else by signals, and remove its sockets.
 
-        MpsFailed when something of it lives on; its sockets stay then.
+        MpsFailed if something of it lives on; its sockets stay then.
         """
         found = self.find()
-        # One that is stopped hears no command, and what its server does not hear the daemon waits for.
+        # A stopped daemon hears no command, and a daemon waits for its stopped server.
         if found is not None and not any(each.stopped for each in (found, *self.servers())):
             with suppress(MpsFailed):
                 self.control.quit(seconds=_QUIT_SECONDS)
                 _await_end(found, sleep)
-        # A process that still starts a daemon may fork while it is killed, and one look may miss the fork.
+        # A process that is starting a daemon may fork while it is killed, and one look may miss the fork.
         nothing_found = 0
         while nothing_found < _LOOKS:
             known = (found,) if found is not None and found.lives else ()
@@ -192,16 +192,16 @@ class MpsProcess:
                 _kill(process, sleep)
             if left := sorted(process.pid for process in living if process.lives):
                 pids = ", ".join(map(str, left))
-                raise MpsFailed(f"the MPS daemon of {self.pipes} does not end: processes {pids} live on")
+                raise MpsFailed(f"the MPS daemon of {self.pipes} does not end: processes {pids} are still running")
         shutil.rmtree(self.pipes, ignore_errors=True)
         daemon_group.remove_if_empty()
 
     def servers(self) -> tuple[DaemonProcess, ...]:
-        """The servers of this daemon, and those that it left when it died: both carry the folder in their environment."""
+        """The servers of this daemon, including those left when it died: both carry the folder in their environment."""
         return self._processes(SERVER_PROGRAM)
 
     def _daemons(self) -> tuple[DaemonProcess, ...]:
-        """The daemons of this folder, with or without a pid file, and the processes that are about to become or to fork one."""
+        """The daemons of this folder, with or without a pid file, and the processes about to become or fork one."""
         return self._processes(PROGRAM, _AS_DAEMON)
 
     def _processes(self, program: str, option: str = "") -> tuple[DaemonProcess, ...]:
@@ -232,13 +232,13 @@ class MpsProcess:
 
 
 def served_folders(root: Path, uid: int, proc: Path = PROC) -> Mapping[str, str]:
-    """The folders right below `root` that living daemons of root's or of user `uid` have their sockets in, or had.
+    """The folders right below `root` where living daemons of root or of user `uid` have, or had, their sockets.
 
-    By their names, each with the device that it serves. A server whose daemon has died counts too.
+    By name, each with the device it serves. A server whose daemon has died counts too.
     """
     found: dict[str, str] = {}
     for entry in os.scandir(proc):
-        # A process may end meanwhile, or be somebody else's.
+        # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
             if not entry.name.isdigit() or entry.stat().st_uid not in (0, uid):
                 continue
@@ -254,12 +254,12 @@ def served_folders(root: Path, uid: int, proc: Path = PROC) -> Mapping[str, str]
 
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for NVIDIA's programs, without what a share or another daemon had put there."""
+    """The environment for NVIDIA's programs, without the settings of a share or another daemon."""
     return {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
 
 
 def _process(pid: int) -> DaemonProcess | None:
-    """The living process of that pid; a zombie does not live."""
+    """The living process of that pid; a zombie is not alive."""
     found = process_stat(pid)
     if found is None or not found.lives:
         return None
@@ -279,6 +279,6 @@ def _await_end(process: DaemonProcess, sleep: Callable[[float], None]) -> None:
 
 def _kill(process: DaemonProcess, sleep: Callable[[float], None]) -> None:
     if process.lives:
-        with suppress(OSError):  # gone meanwhile, or another user's: whoever asks looks whether it lives
+        with suppress(OSError):  # gone meanwhile, or another user's: the caller checks whether it lives
             os.kill(process.pid, signal.SIGKILL)
         _await_end(process, sleep)

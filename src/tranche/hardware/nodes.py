@@ -1,8 +1,8 @@
-"""What a container must be given to use a GPU or a slice: device nodes, mounts, environment.
+"""What a container needs to use a GPU or a slice: device nodes, mounts, environment.
 
-`DeviceFiles` is the seam: `DriverFiles` reads what the NVIDIA driver has put on the host, and the simulator has an
-implementation of its own for machines without a GPU. The driver's own libraries carry its version in their names, which tells
-them from everything else in the same folders.
+`DeviceFiles` is the seam: `DriverFiles` reads the NVIDIA driver's files on the host, and the simulator has its own implementation
+for machines without a GPU. The driver's libraries carry its version in their names, which distinguishes them from all other files
+in the same folders.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tranche.core.state import ComputeInstance, GpuInstance, GpuState
 
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 HOOK_PATH = "/usr/bin/nvidia-ctk"
-"""Where nvidia-ctk or nvidia-cdi-hook is on a host, unless somebody says so."""
+"""The host's nvidia-ctk or nvidia-cdi-hook, unless configured otherwise."""
 _MIG_MINORS = "proc/driver/nvidia-caps/mig-minors"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A character device of the host and where the container finds it; `permissions` of r, w, m."""
+    """A character device of the host and its path in the container; `permissions` of r, w, m."""
 
     host_path: str
     container_path: str
@@ -32,7 +32,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file or folder of the host and where the container finds it."""
+    """A file or folder of the host and its path in the container."""
 
     host_path: str
     container_path: str
@@ -62,7 +62,7 @@ class DeviceFiles(Protocol):
     """What containers of this machine need. Methods read files and may be called from several threads."""
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
-        """The device nodes that every GPU container needs, those that exist."""
+        """The existing device nodes that every GPU container needs."""
         ...
 
     def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
@@ -78,7 +78,7 @@ class DeviceFiles(Protocol):
         ...
 
     def by_cdi(self, driver_version: str) -> ContainerEdits:
-        """What a CDI specification adds to every container: all that the NVIDIA container runtime would have added."""
+        """What a CDI specification adds to every container: all that the NVIDIA container runtime would add."""
         ...
 
     def device_by_cdi(self, uuid: str) -> ContainerEdits:
@@ -86,20 +86,20 @@ class DeviceFiles(Protocol):
         ...
 
     def why_no_cdi(self) -> str:
-        """What a CDI specification would lack, so that a container would not find the driver; "" when nothing."""
+        """What a CDI specification would lack, so that a container would not find the driver; "" if nothing."""
         ...
 
     def numa_node(self, gpu: GpuState) -> int | None:
-        """The NUMA node that the GPU is attached to; None when there is none or it is not known."""
+        """The NUMA node of the GPU; None if there is none or it is unknown."""
         ...
 
 
 class DriverFiles:
     """The files of the NVIDIA driver on this host.
 
-    `driver_root` and `dev_root` are host paths under which the driver's files and its device nodes lie; `seen_at` is where this
-    process sees `driver_root`, and `host` where it sees the host's `/` for `/proc`, `/sys` and `/dev`. `hook_path` is the host
-    path of nvidia-ctk or nvidia-cdi-hook.
+    `driver_root` and `dev_root` are the host paths of the driver's files and its device nodes. This process sees `driver_root` at
+    `seen_at`, and the host's `/`, for `/proc`, `/sys` and `/dev`, at `host`. `hook_path` is the host path of nvidia-ctk or
+    nvidia-cdi-hook.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class DriverFiles:
         self._host = host
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
-        """The control, memory-management and mode-setting nodes that exist."""
+        """The existing control, memory-management and mode-setting nodes."""
         return tuple(self._existing(_CONTROL_NODES))
 
     def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
@@ -134,13 +134,13 @@ class DriverFiles:
         return (*self.gpu_nodes(gpu), *caps)
 
     def beside_runtime(self) -> ContainerEdits:
-        """Nothing: the NVIDIA container runtime adds all."""
+        """Nothing: the NVIDIA container runtime adds everything."""
         return ContainerEdits()
 
     def by_cdi(self, driver_version: str) -> ContainerEdits:
-        """Control nodes, the driver's libraries and programs of that version, and the hooks that make them found.
+        """Control nodes, that version's libraries and programs, and the hooks by which programs find them.
 
-        NVIDIA_VISIBLE_DEVICES=void keeps an NVIDIA container runtime, where there is one too, from adding devices of its own.
+        NVIDIA_VISIBLE_DEVICES=void keeps an NVIDIA container runtime, if there is one too, from adding devices of its own.
         """
         files = driver_files(Path(self._seen_at), driver_version)
         return ContainerEdits(
@@ -155,25 +155,25 @@ class DriverFiles:
         return ContainerEdits()
 
     def why_no_cdi(self) -> str:
-        """The driver's library and the hook program have to be seen; where the driver's root alone is, the hook be named."""
+        """The driver's library and the hook program must be visible; if only the driver's root is, the hook must be named."""
         root = Path(self._seen_at)
         if not _has_driver(root):
-            return f"no libcuda.so of the driver is found under {self._driver_root}"
+            return f"the driver's libcuda.so is missing under {self._driver_root}"
         if self._driver_root.rstrip("/"):
             if self._hook_path != HOOK_PATH:
                 return ""
-            return f"the agent sees {self._driver_root} of the host alone, and nobody named the path of nvidia-cdi-hook"
+            return f"the agent sees only {self._driver_root} of the host, and the path of nvidia-cdi-hook is not set"
         if not os.path.lexists(root / self._hook_path.lstrip("/")):
-            return f"{self._hook_path}, which CDI needs to make the driver found, is not on the host"
+            return f"the host lacks {self._hook_path}, which CDI needs to set up the driver's libraries"
         return ""
 
     def numa_node(self, gpu: GpuState) -> int | None:
-        """From sysfs; the kernel writes -1 where there is no NUMA."""
+        """From sysfs; the kernel writes -1 if there is no NUMA."""
         text = _read(self._host / "sys/bus/pci/devices" / sysfs_address(gpu.pci_bus_id) / "numa_node").strip()
         return int(text) if text.isdecimal() else None
 
     def _hooks(self, files: Iterable[str]) -> Iterable[_CdiHook]:
-        """Programs ask the dynamic linker for libcuda.so.1, and compilers for libcuda.so: both have to be made inside."""
+        """Make both links inside: programs ask the dynamic linker for libcuda.so.1, compilers ask for libcuda.so."""
         name = Path(self._hook_path).name
         program = (name,) if name == "nvidia-cdi-hook" else (name, "hook")
         for folder in library_folders(files):
@@ -237,7 +237,7 @@ _SOCKETS = ("run/nvidia-persistenced/socket",)
 
 
 def driver_files(root: Path, version: str) -> tuple[str, ...]:
-    """Absolute paths, as the host's root would see them, of what exists under `root`; sorted, each file once."""
+    """The existing driver files under `root`, as absolute paths on the host; sorted, each once."""
     if not version:
         return ()
     seen: set[Path] = set()
@@ -251,7 +251,7 @@ def driver_files(root: Path, version: str) -> tuple[str, ...]:
 
 
 def _has_driver(root: Path) -> bool:
-    """Whether a driver's libcuda is under `root`, of whatever version."""
+    """Whether a driver's libcuda, of any version, is under `root`."""
     return any(any((root / folder).glob("libcuda.so.*.*")) for folder in _FOLDERS)
 
 

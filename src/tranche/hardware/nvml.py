@@ -1,7 +1,7 @@
 """Everything said to NVML: a Driver over nvidia-ml-py.
 
-MIG device handles and instance handles are looked up anew for each operation: they do not survive a reset, nor the
-instance that they name.
+Each operation looks up MIG device handles and instance handles again: they do not survive a reset, nor the instance that they
+name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMPUTE_MODES = {
     ComputeMode.EXCLUSIVE: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
     ComputeMode.PROHIBITED: pynvml.NVML_COMPUTEMODE_PROHIBITED,
 }
-# What NVML says of one GPU that cannot be reached while the others can: nvml.h names the first four for
+# NVML's errors for one GPU that cannot be reached while the others can: nvml.h names the first four for
 # nvmlDeviceGetHandleByIndex, and a GPU that fell off the bus often answers with an unknown error.
 _ONE_GPU_FAILED = (
     pynvml.NVML_ERROR_GPU_IS_LOST,
@@ -43,10 +43,10 @@ _ONE_GPU_FAILED = (
 
 
 class NvmlDriver:
-    """The GPUs of this machine through libnvidia-ml.so.1, whichever the dynamic linker finds."""
+    """The GPUs of this machine through libnvidia-ml.so.1, as the dynamic linker finds it."""
 
     def __init__(self, *, reset_command: str = "nvidia-smi") -> None:
-        """Load and initialise NVML; DriverNotFound without a driver. `reset_command` is what resets a GPU."""
+        """Load and initialise NVML; DriverNotFound without a driver. `reset_command` resets a GPU."""
         with explained("talk to the NVIDIA driver"):
             pynvml.nvmlInit()
         self.reset_command = reset_command
@@ -79,28 +79,28 @@ class NvmlDriver:
 
     @property
     def _folders(self) -> str:
-        """Where the driver's programs are looked for: beside the one that resets, where that is given by its path."""
+        """Where to look for the driver's programs: beside `reset_command`, if that is a path."""
         beside = os.path.dirname(self.reset_command)
         return os.pathsep.join(filter(None, (beside, os.environ.get("PATH", os.defpath))))
 
     def set_mig_mode(self, gpu_uuid: str, enabled: bool) -> None:
-        """Ask for a MIG mode. NVML reports success while the change is still pending: observe to learn which."""
+        """Request a MIG mode. NVML reports success while the change is still pending: observe to learn which."""
         with explained(f"{'enable' if enabled else 'disable'} MIG mode on {self._named(gpu_uuid)}"):
             pynvml.nvmlDeviceSetMigMode(self._handle(gpu_uuid), int(enabled))
 
     def set_compute_mode(self, gpu_uuid: str, mode: ComputeMode) -> None:
-        """Say who may use a GPU that is not cut."""
+        """Set which processes may open an uncut GPU."""
         with explained(f"set the compute mode of {self._named(gpu_uuid)} to {mode}"):
             pynvml.nvmlDeviceSetComputeMode(self._handle(gpu_uuid), _COMPUTE_MODES[mode])
 
     def timeslice(self, gpu_uuid: str) -> Timeslice:
-        """For how long each program has the GPU in turns, as nvidia-smi says."""
+        """How long each program has the GPU in turns, as nvidia-smi says."""
         from tranche.hardware.compute_policy import read_timeslice  # seldom needed
 
         return read_timeslice(self.reset_command, gpu_uuid)
 
     def set_timeslice(self, gpu_uuid: str, length: Timeslice) -> None:
-        """Say for how long, by nvidia-smi."""
+        """Set how long, by nvidia-smi."""
         from tranche.hardware.compute_policy import set_timeslice
 
         set_timeslice(self.reset_command, gpu_uuid, length)
@@ -114,7 +114,7 @@ class NvmlDriver:
 
         command = [self.reset_command, "--gpu-reset", "-i", bus_id]
         try:
-            # It inherits what the caller lets it inherit: locks that must be held until the reset is through.
+            # The reset inherits what the caller allows: locks that must be held until it is through.
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False, close_fds=False
             )
@@ -128,7 +128,7 @@ class NvmlDriver:
             )
 
     def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
-        """Create a GPU instance at a placement; its id."""
+        """Create a GPU instance at a placement; returns its id."""
         with explained(f"create a GPU instance {profile} at {placement} on {self._named(gpu_uuid)}"):
             handle = self._handle(gpu_uuid)
             profile_id = self._profile_id(handle, gpu_uuid, profile)
@@ -137,7 +137,7 @@ class NvmlDriver:
             return int(pynvml.nvmlGpuInstanceGetInfo(instance).id)
 
     def create_compute_instance(self, gpu_uuid: str, gpu_instance_id: int, name: ProfileName) -> int:
-        """Create a compute instance of that name inside a GPU instance; its id."""
+        """Create a compute instance of that name inside a GPU instance; returns its id."""
         with explained(
             f"create a compute instance {name} in GPU instance {gpu_instance_id} of {self._named(gpu_uuid)}"
         ):
@@ -165,7 +165,7 @@ class NvmlDriver:
             pynvml.nvmlGpuInstanceDestroy(instance)
 
     def _named(self, gpu_uuid: str) -> str:
-        """How messages name the GPU, with its index where it was seen before: a lost one cannot be asked."""
+        """How messages name the GPU, with its index if it was seen before: a lost GPU cannot be asked."""
         index = self._indexes.get(gpu_uuid)
         return f"GPU {gpu_uuid}" if index is None else f"GPU {index} ({gpu_uuid})"
 
@@ -244,7 +244,7 @@ class NvmlDriver:
         )
 
     def _geometry(self, handle: Any, uuid: str, device_id: str, memory: int, mode: MigMode) -> GpuProfileTable:
-        """Asked once for each GPU and mode: on Ampere the driver answers only with MIG on."""
+        """The profiles, asked once for each GPU and mode: on Ampere the driver answers only with MIG on."""
         key = (uuid, mode)
         with self._lock:
             if key not in self._geometries:
@@ -267,12 +267,12 @@ def _mode(value: int) -> MigMode:
 
 
 def _compute_mode(value: int | None) -> ComputeMode | None:
-    """The mode of that number; None of another one, or when the driver named none: what it is then, nobody knows."""
+    """The mode of that number; None for another number, or if the driver named none: the mode is then unknown."""
     return next((mode for mode, number in _COMPUTE_MODES.items() if number == value), None)
 
 
 def _optional(query: Any, handle: Any) -> int | None:
-    """A value that not every board or driver has."""
+    """A value that some boards or drivers lack."""
     try:
         return int(query(handle))
     except pynvml.NVMLError as error:
@@ -282,7 +282,7 @@ def _optional(query: Any, handle: Any) -> int | None:
 
 
 def _reserved_memory(handle: Any) -> int:
-    """The bytes that the driver keeps for itself, which only the second version of the call tells apart (drivers from 510 on)."""
+    """The bytes that the driver keeps for itself. Only the second version of the call separates them (drivers from 510 on)."""
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved)
 
 
@@ -296,7 +296,7 @@ def _hex_id(value: int) -> str:
 
 
 def _lost(handle: Any, index: int) -> GpuState:
-    """A GPU that the driver cannot reach: still listed, usable for nothing."""
+    """A GPU that the driver cannot reach: still listed, but unusable."""
     uuid = f"lost-{index}"
     if handle is not None:
         with suppress(pynvml.NVMLError):

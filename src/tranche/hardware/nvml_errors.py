@@ -46,7 +46,7 @@ def explained(action: str) -> Iterator[None]:
 
 
 def explain(action: str, error: pynvml.NVMLError) -> TrancheError:
-    """Our error for NVML's, which is counted."""
+    """Count NVML's error and return ours."""
     NVML_ERRORS.note(error)
     cls = _CLASSES.get(error.value, HardwareError)
     if error.value == pynvml.NVML_ERROR_NOT_FOUND:

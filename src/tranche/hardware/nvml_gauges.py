@@ -1,4 +1,4 @@
-"""The driver's gauges: memory, power, energy, temperature and utilization of GPUs and GPU instances, as far as they have them."""
+"""The driver's gauges of GPUs and GPU instances, where present: memory, power, energy, temperature and utilization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tranche.core.state import GpuInstance, GpuState, NodeState
 from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpm import GpmReader
 
-# What a GPU has no gauge for, is no error; nor that an instance was destroyed since the node was observed.
+# These are no errors: a GPU lacks a gauge, or an instance was destroyed after the observation.
 _ABSENT = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -30,7 +30,7 @@ class NvmlGaugeReader:
         self._gpm = GpmReader(clock)
 
     def read(self, node: NodeState) -> tuple[GpuReading, ...]:
-        """Every GPU that answers. What one cannot measure is None; an error of the driver is counted, and leaves None as well.
+        """Every GPU that answers. Missing measurements are None; a driver error is counted, and also gives None.
 
         Activity is that since the last reading, so the first has none.
         """
@@ -57,7 +57,7 @@ class NvmlGaugeReader:
         )
 
     def _read_instance(self, handle: Any, gpu: GpuState, instance: GpuInstance) -> SliceReading:
-        # Its compute instances share its memory, and each shows all of it.
+        # Its compute instances share its memory, and each reports all of it.
         uuid = next((each.uuid for each in instance.compute_instances if each.uuid), "")
         device = _ask(pynvml.nvmlDeviceGetHandleByUUID, uuid) if uuid else None
         memory = None if device is None else _ask(pynvml.nvmlDeviceGetMemoryInfo, device)
@@ -85,7 +85,7 @@ def _key(gpu: GpuState, instance: GpuInstance | None) -> Hashable:
 
 
 def _ask(query: Callable[..., Any], *arguments: Any) -> Any:
-    """The driver's answer; None where it has none."""
+    """The driver's answer; None if it has none."""
     try:
         return query(*arguments)
     except pynvml.NVMLError as error:

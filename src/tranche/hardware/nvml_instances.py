@@ -1,6 +1,6 @@
-"""What one GPU can be cut into, and which instances, compute instances and processes it has, read through NVML.
+"""What one GPU can be cut into, and its instances, compute instances and processes, read through NVML.
 
-The catalogue stands in where the driver gives no answer.
+The catalogue fills in for missing answers of the driver.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class GpuProfileTable(NamedTuple):
 def read_profiles(handle: Any, pci_device_id: str, name: str, memory: int) -> GpuProfileTable:
     """Ask the driver for every profile and its placements.
 
-    On Ampere with MIG off the driver answers neither; on other boards the queries work with MIG off too (captures of p5 and p6
-    nodes were taken that way).
+    On Ampere with MIG off the driver answers neither; on other boards the queries also work with MIG off, as the captures of p5
+    and p6 nodes show.
     """
     board = board_of(pci_device_id, name, memory)
     profiles = [p for enum in _PROFILE_ENUMS if (p := _read_profile(handle, enum, board, memory)) is not None]
@@ -133,7 +133,7 @@ def _read_placements(handle: Any, profile_id: int, instance_count: int) -> tuple
 def _compute_profiles(
     name: ProfileName, slices: int, sm: int, known: GpuInstanceProfile | None
 ) -> tuple[ComputeInstanceProfile, ...]:
-    """Compute profiles can be asked only of a GPU instance that exists; until then the catalogue's, else the spanning one."""
+    """The driver names compute profiles only for an existing GPU instance; until then the catalogue's, else the spanning one."""
     if known is not None and known.name == name and known.compute_profiles:
         return known.compute_profiles
     return (ComputeInstanceProfile(name=name, enum=-1, id=-1, slices=slices, sm=sm, max_instances=1),)
@@ -142,7 +142,7 @@ def _compute_profiles(
 _NO_INSTANCE = 0xFFFFFFFF
 _COMPUTE_PROFILE_ENUMS = range(9)
 _LOOKS = 10
-# Clients of MPS have a list of their own; the server that they share stands in the first.
+# MPS clients have their own list; the server that they share is in the first.
 _PROCESS_LISTS = (
     pynvml.nvmlDeviceGetComputeRunningProcesses,
     pynvml.nvmlDeviceGetGraphicsRunningProcesses,
@@ -169,7 +169,7 @@ def read_processes(handle: Any) -> dict[tuple[int | None, int | None], list[GpuP
 
 
 def process_name(pid: int) -> str:
-    """The command's name as NVML or the kernel knows it; empty when neither does."""
+    """The command's name as NVML or the kernel knows it; empty if neither does."""
     try:
         name = pynvml.nvmlSystemGetProcessName(pid)
         text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
@@ -201,7 +201,7 @@ def read_mig_devices(handle: Any) -> dict[tuple[int, int], tuple[int, str]]:
 
 
 class InstanceReader:
-    """Reads the instances of GPUs; remembers which compute profiles each kind of GPU instance has, which never changes."""
+    """Reads the instances of GPUs; remembers the compute profiles of each kind of GPU instance, which never change."""
 
     def __init__(self) -> None:
         self._compute_profiles: dict[tuple[str, int], tuple[tuple[int, int], ...]] = {}
@@ -215,8 +215,8 @@ class InstanceReader:
     ) -> tuple[GpuInstance, ...]:
         """Every GPU instance on the GPU, by placement.
 
-        It takes many calls, and another process may cut the GPU between two of them: an instance is gone, or the indexes of the
-        MIG devices have moved and one was passed over. So the GPU is looked at again until the looks agree with themselves.
+        Reading takes many calls, and another process may cut the GPU between two of them: an instance disappears, or the indexes
+        of MIG devices shift and one is skipped. So it repeats the look until the looks agree.
         """
         for look in range(1, _LOOKS + 1):
             try:
@@ -270,7 +270,8 @@ class InstanceReader:
     def compute_profiles(self, gi_handle: Any, gpu_uuid: str, profile_id: int) -> tuple[tuple[int, int], ...]:
         """(compute profile id, compute slices) of each way to cut the inside of the GPU instance, smallest first.
 
-        Of two of one size the higher id comes first: in a 1g with double memory nvidia-smi's default is 7 (1_SLICE_REV1), not 0.
+        Of two with equal size the higher id comes first: in a 1g with double memory nvidia-smi's default is 7 (1_SLICE_REV1), not
+        0.
         """
         key = (gpu_uuid, profile_id)
         if key not in self._compute_profiles:
@@ -283,7 +284,7 @@ class InstanceReader:
                         continue
                     raise
                 found.append((info.id, info.sliceCount))
-            # What was asked of an instance that is gone meanwhile is not remembered: it lacks profiles, or is of another one.
+            # Answers about a vanished instance are not remembered: they lack profiles, or describe another instance.
             if pynvml.nvmlGpuInstanceGetInfo(gi_handle).profileId != profile_id:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
             self._compute_profiles[key] = tuple(sorted(found, key=lambda item: (item[1], -item[0])))

@@ -1,4 +1,4 @@
-"""How well the GPUs of this machine are linked, pair by pair: NVLink first, then how near they are on the PCIe tree."""
+"""How well the GPUs of this machine are linked, pair by pair: NVLink first, then nearness on the PCIe tree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tranche.hardware.nvml_errors import explained
 
 _PER_NVLINK = 100
 _SWITCH = 2
-# The nearer the common ancestor, the better; at most half a link, so that it only decides among equals.
+# The nearer the common ancestor, the better; at most half a link, so that it only breaks ties.
 _NEARNESS = {
     pynvml.NVML_TOPOLOGY_SYSTEM: 0,
     pynvml.NVML_TOPOLOGY_NODE: 10,
@@ -24,9 +24,9 @@ _NEARNESS = {
 
 
 def read_links() -> Mapping[frozenset[str], int]:
-    """A score for each pair of GPUs, by their UUIDs: 100 for each NVLink between them, and up to 50 for nearness.
+    """A score for each pair of GPUs, by UUIDs: 100 for each NVLink between them, and up to 50 for nearness.
 
-    GPUs on one NVSwitch fabric are linked by as many links as the one with fewer has. GPUs that do not answer are left out.
+    GPUs on one NVSwitch fabric have as many links as the one with fewer links. GPUs that do not answer are left out.
     """
     with explained("read how the GPUs are linked"):
         gpus = {}

@@ -1,4 +1,4 @@
-"""A process as /proc/PID/stat shows it to everybody."""
+"""A process as /proc/PID/stat shows it to every user."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class _ProcessStat(NamedTuple):
 
     @property
     def lives(self) -> bool:
-        """Whether it runs: a zombie does not."""
+        """Whether it is alive: a zombie is not."""
         return self.state not in "ZX"
 
     @property
     def stopped(self) -> bool:
-        """Whether SIGSTOP, Ctrl-Z or a debugger has stopped it: it does nothing until somebody continues it."""
+        """Whether SIGSTOP, Ctrl-Z or a debugger has stopped it: it does nothing until continued."""
         return self.state in "Tt"
 
 
 def process_stat(pid: int, proc: Path = PROC) -> _ProcessStat | None:
-    """What the kernel says of that process; None when there is none."""
+    """The kernel's facts about that process; None if there is none."""
     try:
         text = (proc / str(pid) / "stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What this machine can share a device by: looked at where it is, and each refusal in words."""
+"""The means by which this machine can share a device, checked where it is, with each refusal in words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tranche.hardware.control_groups import own_group
 
 _FIRST_WITH_MEMORY_LIMITS: Final = 615
 _FIRST_WITH_MPS_LIMITS: Final = 495
-"""The first release whose MPS daemon knows limits of memory (CUDA 11.5)."""
+"""The first release whose MPS daemon supports memory limits (CUDA 11.5)."""
 _MPS_PROGRAMS: Final = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 _CAPABILITIES: Final = "NVIDIA_DRIVER_CAPABILITIES"
 _CLIENTS: Final = 48
@@ -22,11 +22,11 @@ _CLIENTS_FROM_CUDA_13_1: Final = 60
 
 
 class MachineFacts(NamedTuple):
-    """What decides by what the machine can share devices.
+    """The facts that decide how the machine can share devices.
 
-    `driver` is its version, `cuda` the newest CUDA that it serves. `missing` are the programs of MPS that are not found.
-    `groups` says why memory cannot be limited for control groups here, "" when it can. `privileged` says whether this process may
-    set limits and compute modes. `capabilities` are those for which this container was given the driver, "" where nobody says.
+    `driver` is its version, `cuda` the newest CUDA it supports. `missing` are the MPS programs that were not found. `groups` says
+    why memory cannot be limited for control groups here, "" if it can. `privileged` says whether this process may set limits and
+    compute modes. `capabilities` are those for which this container was given the driver, "" if unstated.
     """
 
     driver: str
@@ -38,7 +38,7 @@ class MachineFacts(NamedTuple):
 
 
 def sharing_means(facts: MachineFacts) -> MachineSharing:
-    """The means of a machine with these facts. What is not known is refused."""
+    """The means of a machine with these facts. Unknown facts count as refusals."""
     refused = {
         sharing: why
         for sharing, why in (
@@ -52,7 +52,7 @@ def sharing_means(facts: MachineFacts) -> MachineSharing:
 
 
 def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:
-    """The facts of this machine; `folders` is where programs are looked for, as in PATH."""
+    """The facts of this machine; `folders` is a search path for programs, like PATH."""
     given = os.environ.get(_CAPABILITIES, "")
     return MachineFacts(driver, cuda, _missing(folders), _no_groups(), _privileged(os.environ), given)
 
@@ -76,7 +76,7 @@ def _no_mps(facts: MachineFacts) -> str:
 def _older(driver: str, release: int) -> str:
     found = re.match(r"(\d+)\.", driver)
     if found is None:
-        return "the driver does not tell its version"
+        return "the driver does not report its version"
     return f"driver {driver} is older than {release}" if int(found[1]) < release else ""
 
 
@@ -93,7 +93,7 @@ def _missing(folders: str) -> tuple[str, ...]:
 
 
 def _privileged(environment: Mapping[str, str]) -> bool:
-    """Root, or the owner of a simulated machine."""
+    """Whether this process is root, or owns the simulated machine."""
     if os.geteuid() == 0:
         return True
     try:

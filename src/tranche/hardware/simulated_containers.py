@@ -1,4 +1,4 @@
-"""Whether a container's process meets the GPUs of this machine: simulated machines of one name have the same UUIDs."""
+"""Whether a container's process meets the GPUs of this machine: simulated machines with the same name share UUIDs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STATE_IN_CONTAINER = "/run/tranche/simulator/state"
 
 
 def meets_this_machine(pid: int) -> bool:
-    """True where this process meets real GPUs; else whether that process's container has the same simulated machine."""
+    """True if this process meets real GPUs; else whether that process's container has the same simulated machine."""
     state = os.environ.get("TRANCHE_SIM_STATE")
     if not state:
         return True

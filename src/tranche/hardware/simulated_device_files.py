@@ -1,7 +1,7 @@
-"""What a container needs to meet a simulated machine and only the part of it that the container was given.
+"""What a container needs to see a simulated machine, and only its own part of it.
 
-There are no device nodes. A container gets the library, a statically linked nvidia-smi and the machine's state, which
-the library looks for at the same place in every container; NVIDIA_VISIBLE_DEVICES tells the library what to show.
+There are no device nodes. A container gets the library, a statically linked nvidia-smi and the machine's state, which the library
+finds at the same path in every container. NVIDIA_VISIBLE_DEVICES tells the library what to show.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SimulatedDeviceFiles:
         return ()
 
     def beside_runtime(self) -> ContainerEdits:
-        """Library, program and state: no container runtime knows of them. The state is written by every client of a GPU."""
+        """Library, program and state, which no container runtime knows. Every client of a GPU writes the state."""
         return ContainerEdits(
             mounts=(
                 Mount(str(self._state), STATE_IN_CONTAINER, read_only=False),
@@ -55,7 +55,7 @@ class SimulatedDeviceFiles:
         )
 
     def by_cdi(self, driver_version: str) -> ContainerEdits:
-        """The same, and where the names of the given devices are found: one file for each."""
+        """The same, and the folder with the names of the given devices: one file for each."""
         edits = self.beside_runtime()
         visible = ("NVIDIA_VISIBLE_DEVICES", VISIBLE_DEVICES_FOLDER)
         return ContainerEdits(mounts=edits.mounts, environment=(*edits.environment, visible))
@@ -69,5 +69,5 @@ class SimulatedDeviceFiles:
         return ""
 
     def numa_node(self, gpu: GpuState) -> int | None:
-        """As the simulated machine says: its bus addresses mean nothing to this host's sysfs."""
+        """From the simulated machine: its bus addresses mean nothing to this host's sysfs."""
         return gpu.numa_node

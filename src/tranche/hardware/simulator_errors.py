@@ -1,4 +1,4 @@
-"""What the simulator's errors are called in Tranche: each with a reason word, an exit code, and a hint that names commands."""
+"""The simulator's errors in Tranche's terms: each with a reason word, an exit code, and a hint that names commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLASSES: dict[type[simulator.SimulatorError], type[TrancheError]] = {
 
 @contextmanager
 def simulator_errors() -> Iterator[None]:
-    """Raise what the simulator raises in this block as an error of Tranche's tree."""
+    """Translate the simulator's errors in this block into Tranche's."""
     try:
         yield
     except simulator.SimulatorError as error:

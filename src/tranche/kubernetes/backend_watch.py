@@ -1,4 +1,4 @@
-"""How this cluster can give shares by demand, asked of its API server now and then: an upgrade changes it."""
+"""Asks the API server from time to time how this cluster can give shares by demand; an upgrade changes it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.latest_value import LatestValue
 
 _PERIOD_SECONDS = 600.0
-"""Each agent asks: of 5,000 nodes that is 17 requests in a second."""
+"""Each agent asks: with 5,000 nodes, there are 17 requests a second."""
 _RETRY_SECONDS = 2.0
 LOOK_SECONDS = 5.0
-"""So often a part asks whether it still owes something in another backend."""
+"""How often a part checks whether it still owes something in another backend."""
 
 _log = logging.getLogger(__name__)
 
 
 async def ask_backend(connection: ApiConnection) -> AllocationBackend:
-    """The backend by what the API server serves and which version it says; KubernetesUnavailable when it does not answer."""
+    """The backend, by the APIs and the version of the API server; KubernetesUnavailable when it does not answer."""
     version = (await connection.ask("ask for the version", "GET", "/version")).accepted()
     served = await connection.ask("ask for resource claims", "GET", "/apis/resource.k8s.io/v1")
     if served.status != 404:
@@ -33,7 +33,7 @@ async def ask_backend(connection: ApiConnection) -> AllocationBackend:
 
 
 class BackendWatch:
-    """A component: publishes the backend. `said` is the administrator's word, None to find out."""
+    """A component that publishes the backend. `said` is the administrator's choice, None to find out."""
 
     name = "tier"
 
@@ -57,7 +57,7 @@ class BackendWatch:
         return Readiness(known, "" if known else "the API server has not said yet what it serves")
 
     async def run(self) -> None:
-        """Ask until cancelled. What was known stays while nobody answers."""
+        """Ask until cancelled. While there is no answer, the last one stands."""
         while True:
             pause = _PERIOD_SECONDS
             if self._said is None:
@@ -74,16 +74,14 @@ class BackendWatch:
 
 @dataclass(frozen=True, slots=True)
 class CleanupTask:
-    """What a component still owes in a backend that is not its own: `settle` works at it, until cancelled, while `left` says
-    so."""
+    """What a component still owes in another backend: `settle` works on it while `left` says so, until cancelled."""
 
     left: Callable[[], Awaitable[bool]]
     settle: Callable[[], Coroutine[None, None, None]]
 
 
 class BackendComponent:
-    """A component that runs only while the cluster's backend is one of `backends`; else it is ready, and does no more than it
-    owes."""
+    """Runs a component only while the cluster's backend is one of `backends`; else it is ready, and only does what it owes."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class BackendComponent:
         self._look_seconds = look_seconds
 
     def ready(self) -> Readiness:
-        """As the component says while it runs."""
+        """The component's readiness while it runs."""
         if not self._backend.synced:
             return Readiness(False, "it is not known yet how this cluster gives shares")
         return self._component.ready() if self._backend.value in self._backends else Readiness(True)
@@ -123,7 +121,7 @@ class BackendComponent:
                         await self._until(True)
 
     async def _during(self, work: Coroutine[None, None, None], end: Coroutine[None, None, None]) -> None:
-        """Until the end has come; what the work fails with is the caller's."""
+        """Run the work until the end comes. Raises what the work fails with."""
         tasks = (asyncio.ensure_future(work), asyncio.ensure_future(end))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -137,14 +135,15 @@ class BackendComponent:
             raise RuntimeError(f"{self.name} ended without being asked to")
 
     async def _until(self, inside: bool) -> None:
-        """Return once the backend is one of ours, or none."""
+        """Return once the backend is one of ours; with `inside` false, once it is not."""
         async for backend in self._backend.changes():
             if (backend in self._backends) is inside:
                 return
 
     async def _settled(self, owed: CleanupTask) -> None:
-        """Return once nothing is owed any more at two looks, so that the last answer has gone out, or the backend is ours
-        again."""
+        """Return once two looks in a row find nothing owed, so that the last answer has gone out, or once the backend is ours
+        again.
+        """
         found = [True, True]
         while any(found[-2:]) and self._backend.value not in self._backends:
             with suppress(TimeoutError):

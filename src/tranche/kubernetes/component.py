@@ -1,4 +1,4 @@
-"""What the agent's parts look like from outside: each runs, and says whether it does its work."""
+"""The interface of the agent's parts: each runs, and says whether it does its work."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Component(Protocol):
         ...
 
     async def run(self) -> None:
-        """Work until cancelled. When it ends otherwise it is started again after a pause, so it must start from nothing."""
+        """Work until cancelled. After any other end it is started again after a pause, so it must start from nothing."""
         ...
 
     def ready(self) -> Readiness:
-        """How it is now; called often, must not block."""
+        """Its present readiness. Called often, must not block."""
         ...

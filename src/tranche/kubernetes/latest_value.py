@@ -1,4 +1,4 @@
-"""A value that changes while others use it: the last one known, and a way to be told of the next."""
+"""A value that changes while others use it: the latest one, and a way to hear of the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class LatestValue(Generic[Value]):
-    """Holds the latest value; everybody who listens sees the newest one, not necessarily each one in between.
+    """Holds the latest value. Listeners see the newest one, not necessarily each one in between.
 
     To be used from one event loop.
     """
@@ -33,7 +33,7 @@ class LatestValue(Generic[Value]):
         return self._value
 
     def publish(self, value: Value) -> None:
-        """Replace the value and wake whoever listens; an equal value wakes nobody."""
+        """Replace the value and wake the listeners; an equal value wakes no one."""
         if self.synced and value == self._value:
             return
         self._value = value
@@ -48,7 +48,7 @@ class LatestValue(Generic[Value]):
         return self._value
 
     async def changes(self) -> AsyncIterator[Value]:
-        """The present value as soon as there is one, then the latest whenever it has changed since."""
+        """The present value as soon as there is one, then the latest after each change."""
         seen = 0
         while True:
             while self._version == seen:

@@ -1,29 +1,31 @@
-"""A lease in which an agent says something of its node, kept true: written on change, tried again, read anew after a conflict."""
+"""A lease in which an agent reports on its node. The writer writes changes, retries failures, and rereads after a conflict."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
 
 PAUSE_SECONDS = 1.0
 _RETRY_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
 
 Said = TypeVar("Said")
 
 
 class _LeaseReport(Protocol[Said]):
-    """What is said in a lease; equal news is no news."""
+    """The contents of a lease; equal contents are no news."""
 
     def about(self) -> KubeNode | None:
-        """The node that can be told of now; None while there is nothing to say."""
+        """The node to report on now; None while there is nothing to say."""
         ...
 
     def lease_name(self, node: KubeNode) -> str:
@@ -31,19 +33,15 @@ class _LeaseReport(Protocol[Said]):
         ...
 
     def read(self, lease: Lease) -> Said | None:
-        """What a lease says; None when that cannot be read."""
+        """What a lease says; None if it is unreadable."""
         ...
 
     async def now(self, node: KubeNode, before: Said | None) -> Said:
-        """What is to be said; the lease says `before`, None where there is none or nobody knows."""
+        """What to say now. The lease says `before`, None if there is no lease or its contents are unknown."""
         ...
 
     async def to_lease(self, node: KubeNode, said: Said, before: Lease | None, *, changed: bool) -> Lease:
-        """The lease that says it, in the place of that one, None where there is none; `changed` is whether it is news."""
-        ...
-
-    def not_told(self, error: TrancheError) -> None:
-        """It could not be said, and for another reason than the last time."""
+        """The lease that says it, replacing `before`, None if there is none; `changed` is whether it is news."""
         ...
 
 
@@ -59,9 +57,9 @@ class _Standing(Generic[Said]):
 class LeaseWriter(Generic[Said]):
     """Writes the lease when there is news, at most once in `pause` seconds.
 
-    With `renew` it is written again when it was read, and `every` seconds after it was written; else it is read again so often,
-    since somebody may have deleted it. While `fresh` says no, news alone is written, and the lease stays as old as it is.
-    `trouble` says why the lease does not say what it shall, "" when it does. `clock` is monotonic, in seconds.
+    With `renew` it also writes after reading, and again `every` seconds after a write; otherwise it rereads as often, because the
+    lease may have been deleted. While `fresh` returns False it writes only news, and the lease keeps its age. `clock` is
+    monotonic, in seconds.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class LeaseWriter(Generic[Said]):
         pause: float = PAUSE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.trouble = trouble
+        self._reconciler = Reconciler(_log, "node not told of", trouble=trouble, longest=_RETRY_SECONDS, sleep=sleep)
         self._leases = leases
         self._news = news
         self._every = every
@@ -85,60 +83,42 @@ class LeaseWriter(Generic[Said]):
         self._fresh = fresh
         self._clock = clock
         self._pause = pause
-        self._sleep = sleep
-        self._wake = asyncio.Event()
         self._standing: _Standing[Said] | None = None
 
     async def run(self, needed: Sequence[LatestValue[Any]], others: Sequence[LatestValue[Any]] = ()) -> None:
-        """Keep it until cancelled, and leave it then. News may come with a change of any of these, not before all `needed`."""
+        """Maintain the lease until cancelled, and leave it in place. A change of any of these may bring news, once all `needed`
+        are known.
+        """
         self._standing = None
-        async with asyncio.TaskGroup() as group:
-            for each in (*needed, *others):
-                group.create_task(self._listen(each.changes()))
-            group.create_task(self._keep(needed))
+        await self._reconciler.run(self._look, needed, (each.changes() for each in others))
 
-    async def _listen(self, changes: AsyncIterator[object]) -> None:
-        async for _ in changes:
-            self._wake.set()
+    @property
+    def trouble(self) -> str:
+        """Why the lease does not say what it should, "" when it does."""
+        return self._reconciler.trouble
 
-    async def _keep(self, needed: Sequence[LatestValue[Any]]) -> None:
-        for each in needed:
-            await each.first()
-        while True:
-            self._wake.clear()
-            try:
-                await self._look()
-            except TrancheError as error:
-                if str(error) != self.trouble:
-                    self._news.not_told(error)
-                self.trouble = str(error)
-                self._standing = None
-                await self._sleep(_RETRY_SECONDS)
-                continue
-            self.trouble = ""
-            await self._sleep(self._pause)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._left()):
-                    await self._wake.wait()
+    def _left(self, standing: _Standing[Said] | None) -> float:
+        """How long until the lease is due without changes."""
+        return self._every if standing is None else max(0.0, standing.at + self._every - self._clock())
 
-    def _left(self) -> float:
-        """How long until the lease is due though nothing changes."""
-        return self._every if self._standing is None else max(0.0, self._standing.at + self._every - self._clock())
+    async def _look(self) -> LookResult:
+        if (node := self._news.about()) is not None:
+            before, self._standing = self._standing, None  # unknown after a failure
+            self._standing = await self._written(node, before)
+        return LookResult(self._pause, self._left(self._standing))
 
-    async def _look(self) -> None:
-        node = self._news.about()
-        if node is None:
-            return
-        fresh, due = self._fresh(), self._standing is None or not self._left()
+    async def _written(self, node: KubeNode, standing: _Standing[Said] | None) -> _Standing[Said] | None:
+        """The lease as it stands once it says what it should; None if someone else has written it meanwhile."""
+        fresh, due = self._fresh(), standing is None or not self._left(standing)
         renew = self._renew and fresh
-        if self._standing is None or (due and not renew):
+        if standing is None or (due and not renew):
             lease = await self._leases.get(self._news.lease_name(node))
-            self._standing = _Standing(lease, None if lease is None else self._news.read(lease), self._clock())
-        standing, at = self._standing, self._clock()
+            standing = _Standing(lease, None if lease is None else self._news.read(lease), self._clock())
+        at = self._clock()
         said = await self._news.now(node, standing.says)
         changed = said != standing.says
         if not changed and not (due and renew):
-            return
+            return standing
         wanted = await self._news.to_lease(node, said, standing.lease, changed=changed)
         if standing.lease is None:
             answer = await self._leases.create(wanted)
@@ -146,6 +126,6 @@ class LeaseWriter(Generic[Said]):
             before = standing.lease
             wanted = replace(wanted, version=before.version, renewed=before.renewed)
             answer = await self._leases.replace(wanted, renew=fresh or not before.renewed)
-        self._standing = None if answer is None else _Standing(answer, said, at)
         if answer is None:
-            self._wake.set()  # somebody else has written it, or removed it: it is read anew
+            self._reconciler.wake()  # someone else has written or removed it: read it again
+        return None if answer is None else _Standing(answer, said, at)

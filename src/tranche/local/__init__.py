@@ -1,1 +1,1 @@
-"""The front end for one machine without a cluster: run a command in a share, and wait in order for one."""
+"""The front end for one machine without a cluster: runs a command in a share, and queues for it."""

@@ -1,12 +1,12 @@
-"""A child process run to its end: signals passed on, the exit code as a shell gives it.
+"""Runs a child process to its end: passes signals on, and returns the exit code as a shell would.
 
-The kernel may hand a process's signal to any thread that has not blocked it, and a library may have started such threads: NVML
-does. So nothing here depends on who gets a signal. The end of the child is read off its pidfd by a thread of ours, which tells
-the waiting thread by a signal to that thread alone. A signal that a foreign thread takes is written to a pipe by Python's own
-handler, and comes the same way.
+The kernel may deliver a process's signal to any thread that has not blocked it. A library may have started such threads; NVML
+does. So nothing here depends on which thread gets a signal. A thread of ours learns from the child's pidfd that the child has
+ended, and signals only the waiting thread. When a foreign thread takes a signal, Python's own handler writes it to a pipe, and it
+arrives the same way.
 
-What the command leaves behind is found by descent: an orphan of it becomes a child of this process, not of init. A process may
-close every file that it inherits and overwrite its environment. Its descent stays known while this process lives.
+Descent identifies what the command leaves behind: its orphans become children of this process, not of init. A process may close
+every file it inherits and overwrite its environment, but its descent stays known while this process lives.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class OrphanTracker:
-    """The living children of this process that it did not have before. Make it before the command starts."""
+    """The living children that this process did not have before. Create it before the command starts."""
 
     def __init__(self) -> None:
-        # A kernel that refuses leaves the other evidence: the share's lock and its name in the environment.
+        # If the kernel refuses, other evidence remains: the share's lock and its name in the environment.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._others = frozenset(_children())
 
     def living(self) -> tuple[Process, ...]:
-        """Those that live now, oldest first. The command itself must have been waited for."""
-        # One look goes from process to process, and misses whoever gets a new parent behind it.
+        """The children alive now, oldest first. Wait for the command itself first."""
+        # A look goes from process to process, and may miss one that is reparented behind it.
         return self._look() or self._look()
 
     def _look(self) -> tuple[Process, ...]:
@@ -44,7 +44,7 @@ class OrphanTracker:
 
 
 def reap_orphans(but: int = 0) -> bool:
-    """Wait for every child that has ended, except for the process `but`; whether this process has a child still."""
+    """Reap every child that has ended, except the process `but`; returns whether this process still has a child."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != but:
             os.waitpid(ended.si_pid, 0)
@@ -53,7 +53,7 @@ def reap_orphans(but: int = 0) -> bool:
 
 
 def _children() -> tuple[Process, ...]:
-    # The kernel says at once when there is none; /proc takes longer to read.
+    # The kernel answers at once when there are none; reading /proc takes longer.
     return children_of(os.getpid()) if reap_orphans() else ()
 
 
@@ -68,7 +68,7 @@ _FORWARDED = (
 )
 _WATCHED = (*_FORWARDED, signal.SIGCHLD)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_SENT_BY_KERNEL = 0x80  # SI_KERNEL: the terminal sent it, or the end of a shell did
+_SENT_BY_KERNEL = 0x80  # SI_KERNEL: sent by the terminal, or by the end of a shell
 
 
 def run_child(
@@ -79,12 +79,12 @@ def run_child(
     within: AbstractContextManager[None] | None = None,
     starting: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the command to its end and return its exit code, 128 + N when signal N ended it.
+    """Run the command to its end and return its exit code, 128 + N if signal N ended it.
 
-    Signals that reach this process are passed on, unless the terminal sent them to the child as well. What stops the child at a
-    terminal stops this process as well. `started` is told the child's pid; the child is killed when that raises. OSError when
-    the file at `path` cannot be executed. The child is started `within` that context. `starting` is called when each further
-    signal will reach the child; no child is started when that raises. Call it from the main thread.
+    Passes on the signals that reach this process, unless the terminal also sent them to the child. What stops the child at a
+    terminal also stops this process. `started` receives the child's pid; the child is killed if that raises. Raises OSError if
+    the file at `path` cannot be executed. The child starts `within` that context. `starting` is called once every further signal
+    will reach the child; no child starts if that raises. Call it from the main thread.
     """
     with _signals_collected() as (before, collected):
         starting()
@@ -101,7 +101,7 @@ def run_child(
             os.waitpid(pid, 0)
             raise
         _, status = os.waitpid(pid, 0)
-        # What is still to be passed on was meant for the child.
+        # Signals not yet passed on were meant for the child.
         while signal.sigtimedwait(_WATCHED, 0) is not None:
             pass
         code = os.waitstatus_to_exitcode(status)
@@ -109,11 +109,11 @@ def run_child(
 
 
 def _pass_signals_on(pid: int) -> None:
-    """Return when the child has ended; it is not reaped, so its pid is still its own."""
+    """Return when the child has ended. It is not reaped, so its pid is still its own."""
     while True:
         info = signal.sigwaitinfo(_WATCHED)
         if info.si_signo == signal.SIGCHLD:
-            # SIGCHLD may come of another child, or of one that only stopped.
+            # SIGCHLD may come from another child, or from one that only stopped.
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 return
             reap_orphans(but=pid)
@@ -123,10 +123,10 @@ def _pass_signals_on(pid: int) -> None:
 
 
 def _sent_to_both(pid: int, number: int) -> bool:
-    """Whether the kernel has sent that child what it sent this process.
+    """Whether the kernel also sent that child what it sent this process.
 
-    It signals process groups, and the child may have left this one. The loss of a terminal it tells the leader of the session
-    alone.
+    The kernel signals process groups, and the child may have left this one. It reports the loss of a terminal to the session
+    leader alone.
     """
     if number == signal.SIGHUP and os.getsid(0) == os.getpid():
         return False
@@ -135,11 +135,11 @@ def _sent_to_both(pid: int, number: int) -> bool:
 
 @contextmanager
 def _signals_collected() -> Iterator[tuple[set[signal.Signals], int]]:
-    """Hold the watched signals back from this thread; the mask before, and a pipe with those that another thread took."""
+    """Block the watched signals in this thread; yields the previous mask, and a pipe with those that another thread took."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     before = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)}
-    # What is ignored stays ignored, so that nohup works. An ignored SIGCHLD would take the child's exit code away.
+    # Ignored signals stay ignored, so that nohup works. An ignored SIGCHLD would lose the child's exit code.
     heeded = [each for each in _FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, _collect) for number in (*heeded, signal.SIGCHLD)}
     try:
@@ -154,7 +154,7 @@ def _signals_collected() -> Iterator[tuple[set[signal.Signals], int]]:
 
 
 def _collect(number: int, frame: FrameType | None) -> None:
-    """Nothing: the interpreter has written the signal to the pipe."""
+    """Do nothing: the interpreter has written the signal to the pipe."""
 
 
 @contextmanager
@@ -165,7 +165,7 @@ def _announced(pid: int, collected: int) -> Iterator[None]:
     reading, writing = os.pipe2(os.O_CLOEXEC)
 
     def announce() -> None:
-        poll = select.poll()  # select takes no descriptor beyond 1,023
+        poll = select.poll()  # select takes no descriptor above 1,023
         for descriptor in (ended, collected, reading):
             poll.register(descriptor, select.POLLIN)
         while True:
@@ -179,7 +179,7 @@ def _announced(pid: int, collected: int) -> Iterator[None]:
                 signal.pthread_kill(waiting, signal.SIGCHLD)
                 return
 
-    # The thread inherits the mask: it takes no signal itself.
+    # The thread inherits the mask, so it takes no signals itself.
     thread = threading.Thread(target=announce, name="child", daemon=True)
     thread.start()
     try:

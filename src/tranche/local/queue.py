@@ -1,8 +1,8 @@
-"""Waiting for a share, in order, without polling: a waiter sleeps until its bell is rung.
+"""Waits for a share, in order, without polling: a waiter sleeps until its bell rings.
 
-Whoever gives a share back, or gets one, looks once at the machine and rings the first waiter that may start now. Only what
-nobody can announce is patrolled: a killed `tranche run` (file locks are probed, no GPU is asked), and GPUs that programs
-outside Tranche left (the head of the queue looks again now and then).
+A process that gives a share back, or gets one, looks once at the machine and rings the first waiter that may start now. Only two
+things need a patrol, because nothing announces them. One is a killed `tranche run`: the patrol probes file locks and asks no GPU.
+The other is a GPU that a program outside Tranche has left: the head of the queue looks again now and then.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.queue import WaitingRequest, may_start, startable
 from tranche.planning.steps import Step
 
-# What a program outside Tranche can cause that used or cut the GPU after the decision: worth another look at the same GPU.
+# A program outside Tranche may cause these by using or cutting the GPU after the decision: worth another look at the same GPU.
 _DISTURBED = (GpuBusy, NoRoom, VerificationFailed)
-# What a driver says of one GPU and not of all: another one may do better.
+# The driver says these of one GPU, not of all: another GPU may do better.
 _OWN = (*_DISTURBED, GpuNotFound, HardwareError, LayoutImpossible, MigNotSupported, ModeChangePending, MpsFailed)
 _LOOKS = 3
 _FIRST_PAUSE_SECONDS = 60.0
@@ -73,7 +73,7 @@ class _Failure:
 
 
 class FailedGpus:
-    """What one request has met on each GPU. `monotonic` is in seconds."""
+    """The errors of one request on each GPU. `monotonic` is in seconds."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -81,16 +81,16 @@ class FailedGpus:
         self._failures: dict[str, _Failure] = {}
 
     def note(self, error: TrancheError) -> bool:
-        """Whether the request may be decided again: the error was one of a GPU's own, which is left out from now on.
+        """Whether to decide the request again: the error concerned one GPU, which is left out from now on.
 
-        A GPU that another program may have disturbed is left out after the third time. The pauses become longer, up to an hour.
+        A GPU that another program may have disturbed is left out after the third time. The pauses grow, up to an hour.
         """
         gpu = self._seen.get(error.gpu_uuid)
         if gpu is None or not isinstance(error, _OWN):
             return False
         failure = self._failures.setdefault(gpu.uuid, _Failure(gpu, error))
         if failure.until > self._monotonic():
-            return False  # the request was decided without it: this is the sum of what failed, not one more failure
+            return False  # the request was decided without it: this error sums up the failures, and is not one more
         failure.gpu, failure.error = gpu, error
         failure.looks += 1
         if not isinstance(error, _DISTURBED) or failure.looks >= _LOOKS:
@@ -114,7 +114,7 @@ class FailedGpus:
         return replace(outcome, obstacles=(*failed, *outcome.obstacles)) if failed else outcome
 
     def error(self, request: Request, also: tuple[str, ...] = ()) -> TrancheError | None:
-        """The error that says what happened on every GPU that is left out, and `also` about others; None when there is none."""
+        """The error that says what happened on every left-out GPU, and `also` about others; None if none is left out."""
         failed = sorted(self._left_out(), key=lambda failure: failure.gpu.index)
         if not failed:
             return None
@@ -136,12 +136,12 @@ def _obstacle(failure: _Failure) -> Obstacle:
 _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
 
 Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | TrancheError], None]
-"""Told a view, the waiters in order, the id of the one decided about, whether foreign idle instances may go, and the outcome."""
+"""Receives a view, the waiters in order, the id decided about, whether foreign idle instances may go, and the outcome."""
 
 
 @dataclass(slots=True, kw_only=True)
 class QueuedRequest:
-    """A request of this process that waits. `clock` is in seconds; `record` is told each decision.
+    """A waiting request of this process. `clock` is in seconds; `record` receives each decision.
 
     `allocations` are those that the latest decision saw.
     """
@@ -156,7 +156,7 @@ class QueuedRequest:
     allocations: tuple[Allocation, ...] = ()
 
     def decide(self, view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
-        """The decision without the GPUs on which the plan failed; what failed on them when no other GPU can ever serve."""
+        """Decide without the GPUs on which the plan failed; raises their failure if no other GPU can ever serve."""
         self.allocations = view.allocations
         left = self.failed.left_out_of(view)
         there = as_asked(attending(self.places, queue, self.clock(), but=self.waiter_id))
@@ -183,19 +183,19 @@ _HEAD_PATROL_SECONDS = 1.0
 _OTHERS_PATROL_SECONDS = 5.0
 _LOOK_AGAIN_SECONDS = 10.0
 _COURTESY_SECONDS = 2.0
-# A request decides within a moment of its arrival; one that came so long ago has decided, and waits.
+# A request decides soon after it arrives; one that arrived longer ago has decided, and waits.
 _DECIDES_WITHIN_SECONDS = 3.0
 _GLANCE_SECONDS = 0.1
-# After a nap that was longer by so much this process was stopped itself, and rings may have gone to others.
+# A nap longer by this much means that this process was stopped, and rings may have gone to others.
 _STOPPED_SECONDS = 2.0
 
 
 class Cancelled(Exception):
-    """Somebody took the waiting request out of the queue with `tranche release`."""
+    """`tranche release` removed the waiting request from the queue."""
 
 
 class Queue:
-    """The queue of one machine, as one process takes part in it."""
+    """One process's part in the queue of a machine."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Queue:
         clock: Callable[[], float] = time.time,
         record: Record | None = None,
     ) -> None:
-        """`record` is told each decision about a request of this process, and what it was made from."""
+        """`record` receives each decision about a request of this process, and its inputs."""
         self._host = host
         self._record = record
         self._adopt_foreign_destroy = adopt_foreign_destroy
@@ -223,10 +223,10 @@ class Queue:
         waiting: Callable[[Waiting, int, str], None] = lambda outcome, ahead, told: None,
         progress: Progress = no_progress,
     ) -> HeldAllocation:
-        """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends, Cancelled when somebody cancels it.
+        """Wait for a share in order. NoRoom without patience, WaitTimeout when it ends, Cancelled if the request is cancelled.
 
-        `waiting` is told why there is no share yet, how many requests are ahead, and the reasons in words. However this ends
-        without a share, the place in the queue is given up.
+        `waiting` receives why there is no share yet, how many requests are ahead, and the reasons in words. If this ends without
+        a share, it gives the place in the queue up.
         """
         begun = self._monotonic()
         with self._host.ledger.waiting(patience.with_others(0.0)):
@@ -244,8 +244,8 @@ class Queue:
             self.ring_next()
             if not waited and removed:
                 raise LedgerUnavailable(
-                    f"somebody removed {ticket.lock.path}: request {ticket.id} was taken for that of a dead process",
-                    hint="run the command again, and leave the state folder to tranche while requests wait",
+                    f"{ticket.lock.path} was removed, so request {ticket.id} looked like that of a dead process",
+                    hint="run the command again; do not remove files from the state folder while requests wait",
                 ) from error
             if not waited:
                 raise Cancelled(f"the waiting request {ticket.id} was cancelled") from error
@@ -254,9 +254,9 @@ class Queue:
             bell.close()
 
     def _leave(self, ticket: QueuePlace, seconds: float | None) -> bool:
-        """Give the place up; False when somebody had cancelled the request.
+        """Give the place up; False if the request was cancelled.
 
-        Where somebody else writes for all that time, the next command drops the place: nobody holds its lock any more.
+        If another process writes all that time, the next command drops the place, because nothing holds its lock any more.
         """
         try:
             with self._host.ledger.waiting(seconds):
@@ -266,14 +266,14 @@ class Queue:
             return True
 
     def release(self, allocation_id: str, *, why: str) -> None:
-        """Give a share back and ring whoever can use it."""
+        """Give a share back and ring the waiter that can use it."""
         self._host.release(allocation_id, why=why)
         self.ring_next()
 
     def give_back(
         self, held: HeldAllocation, *, why: str, orphans: Sequence[Process] = (), killed: bool = False
     ) -> RemainingProcesses:
-        """Give a share back whose command has ended, and ring whoever can use it; what is left of the command keeps it.
+        """Give a share back after its command ended, and ring the waiter that can use it. Remains of the command keep it.
 
         `orphans` and `killed` as for `Host.give_back`.
         """
@@ -285,7 +285,7 @@ class Queue:
     def ring_next(self) -> None:
         """Ring the first waiter that may start now, with one look at the machine.
 
-        It is a courtesy to others: what goes wrong with it is not this command's failure, and they look for themselves later.
+        This is a courtesy: a failure here does not fail this command, and waiters look for themselves later.
         """
         with contextlib.suppress(TrancheError), uninterruptible():
             self._ring_next()
@@ -314,7 +314,7 @@ class Queue:
         def refuse_over() -> None:
             with interruptible():
                 if deadline is not None and self._monotonic() >= deadline:
-                    raise WaitTimeout("that time was over before anything was changed for it")
+                    raise WaitTimeout("the time ran out before any change began")
 
         failed = FailedGpus(self._monotonic)
         turn = QueuedRequest(
@@ -331,7 +331,7 @@ class Queue:
         def noting(gpu: GpuState, step: Step) -> None:
             nonlocal changed
             if not changed:
-                refuse_over()  # a driver that answers late may take long until the plan begins
+                refuse_over()  # a slow driver may delay the start of the plan
             changed = True
             progress(gpu, step)
 
@@ -341,7 +341,7 @@ class Queue:
                 outcome = self._decide(turn, ticket, refuse_over, others)
                 if isinstance(outcome, ReservedShare):
                     held = self._host.fulfil(outcome, progress=noting, seconds=others)
-                    # A finished plan may have opened a GPU to others: MIG mode is on now, or instances are there to reuse.
+                    # A finished plan may have opened a GPU to others: MIG mode is on now, or instances can be reused.
                     if changed:
                         self.ring_next()
                     return held
@@ -379,7 +379,7 @@ class Queue:
     def _decide(
         self, turn: QueuedRequest, place: QueuePlace, refuse_over: Callable[[], None], seconds: float | None
     ) -> ReservedShare | Waiting:
-        """Decide under the decision lock; what is granted is promised there, and others may start with the lock free."""
+        """Decide and reserve under the decision lock; others may start once the lock is free."""
         with self._host.deciding(seconds) as (view, queue):
             decision = turn.decide(view, queue)
             if isinstance(decision, Waiting):
@@ -391,17 +391,17 @@ class Queue:
         return reservation
 
     def _told(self, outcome: Waiting, allocations: Sequence[Allocation]) -> str:
-        """What is in the way, in words, with the names of those who are there."""
+        """The obstacles in words, with the names of the holders."""
         queue = self._host.waiters()
         return summed_up(outcome, names_of(allocations, queue, process_owners(allocations, queue)))
 
     def _sleep(self, ticket: QueuePlace, bell: WakeupPipe, deadline: float | None) -> bool:
-        """Sleep until it is worth trying again; False when the deadline passed first."""
+        """Sleep until another try is worthwhile; False if the deadline passed first."""
         look_again = self._monotonic() + _LOOK_AGAIN_SECONDS
         was_ahead = 0
         while True:
             ahead = self._ahead_of(ticket)
-            # Whoever was ahead and is not may have been stopped, and nobody rings for that.
+            # A waiter that was ahead and is gone may have been stopped, and nothing rings for that.
             if ahead is None or (was_ahead and not ahead):
                 return True
             was_ahead = ahead
@@ -416,14 +416,14 @@ class Queue:
             if rang or self._monotonic() > now + nap + _STOPPED_SECONDS:
                 return True
             if self._host.recovery_needed() or (ahead == 0 and self._monotonic() >= look_again):
-                # What nobody announced may be there for somebody further back as well.
+                # An unannounced change may also help a waiter further back.
                 self.ring_next()
                 return True
 
     def _let_decide(self, ticket: QueuePlace, bell: WakeupPipe) -> bool:
-        """Wait for those ahead who have only just asked; False when there is none.
+        """Wait for requests ahead that have only just arrived; False if there are none.
 
-        What is kept for them may be free in a moment: whether they get it, or something else, or nothing, is not decided yet.
+        What is kept for them may be free in a moment: it is not decided yet what they get, if anything.
         """
         found = False
         while self._just_asked(ticket):
@@ -433,14 +433,14 @@ class Queue:
         return found
 
     def _just_asked(self, ticket: QueuePlace) -> bool:
-        """Whether somebody ahead may still have to decide for the first time."""
+        """Whether a waiter ahead may not have made its first decision yet."""
         now = self._clock()
         there = attending(self._host.places, self._host.waiters(), now, but=ticket.id)
         ahead = takewhile(lambda waiter: waiter.id != ticket.id, there)
         return any(abs(now - waiter.created) < _DECIDES_WITHIN_SECONDS for waiter in ahead)
 
     def _ahead_of(self, ticket: QueuePlace) -> int | None:
-        """How many requests came earlier, still wait and answer; None when this one was cancelled."""
+        """How many earlier requests still wait and answer; None if this one was cancelled."""
         there = attending(self._host.places, self._host.waiters(), self._clock(), but=ticket.id)
         ids = [waiter.id for waiter in there]
         return ids.index(ticket.id) if ticket.id in ids else None

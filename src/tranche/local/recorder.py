@@ -1,4 +1,4 @@
-"""Writes decisions down as they are made: one JSON document on each line of a file, for `tranche replay`."""
+"""Records decisions as they are made: one JSON document per line of a file, for `tranche replay`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tranche.planning.decide.recording import Impossible, Outcome, RecordedDecis
 class DecisionLog:
     """Appends decisions to a file that other processes may append to as well.
 
-    A request that waits is decided again and again; what is decided as before is not written again. `failed` is told when a
-    decision cannot be written, which keeps nothing from being decided.
+    A waiting request is decided again and again; an unchanged decision is not written again. `failed` is called if a decision
+    cannot be written; deciding goes on.
     """
 
     def __init__(
         self, path: Path, *, failed: Callable[[OSError], None], clock: Callable[[], float] = time.time
     ) -> None:
         try:
-            # A pipe that nobody reads must not keep the command from its share.
+            # A pipe without a reader must not keep the command from its share.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
             self._descriptor = os.open(path, flags, 0o600)
         except OSError as error:
@@ -47,7 +47,7 @@ class DecisionLog:
         adopt_foreign_destroy: bool,
         decision: Decision | TrancheError,
     ) -> None:
-        """Write down what was decided about the waiter, and on what."""
+        """Record the decision about the waiter and its inputs."""
         outcome: Outcome = (
             Impossible(decision.reason, decision.message) if isinstance(decision, TrancheError) else decision
         )

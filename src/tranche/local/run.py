@@ -35,14 +35,14 @@ from tranche.planning.steps import Step
 _AFTERMATH_SECONDS = 0.25
 _BY_SIGNAL = 128
 _LOST_SECONDS = 5.0
-"""For so long a lost limit waits for others to end their decisions before it is written down by somebody later."""
+"""How long a lost limit waits for others to end their decisions, before it is left to a later command to write down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """A command that is to run in a share: `request` says in which, `patience` for how long it waits.
+    """A command to run in a share: `request` says which share, `patience` how long to wait.
 
-    `record` is told each decision. `adopt_foreign_destroy`: idle instances that others made may go for it.
+    `record` receives each decision. `adopt_foreign_destroy`: idle foreign instances may be destroyed for it.
     """
 
     request: Request
@@ -54,52 +54,52 @@ class RunRequest:
 
     @property
     def text(self) -> str:
-        """The command for people; a byte that is no UTF-8 is shown as the replacement character."""
+        """The command for people; a byte that is not UTF-8 shows as the replacement character."""
         return os.fsencode(shlex.join(self.command)).decode(errors="replace")
 
 
 class RunReporter:
-    """Is told what happens to a run, and does nothing about it. What happens while the command runs, another thread tells."""
+    """Receives the events of a run and ignores them. Events while the command runs come from another thread."""
 
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
-        """There is no share yet, so many requests are ahead, and the reasons in words."""
+        """There is no share yet; `ahead` requests are ahead, and `reasons` says why in words."""
 
     def cancelled(self, error: Exception) -> None:
-        """Somebody cancelled the request while it waited."""
+        """The request was cancelled while it waited."""
 
     def step(self, gpu: GpuState, step: Step) -> None:
-        """A step of the plan is about to be done to that GPU."""
+        """A step of the plan is about to change that GPU."""
 
     def granted(self, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> None:
         """The share is there, and the command is about to start."""
 
     def unlimited(self, why: str) -> None:
-        """The daemon that keeps the share's limits has died or was told others: it counts as unlimited."""
+        """The daemon that keeps the share's limits died, or its limits were changed: the share counts as unlimited."""
 
     def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
-        """The share's processes together have more bytes than a part of it."""
+        """The share's processes together use more bytes than its part has."""
 
     def server_ended(self, why: str) -> None:
-        """The daemon's server ended under the share's programs, and why they fail."""
+        """The daemon's server ended under the share's programs; `why` says why they fail."""
 
     def outside(self, process: GpuProcess, gpu: GpuState) -> None:
         """A program of the command uses another GPU or slice than the share's."""
 
     def left(self, remains: RemainingProcesses) -> None:
-        """The command has ended, and something that it started keeps the share until that ends."""
+        """The command has ended; something it started keeps the share until that ends."""
 
     def kept(self, error: Exception) -> None:
-        """The share cannot be given back, because the disk is full say; the next `tranche` takes it from this dead process."""
+        """The share cannot be given back, say because the disk is full; the next `tranche` takes it from this dead process."""
 
 
 def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> int:
-    """Wait for a share, run the command in it, and give the share back; the command's exit code.
+    """Wait for a share, run the command in it, and give the share back; returns the command's exit code.
 
-    The code is that of SIGTERM when somebody cancels the request while it waits. The command's code is returned also when the
-    share cannot be given back.
+    The code is that of SIGTERM if the request is cancelled while it waits. The command's code is returned even if the share
+    cannot be given back.
 
-    Of the signals that end a process, only the command gets those that come from its start to its end. One that comes before ends
-    the wait or the plan; none that comes later changes how this process ends.
+    Between the command's start and end, only the command receives the signals that end a process. An earlier signal ends the wait
+    or the plan; a later one does not change how this process ends.
     """
     reporter = reporter or RunReporter()
     heed_signals()
@@ -122,7 +122,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
             _give_back(queue, held, orphans, reporter, why="the command could not be run")
             raise
         if code != 0 and any(_is_by_mps(grant) for grant in held.allocation.grants):
-            with suppress(TrancheError):  # a fault of its own may have hit others, who are known by now
+            with suppress(TrancheError):  # its own fault may have hit others, who are known by now
                 host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
             why = f"the command ended with exit code {code}"
@@ -130,7 +130,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
         except (TrancheError, OSError) as error:
             reporter.kept(error)
         if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):
-            with suppress(TrancheError):  # the last one to take turns puts their length back, or the next command does
+            with suppress(TrancheError):  # the last to take turns restores their length, or the next command does
                 host.view(seconds=_LOST_SECONDS)
         return code
     except Cancelled as stop:
@@ -143,7 +143,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
 
 
 def _run_in_share(host: Host, held: HeldAllocation, asked: RunRequest, path: str, reporter: RunReporter) -> int:
-    """Run the command to its end, and watch its share meanwhile; its exit code."""
+    """Run the command to its end while watching its share; returns its exit code."""
     allocation = held.allocation
     with ExitStack() as stack:
         if held.group is not None:
@@ -179,7 +179,7 @@ def _run_in_share(host: Host, held: HeldAllocation, asked: RunRequest, path: str
 
 @dataclass(frozen=True, slots=True)
 class _ShareWatch:
-    """What is found while the command runs is told to the person, and written down for everybody else."""
+    """Tells the person what it finds while the command runs, and writes it down for others."""
 
     host: Host
     allocation: Allocation
@@ -194,9 +194,9 @@ class _ShareWatch:
         self._write_down()
 
     def server_ended(self, pid: int) -> None:
-        """The limits hold for whoever starts again."""
+        """Report and write down a server that ended; the limits hold for programs that start again."""
         why = f"the MPS server of this share, process {pid}, was killed or shut down"
-        hit = "programs that were using it get CUDA error 806, and have to be started again"
+        hit = "programs that were using it get CUDA error 806; start them again"
         self.reporter.server_ended(f"{why}: {hit}")
         with suppress(TrancheError), self.host.ledger.write() as db:
             chronicle.server_ended(db, time.time(), self.allocation, pid)
@@ -207,7 +207,7 @@ class _ShareWatch:
 
 
 def limits_changed(host: Host, record: DaemonRecord) -> bool:
-    """Whether somebody has told the daemon other limits: where it has news, by the word of a decision, as nobody joins then."""
+    """Whether the daemon's limits were changed. If it has news, a decision finds out, because no program joins meanwhile."""
     if host.daemons.health.has_news(record):
         host.view(seconds=_LOST_SECONDS, thorough=True)
     now = host.daemons.records.find(record.gpu_uuid, record.slot)
@@ -221,7 +221,7 @@ def _is_by_mps(grant: Grant) -> bool:
 def _give_back(
     queue: Queue, held: HeldAllocation, orphans: OrphanTracker, reporter: RunReporter, *, why: str, killed: bool = True
 ) -> None:
-    # What the command started often ends a moment after it, and is not worth a word.
+    # Processes that the command started often end a moment after it, and need no message.
     deadline = time.monotonic() + _AFTERMATH_SECONDS
     while (living := orphans.living()) and time.monotonic() < deadline:
         _await_end(living, deadline)

@@ -1,4 +1,4 @@
-"""Taking a share back from a workload that lives: ask it to end, insist after a while, then see the share given back."""
+"""Takes a share back from a living workload: asks it to end, insists after a while, then sees the share given back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.allocation import Allocation
@@ -31,9 +31,9 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a share came back: `signal` is the last signal that was sent, 0 for none.
+    """How a share came back: `signal` is the last signal sent, 0 for none.
 
-    `undrained` are the devices whose MPS servers did not let go of processes that were killed all the same.
+    `undrained` are the devices whose MPS servers did not release processes that were killed anyway.
     """
 
     allocation_id: str
@@ -44,7 +44,7 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePreview:
-    """What it would take now to have a share back: `pids` have to end. `remains` is what is left of its command."""
+    """What taking a share back would take now: `pids` have to end. `remains` is what is left of its command."""
 
     allocation: Allocation
     keeper: ProcessKeeper
@@ -52,23 +52,23 @@ class ReleasePreview:
     remains: RemainingProcesses
 
     def refuse_if_in_use(self) -> None:
-        """GpuBusy while somebody holds the share, or may hold it unseen."""
+        """GpuBusy while the share is in use, or may be in use unseen."""
         if self.pids or self.remains.life is not KeeperStatus.GONE:
             raise _busy(self.allocation, self.pids, self.remains)
 
 
 def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
-    """What it would take; GpuBusy where processes on this machine do not decide on it, or cannot be seen from here."""
+    """The preview; GpuBusy if no process on this machine decides on the share, or its processes cannot be seen from here."""
     keeper = allocation.keeper
     if not isinstance(keeper, ProcessKeeper):
         raise GpuBusy(
             f"allocation {allocation.id} is held by {keeper}",
-            hint="end it there: the node's agent then takes the share back by itself",
+            hint="end it there; the node's agent then releases the share",
         )
     if not sees_processes_of(keeper.namespace):
         raise GpuBusy(
             f"allocation {allocation.id} is held by processes of another PID namespace, which cannot be seen from here",
-            hint="run the command where they can be seen: on the machine itself, outside of any container",
+            hint="run the command on the machine itself, outside any container",
         )
     remains = remains_of(places, allocation.id, keeper)
     pids = _living(keeper) or [each.pid for each in remains.certain]
@@ -83,17 +83,17 @@ def take_back(
     grace: float,
     confirm: Callable[[ReleasePreview], None] = lambda found: None,
 ) -> _Ended:
-    """Give a share back; a workload that lives is sent SIGTERM, then SIGKILL after `grace` seconds, when `terminate` says so.
+    """Give a share back. If `terminate`, send a living workload SIGTERM, then SIGKILL after `grace` seconds.
 
-    Raises GpuBusy while somebody holds the share without `terminate`, or may hold it unseen; AllocationUnknown when there is none
-    of that id; PermissionDenied when the workload is another user's; UsageError when this process itself would be ended; and
-    what `confirm` raises, which is told what it would take before anything is done.
+    Raises GpuBusy if the share is in use and `terminate` is false, or if it may be in use unseen; AllocationUnknown if the id is
+    unknown; PermissionDenied if the workload is another user's; UsageError if this process itself would be ended; and what
+    `confirm` raises, which receives the preview before anything is done.
     """
     with host.ledger.read() as db:
         allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
     if allocation is None:
         raise AllocationUnknown(
-            f"there is no allocation and no waiting request {allocation_id}",
+            f"no allocation or waiting request {allocation_id}",
             hint="list them with: tranche ps",
         )
     found = taking_back(host.places, allocation)
@@ -112,12 +112,12 @@ def take_back(
         nonlocal begun
         if not begun:
             begun = True
-            # Who may end the processes and not write the ledger ends them all the same.
+            # A user who may end the processes but not write the ledger still ends them.
             with suppress(LedgerUnavailable, PermissionDenied), host.ledger.write() as db:
                 chronicle.release_begun(db, host.holders.clock(), allocation_id, pids, host.actor)
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
-    # What the workload started may outlive it, and keeps the share for as long as it lives; it may start more meanwhile.
+    # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
     for _ in range(_ROUNDS):
         if not pids and not remains.locked:
             break
@@ -125,21 +125,21 @@ def take_back(
         ended += pids
         _await_owner(lock)
         remains = remains_of(host.places, allocation_id, keeper)
-        # Its `tranche run` may know an orphan by descent, and has written it down.
+        # `tranche run` may know an orphan by descent, and has registered it.
         pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living_now(host, allocation_id)]))
         if not pids:
             break
-    # A process that is just ending may not be looked into. `tranche run` knows what came of its command, and gives the share
-    # back where nothing of that is left.
+    # A process that is just ending may be unreadable. `tranche run` knows what is left of its command, and gives the share back
+    # if nothing is.
     deadline = time.monotonic() + (_OWNER_SECONDS if ended and not pids else 0.0)
     while remains.life is not KeeperStatus.GONE and _registered(host, allocation_id):
         if time.monotonic() >= deadline:
             raise _busy(allocation, pids, remains)
         time.sleep(_POLL_SECONDS)
         remains = remains_of(host.places, allocation_id, keeper)
-    # `tranche run` may have given the share back itself, when it saw its workload end.
+    # `tranche run` may have given the share back itself after its workload ended.
     with suppress(AllocationUnknown):
-        why = "taken back with tranche release" if host.actor is None else "taken back"
+        why = "released with tranche release" if host.actor is None else "released"
         Queue(host).release(allocation_id, why=why)
     return _Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
 
@@ -157,26 +157,26 @@ def _living_now(host: Host, allocation_id: str) -> list[int]:
 
 
 def _living(keeper: ProcessKeeper) -> list[int]:
-    """The living processes of a keeper, when they are known to have come of the share's command."""
+    """The living processes of a keeper, if they are known to descend from the share's command."""
     if keeper.suspected:
         return []
     named = ((keeper.pid, keeper.started), *keeper.others)
-    return [pid for pid, started in named if runs(replace(keeper, pid=pid, started=started))]
+    return [pid for pid, started in named if runs(keeper._replace(pid=pid, started=started))]
 
 
 def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:
-    """UsageError when this process is among those that would be ended, or came of one."""
+    """UsageError if this process is among those to be ended, or descends from one."""
     if {os.getpid(), *ancestors_of(os.getpid())} & set(pids):
         raise UsageError(
-            f"this process is inside share {allocation.id} itself: to end what runs there would end this command too",
-            hint="run it outside of the share; or end the share's command, and the share comes back by itself",
+            f"this process is inside share {allocation.id}: ending the share would end this command too",
+            hint="run it outside the share, or end the share's command, which releases the share",
         )
 
 
 def cancel_waiter(host: Host, waiter_id: str) -> int | None:
-    """Take the request out of the queue and return its command's pid; None when no request of that id waits.
+    """Remove the request from the queue and return its command's pid; None if no request with that id waits.
 
-    Its command is ended with SIGTERM. One that is stopped, or another user's, finds out itself when it goes on.
+    SIGTERM ends its command. A command that is stopped, or another user's, finds out when it continues.
     """
     waiter = next((each for each in host.waiters() if each.id == waiter_id), None)
     if waiter is None or not host.cancel(waiter_id):
@@ -193,9 +193,9 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
     if pids:
         return GpuBusy(
             f"{what} is in use by pid {', '.join(map(str, pids))}: {command}",
-            hint=f"end it and take the share back with: tranche release {allocation.id} --terminate",
+            hint=f"end it and release the share with: tranche release {allocation.id} --terminate",
         )
-    hint = "look where it can be seen: on the machine itself, outside of any container"
+    hint = "look on the machine itself, outside any container"
     hint = hint if os.geteuid() == 0 else "run the command as root"
     if remains.traces.hidden:
         return GpuBusy(f"{what} may be in use by {remains}: {command}", hint=hint)
@@ -203,10 +203,10 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
 
 
 def _end_all(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
-    """End the processes; the last signal that was sent, 0 when none lives.
+    """End the processes; returns the last signal sent, 0 if none is alive.
 
-    `drained` is told of the processes that the next signal kills outright, before it is sent. PermissionDenied before anything
-    is done, where one of them may not be ended.
+    Before each signal, `drained` receives the processes that the signal kills outright. Raises PermissionDenied, before anything
+    is done, if one of them may not be ended.
     """
     with ExitStack() as stack:
         watched: list[tuple[int, int]] = []
@@ -234,13 +234,13 @@ def _end_all(pids: Sequence[int], grace: float, drained: Callable[[set[int]], ob
 
 
 def _ended(watched: int, seconds: float | None) -> bool:
-    """Sleep until the process of the pidfd has ended; False when the time was over first."""
+    """Sleep until the process of the pidfd has ended; False if the time ran out first."""
     ready, _, _ = select.select([watched], [], [], seconds)
     return bool(ready)
 
 
 def _signal(pid: int, number: int) -> None:
-    """Send the signal; 0 only asks whether one may be sent."""
+    """Send the signal; 0 only asks for permission."""
     try:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -1,7 +1,7 @@
-"""How a waiter is told that its turn may have come: a named pipe that it sleeps on and that anybody may ring.
+"""Tells a waiter that its turn may have come: it sleeps on a named pipe that any process may ring.
 
-A pipe, not a socket, because a state folder may be deeper than the 107 bytes that a socket's path allows. A waiter that is
-stopped, or does not hear its bell, must not hold up those behind it; nothing is written about it, and it keeps its place.
+A pipe, not a socket, because a state folder's path may exceed the 107 bytes that a socket's path allows. A waiter that is stopped
+or deaf must not hold up those behind it; nothing is written about it, and it keeps its place.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ class WakeupPipe:
     """The waiter's end; the pipe exists from creation until close()."""
 
     def __init__(self, path: Path) -> None:
-        """LedgerUnavailable when the pipe cannot be made."""
+        """LedgerUnavailable if the pipe cannot be made."""
         self._path = path
         try:
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
         except OSError as error:
             raise cannot_write(str(path), error) from error
-        # Open for writing too: a pipe without writers reports end of file for ever.
+        # Open for writing too: a pipe without writers keeps reporting end of file.
         self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def wait(self, seconds: float) -> bool:
-        """Sleep until the bell rings or the time is over; whether it rang. Rings that pile up count as one."""
+        """Sleep until the bell rings or the time is over; returns whether it rang. Several rings count as one."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         if not poll.poll(max(0.0, seconds) * 1000):
@@ -50,13 +50,13 @@ class WakeupPipe:
 
 
 def ring(path: Path) -> bool:
-    """Ring a waiter's bell; whether somebody sleeps there."""
+    """Ring a waiter's bell; returns whether a waiter listens there."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        # A ring that was not heard yet is enough, and the pipe keeps the time of the first.
+        # One unheard ring is enough, and the pipe keeps the time of the first.
         if not _unread(descriptor):
             os.write(descriptor, b"!")
     except BlockingIOError:
@@ -69,9 +69,9 @@ def ring(path: Path) -> bool:
 
 
 def unheard_for(path: Path, now: float) -> float:
-    """For how many seconds a waiter has not heard its bell, 0 when nobody rang; `now` is seconds since the epoch.
+    """How many seconds a waiter has not heard its bell, 0 if it has not rung; `now` is seconds since the epoch.
 
-    It is 0 for a bell that may not be looked at, and infinite when the clock was put back since the ring.
+    It is 0 if the bell is unreadable, and infinite if the clock was put back since the ring.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -87,7 +87,7 @@ def unheard_for(path: Path, now: float) -> float:
 
 
 def _unread(descriptor: int) -> int:
-    """How many bytes wait in a pipe."""
+    """The number of unread bytes in a pipe."""
     (count,) = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, struct.pack("i", 0)))
     return int(count)
 
@@ -107,5 +107,5 @@ def silent(places: StateFolder, queue: Sequence[Waiter], now: float) -> frozense
 
 
 def attending(places: StateFolder, queue: Sequence[Waiter], now: float, *, but: str = "") -> tuple[Waiter, ...]:
-    """The waiters that answer, in order, and the one of the id `but` whether it does or not."""
+    """The waiters that answer, in order, including the one with the id `but` even if it does not answer."""
     return tuple(each for each in queue if each.id == but or answers(places, each, now))

@@ -1,11 +1,13 @@
-"""What is watched for as long as a share's command runs, each by a thread beside it.
+"""The watches over a share while its command runs, each in its own thread.
 
-The daemon that keeps the share's limits: one that is dead limits nobody, and so does one to which somebody has told other limits.
-Its servers: the daemon lives on when one ends under the share's programs. A server that has ended stays a child of its daemon
-until that takes note of it, and of one that is stopped for good.
-How much of a device's memory the share's processes have together.
-Programs of the command that use a device which is not the share's: only variables confine a program to its share, and sudo,
-`su -` and their like drop them. The driver is asked only while the command has a process without them, or one whose environment
+The daemon that keeps the share's limits: a dead daemon limits nothing, and neither does one whose limits were changed. Its
+servers: the daemon lives on when one ends under the share's programs. A server that has ended stays a child of its daemon until
+the daemon takes note of it; a stopped daemon takes note of none.
+
+How much of a device's memory the share's processes use together.
+
+Programs of the command that use a device outside the share: only variables confine a program to its share, and sudo, `su -` and
+their like drop them. The driver is asked only while the command has a process without these variables, or one whose environment
 this user may not read.
 """
 
@@ -34,7 +36,7 @@ from tranche.node.state.session import children_pids, process_start_time, sees_e
 def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
     """Run `work` in a thread of that name within the block, and wait for it after the block.
 
-    `work` is told a file descriptor that can be read from when the block has ended; it has to return then.
+    `work` receives a file descriptor that becomes readable when the block has ended; it must return then.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     thread = threading.Thread(target=work, args=(reading,), name=name, daemon=True)
@@ -42,7 +44,7 @@ def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
         stack.callback(os.close, reading)
         stack.callback(lambda: thread.join() if thread.ident else None)
         stack.callback(os.close, writing)
-        # Signals of the terminal are for the command.
+        # Signals from the terminal are for the command.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
@@ -57,11 +59,11 @@ class ServerEndWatch:
     def __init__(self, daemons: Sequence[int], poll: select.poll) -> None:
         self._daemons = daemons
         self._poll = poll
-        self._servers: dict[int, int] = {}  # pids by the descriptors that can be read from once they have ended
-        self._seen: set[tuple[int, int]] = set()  # pids with start times, also of those that have ended
+        self._servers: dict[int, int] = {}  # pids by descriptors, which become readable when the process ends
+        self._seen: set[tuple[int, int]] = set()  # pids with start times, including ended ones
 
     def look(self) -> None:
-        """Watch the servers that have been started since the last look as well."""
+        """Watch the servers started since the last look, too."""
         for pid in {pid for daemon in self._daemons for pid in children_pids(daemon)}:
             server = pid, process_start_time(pid, ended=True)
             if server in self._seen:
@@ -73,7 +75,7 @@ class ServerEndWatch:
                 self._poll.register(descriptor, select.POLLIN)
 
     def take(self, ready: Collection[int]) -> tuple[int, ...]:
-        """The pids of the servers that have ended, of the descriptors that can be read from; each is named once."""
+        """The pids of servers that have ended, among the readable descriptors; each is named once."""
         gone = [descriptor for descriptor in ready if descriptor in self._servers]
         for descriptor in gone:
             self._poll.unregister(descriptor)
@@ -81,15 +83,15 @@ class ServerEndWatch:
         return tuple(sorted(self._servers.pop(descriptor) for descriptor in gone))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self.take(tuple(self._servers))
 
 
 _AGAIN = "run the command again"
 _LOOK_SECONDS = 5.0
-_DIED = "the MPS daemon of this share has died: nothing limits its memory any more"
+_DIED = "the MPS daemon of this share has died, so nothing limits its memory"
 _ASK_EVERY = 6
-"""In looks: to ask a daemon, programs have to be started."""
+"""In looks: asking a daemon means starting programs."""
 
 
 @contextmanager
@@ -100,11 +102,11 @@ def watching_limits(
     changed: Callable[[DaemonRecord], bool] = lambda record: record.changed,
     server_ended: Callable[[int], None] = lambda pid: None,
 ) -> Iterator[None]:
-    """Call `lost`, from another thread and once, when a daemon of the allocation dies within the block, and say so in words.
+    """Call `lost`, from another thread and once, with the reason in words, when a daemon of the allocation dies within the block.
 
-    The same when somebody has told it other limits, as others have found out, or `changed` says of its present record.
-    `server_ended` is called with the pid of each server of theirs that ends within the block, while its daemon lives on.
-    VerificationFailed when one is dead before the block: nothing may begin there without its limits.
+    Also when its limits were changed, as its record or `changed` of that record says. `server_ended` receives the pid of each of
+    its servers that ends within the block while the daemon lives on. Raises VerificationFailed if a daemon is dead before the
+    block: nothing may start there without its limits.
     """
     daemons = _daemons(allocation, records)
     if not daemons:
@@ -119,7 +121,7 @@ def watching_limits(
                 if record is not None and (record.changed or (thorough and changed(record))):
                     what = what_changed(records.find(each.gpu_uuid, each.slot) or record)
                     return (
-                        f"somebody has changed the limits of the MPS daemon of this share{what}: it counts as unlimited"
+                        f"the limits of this share's MPS daemon were changed{what}: Tranche now counts it as unlimited"
                     )
             return ""
 
@@ -129,13 +131,13 @@ def watching_limits(
             except ProcessLookupError as error:
                 raise _died(daemon) from error
             stack.callback(os.close, descriptor)
-            # The pid may be another process's by now; what the descriptor means cannot change any more.
+            # The pid may belong to another process by now; the descriptor's meaning cannot change any more.
             if daemon.state not in (DaemonState.READY, DaemonState.FAULT):
                 raise _died(daemon)
             watched.append(descriptor)
         poll = select.poll()
         servers = stack.enter_context(closing(ServerEndWatch([each.pid for each in daemons], poll)))
-        servers.look()  # before the command begins: the thread may come to look when a server has ended already
+        servers.look()  # before the command begins: the thread's first look may come after a server has ended
         with beside("limits", lambda ended: _watch(poll, servers, watched, ended, lost, altered, server_ended)):
             yield
 
@@ -146,14 +148,14 @@ def _daemons(allocation: Allocation, records: DaemonRecordStore) -> list[DaemonR
         if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS:
             record = records.find(part.gpu_uuid, part.slot)
             if record is None or not record.ready:
-                raise VerificationFailed(f"no MPS daemon keeps the limits on {part.gpu_uuid}", hint=_AGAIN)
+                raise VerificationFailed(f"no MPS daemon enforces the limits on {part.gpu_uuid}", hint=_AGAIN)
             found.append(record)
     return found
 
 
 def _died(daemon: DaemonRecord) -> VerificationFailed:
     return VerificationFailed(
-        f"the MPS daemon of {daemon.device_uuid} has just died: nothing keeps the limits", hint=_AGAIN
+        f"the MPS daemon of {daemon.device_uuid} has just died, so nothing enforces the limits", hint=_AGAIN
     )
 
 
@@ -178,7 +180,7 @@ def _watch(
                 with suppress(Exception):
                     server_ended(pid)
         if not ready:
-            with suppress(Exception):  # a look that fails must not end the command, and is made again
+            with suppress(Exception):  # a failed look must not end the command, and is repeated
                 why = altered(look % _ASK_EVERY == 0)
         if why:
             with suppress(Exception):
@@ -191,9 +193,9 @@ def _watch(
 def watching_use(
     allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[FractionalShare, GpuState, int], None]
 ) -> Iterator[None]:
-    """Call `above`, from another thread and once, when more of a part's device is used within the block than was given.
+    """Call `above`, from another thread and once, when the share uses more of a part's device within the block than it was given.
 
-    It is told the part, its GPU, and how many bytes are used.
+    `above` receives the part, its GPU, and the used bytes.
     """
     parts = [
         each
@@ -208,7 +210,7 @@ def watching_use(
         poll = select.poll()
         poll.register(ended, select.POLLIN)
         while not poll.poll(_LOOK_SECONDS * 1000):
-            with suppress(Exception):  # a look that fails must not end the command, and is made again
+            with suppress(Exception):  # a failed look must not end the command, and is repeated
                 for part in parts:
                     gpu = observe(part.gpu_uuid)
                     if used := excess(allocation, part, gpu):
@@ -231,9 +233,9 @@ def watching_outside(
 ) -> Iterator[None]:
     """Call `outside`, from another thread and once, when a program of the command uses another device within the block.
 
-    `visible` is the variable that confines the command, as the environment has it: NAME=VALUE.
+    `visible` is the variable that confines the command, as in the environment: NAME=VALUE.
     """
-    # The driver's numbers of processes are the machine's: in a PID namespace they would be those of others.
+    # The driver reports the machine's pids: in a PID namespace they would be other processes.
     if not sees_every_process():
         yield
         return
@@ -243,7 +245,7 @@ def watching_outside(
         poll.register(ended, select.POLLIN)
         seconds = _LOOK_SECONDS
         while not poll.poll(seconds * 1000):
-            with suppress(Exception):  # a look that fails must not end the command, and is made again
+            with suppress(Exception):  # a failed look must not end the command, and is repeated
                 strays = _unconfined(os.getpid(), os.fsencode(visible))
                 found = stray_use(allocation, strays, observe()) if strays else None
                 if found is not None:
@@ -256,7 +258,7 @@ def watching_outside(
 
 
 def stray_use(allocation: Allocation, pids: set[int], node: NodeState) -> tuple[GpuProcess, GpuState] | None:
-    """One of the processes that uses a device of which the allocation has nothing, and the device's GPU; None when none does."""
+    """One of the processes that uses a device outside the allocation, with the device's GPU; None if there is none."""
     own = {(grant.gpu_uuid, grant.slot) for grant in allocation.grants}
     for gpu in node:
         used: list[tuple[InstanceKey | None, tuple[GpuProcess, ...]]] = [(None, gpu.processes)]
@@ -269,7 +271,7 @@ def stray_use(allocation: Allocation, pids: set[int], node: NodeState) -> tuple[
 
 
 def _unconfined(pid: int, variable: bytes) -> set[int]:
-    """The descendants of a process that do not have the variable in their environment, or do not show it."""
+    """The descendants of a process whose environment lacks the variable, or is unreadable."""
     found: set[int] = set()
     for child in children_pids(pid):
         try:

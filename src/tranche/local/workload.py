@@ -1,6 +1,6 @@
-"""A child process in its share: environment, signals, exit code.
+"""Runs a child process in its share: environment, signals, exit code.
 
-The child inherits the allocation's lock, so the share is kept for as long as it lives even when this process is killed.
+The child inherits the allocation's lock, so the share is kept as long as the child lives, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tranche.node.state.session import StateFolder
 def part_environment(
     allocation: Allocation, gpus: Mapping[str, GpuState], records: DaemonRecordStore, uid: int | None = None
 ) -> dict[str, str]:
-    """The variables for the parts of an allocation, none where it has none; `gpus` are those of its grants, as they are now.
+    """The variables for an allocation's parts, none without parts; `gpus` are those of its grants, as they are now.
 
-    VerificationFailed when the daemon that keeps the limits does not serve, or the GPU is in MIG mode; MpsUserRefused when the
-    daemon serves another user than `uid`, this process's by default; SharingUnavailable when one program would need two daemons.
+    VerificationFailed if the daemon that keeps the limits does not serve, or the GPU is in MIG mode; MpsUserRefused if the daemon
+    serves another user than `uid`, by default this process's; SharingUnavailable if one program would need two daemons.
     """
     parts = [grant for grant in allocation.grants if isinstance(grant, FractionalShare)]
     for part in parts:
@@ -46,11 +46,11 @@ def part_environment(
 
 
 def _refuse_cut(part: FractionalShare, gpu: GpuState) -> None:
-    """VerificationFailed when the part is of a GPU that is not cut, and the GPU is in MIG mode: no limit would hold."""
+    """VerificationFailed if the part is of an uncut GPU that is now in MIG mode: no limit would hold."""
     if part.slot is None and gpu.mig_enabled:
         raise VerificationFailed(
-            f"{gpu.label}: the share is a part of the uncut GPU, and somebody has turned MIG mode on",
-            hint="run it again when nobody shares the GPU any more",
+            f"{gpu.label}: the share is a part of the uncut GPU, but MIG mode is on now",
+            hint="run the command again when no share of the GPU is left",
         )
 
 
@@ -60,14 +60,14 @@ def _mps(
     (part, *others) = parts
     if others:
         raise SharingUnavailable(
-            f"a program can use one MPS daemon, and parts of {len(parts)} devices have one each",
+            f"a program can use only one MPS daemon, but each of the {len(parts)} devices has its own",
             hint="ask for one share, or for whole GPUs: --gpus",
         )
     record = _serving(part, gpus[part.gpu_uuid], records)
     if record.uid != uid and not record.every_user:
         raise MpsUserRefused(
-            f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait without end",
-            hint="run the command as that user, or when nobody shares the device any more",
+            f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait forever",
+            hint="run the command as that user, or when no share of the device is left",
         )
     return client_environment(str(records.pipes(record.device_uuid)), part.memory, part.compute)
 
@@ -77,10 +77,10 @@ def _serving(part: FractionalShare, gpu: GpuState, records: DaemonRecordStore) -
     daemon = gpu.daemon_of(part.slot)
     record = records.find(part.gpu_uuid, part.slot)
     if record is None or daemon is None or daemon.state is not DaemonState.READY or daemon.limit < part.memory:
-        state = "is not there" if daemon is None else f"is in state '{daemon.state}'"
+        state = "is not running" if daemon is None else f"is in state '{daemon.state}'"
         raise VerificationFailed(
             f"{gpu.label}: the MPS daemon that should limit this share {state}, so the command is not started",
-            hint="run it again: a daemon is started anew when nobody shares the device any more",
+            hint="run the command again when no share of the device is left: Tranche then starts a new daemon",
         )
     return record
 
@@ -90,10 +90,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def share_environment(held: HeldAllocation, observe: Callable[[str], GpuState], places: StateFolder) -> dict[str, str]:
-    """The variables that confine a CUDA program to the allocation's grants, and keep it within their limits.
+    """The variables that confine a CUDA program to the allocation's grants and keep it within their limits.
 
-    They also name the share and the folder of its register, so that a lost register can be made anew. VerificationFailed when a
-    granted instance is not on its GPU, or nobody keeps the limits of a part.
+    They also name the share and the folder of its register, so that a lost register can be rebuilt. VerificationFailed if a
+    granted instance is not on its GPU, or no daemon keeps the limits of a part.
     """
     devices: list[str] = []
     gpus: dict[str, GpuState] = {}
@@ -103,8 +103,8 @@ def share_environment(held: HeldAllocation, observe: Callable[[str], GpuState], 
         if not uuid:
             missing = "device" if grant.slot is None else f"{grant.slot.profile} at {grant.slot.placement}"
             raise VerificationFailed(
-                f"{gpu.label}: the granted {missing} is not there",
-                hint="another tool cut the GPU at the same moment; run the command again",
+                f"{gpu.label}: the granted {missing} does not exist",
+                hint="another tool cut the GPU at the same time; run the command again",
             )
         devices.append(uuid)
     joined = ",".join(devices)
@@ -124,7 +124,7 @@ def find_command(name: str, environment: Mapping[str, str]) -> str:
     found = shutil.which(name, path=environment.get("PATH"))
     if found is None:
         raise CommandNotFound(
-            f"'{name}' is not a command that can be run",
+            f"'{name}' is not an executable command",
             hint="name a program on the PATH, or the path of an executable file",
         )
     return found
@@ -139,11 +139,11 @@ def run_workload(
     group: Path | None = None,
     starting: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run the command to its end and return its exit code, 128 + N when signal N ended it.
+    """Run the command to its end and return its exit code, 128 + N if signal N ended it.
 
-    Signals that reach this process are passed on; those of the terminal reach the child anyway. `started` is told the
-    child's pid. The child is in the control `group` from its first instruction on. CommandNotFound when the file at `path`
-    cannot be executed. `starting` is called right before the child is started; none is when that raises.
+    Passes on the signals that reach this process; those of the terminal reach the child anyway. `started` receives the child's
+    pid. The child is in the control `group` from its first instruction on. CommandNotFound if the file at `path` cannot be
+    executed. `starting` is called right before the child starts; no child starts if that raises.
     """
     _prepare_inheritance(held.lock.descriptor)
     within = None
@@ -160,9 +160,9 @@ def run_workload(
 
 
 def _prepare_inheritance(descriptor: int) -> None:
-    """Let the child inherit this file, and none of the device files that the driver may have opened in this process.
+    """Let the child inherit this file, but none of the device files that the driver may have opened in this process.
 
-    Files that this process was itself given, such as a jobserver's pipe, are passed on.
+    Files given to this process, such as a jobserver's pipe, are passed on.
     """
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

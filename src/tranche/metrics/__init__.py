@@ -1,1 +1,1 @@
-"""What can be measured of a node, under names that last: the catalogue of metrics, and how facts become samples."""
+"""What can be measured of a node, under stable names: the catalogue of metrics, and how facts become samples."""

@@ -1,6 +1,6 @@
-"""The same values under the names, labels and units of NVIDIA's dcgm-exporter, for dashboards that exist. Pure.
+"""The same values under the names, labels and units of NVIDIA's dcgm-exporter, for existing dashboards. Pure.
 
-Power, energy, temperature and XIDs are of a GPU and stand there once. dcgm-exporter repeats them on each slice's line, so that a
+Power, energy, temperature and XIDs belong to a GPU and appear once. dcgm-exporter repeats them on each slice's line, so that a
 sum over slices counts them seven times. What no driver measures under MIG (`DCGM_FI_DEV_GPU_UTIL`) has no value there.
 """
 
@@ -50,7 +50,7 @@ NAMES = (
     ),
     _DcgmName(
         "DCGM_FI_DEV_FB_FREE",
-        "total less used memory",
+        "total minus used memory",
         of_gpu=lambda gpu: _mib(_less(gpu.memory_total, gpu.memory_used)),
         of_slice=lambda part: _mib(_less(part.memory_total, part.memory_used)),
     ),
@@ -72,14 +72,14 @@ NAMES = (
     _of_activity("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "tranche_slice_tensor_active_ratio", lambda each: each.tensor),
     _of_activity("DCGM_FI_PROF_DRAM_ACTIVE", "tranche_slice_memory_bandwidth_ratio", lambda each: each.memory),
 )
-"""What has both a name of DCGM's and a reading. XIDs are beside it: they are no reading."""
+"""Metrics with both a DCGM name and a reading. XIDs are separate: they are no reading."""
 
 XID_ERRORS = _DcgmName("DCGM_FI_DEV_XID_ERRORS", "the last xid of tranche_xid_last_time_seconds")
 FAMILIES = (*(each.family for each in NAMES), XID_ERRORS.family)
 
 
 def dcgm_samples(facts: NodeFacts, hostname: str) -> tuple[MetricSample, ...]:
-    """Every value that has one of those names."""
+    """Every value with one of those names."""
     return tuple(_samples(facts, hostname))
 
 
@@ -106,7 +106,7 @@ def _samples(facts: NodeFacts, hostname: str) -> Iterator[MetricSample]:
 
 
 def _is_of_slices(name: _DcgmName) -> bool:
-    """Whether it stands on the slices' lines of a GPU that is cut; on the GPU's as well it would count twice."""
+    """Whether it appears on the slices' lines of a cut GPU; on the GPU's line as well it would count twice."""
     return name.name.startswith(("DCGM_FI_DEV_FB_", "DCGM_FI_PROF_"))
 
 

@@ -16,7 +16,7 @@ _NO_POD = {"namespace": "", "pod": "", "container": ""}
 
 
 class _DeviceState(StrEnum):
-    """CUT is of a GPU in MIG mode alone, MISSING of a slice that somebody holds and that is not there."""
+    """CUT applies only to a GPU in MIG mode, MISSING only to a slice that is held but absent."""
 
     HELD = "held"
     PREPARING = "preparing"
@@ -43,10 +43,10 @@ class MeasuredGpu:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSlice:
-    """A MIG device, or a GPU instance without or with several of them, or a place where one is promised.
+    """A MIG device, or a GPU instance with none or several of them, or the place of a promised instance.
 
     `reading` is of the GPU instance, and given once for each: with its only MIG device, else with the GPU instance itself.
-    `state` is None for a GPU instance that is listed beside its MIG devices for its reading alone.
+    `state` is None for a GPU instance that is listed beside its MIG devices only for its reading.
     """
 
     gpu: GpuState
@@ -77,7 +77,7 @@ class MeasuredSlice:
 
 
 def pod_labels(holders: Iterable[Allocation]) -> Mapping[str, str]:
-    """The container that holds something; empty names when it is no pod's, or of several."""
+    """The container that holds something; empty names if the holder is no pod, or there are several."""
     keepers = {each.keeper for each in holders}
     found = {(each.namespace, each.name, each.container) for each in keepers if isinstance(each, PodKeeper)}
     if len(found) != 1:
@@ -94,7 +94,7 @@ def measured_gpus(view: NodeView, readings: Mapping[str, GpuReading]) -> Iterato
 
 
 def measured_slices(view: NodeView, readings: Mapping[str, GpuReading]) -> Iterator[MeasuredSlice]:
-    """Every slice of every GPU, by place; of a lost GPU those that somebody holds."""
+    """Every slice of every GPU, by place; of a lost GPU only the held ones."""
     for gpu in view.node:
         read = readings[gpu.uuid].slices if gpu.uuid in readings else {}
         for row in slices_on(view, gpu):

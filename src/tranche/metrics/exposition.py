@@ -1,4 +1,4 @@
-"""Samples as text, by prometheus_client: OpenMetrics, or the older format of Prometheus that node exporter's textfiles are in."""
+"""Samples as text, by prometheus_client: OpenMetrics, or the older Prometheus format of node exporter's textfiles."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def textfile_text(families: Iterable[MetricFamily], samples: Iterable[MetricSamp
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether a scrape with that Accept header is answered in OpenMetrics; else in the older format of Prometheus."""
+    """Whether a scrape with that Accept header gets OpenMetrics; otherwise the older format of Prometheus."""
     return choose_encoder(accept)[1].startswith(_OPENMETRICS)
 
 

@@ -1,4 +1,4 @@
-"""All that is known of a node when somebody asks for its metrics. None is what is not known. Pure."""
+"""All that is known of a node when its metrics are read. None means unknown. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tranche.node.store.journal import ChangeKind, ChangeStatus, ChangeSummary
 
 @dataclass(frozen=True, slots=True)
 class LayoutFacts:
-    """The layout that a node's label asks for, and how far it is; `mismatched` counts GPUs that are cut otherwise."""
+    """The layout that a node's label asks for, and its progress; `mismatched` counts GPUs that are cut otherwise."""
 
     name: str
     state: str

@@ -23,8 +23,8 @@ UNITS = frozenset({"bytes", "celsius", "joules", "ratio", "seconds", "watts"})
 class MetricFamily:
     """One metric. `name` is that of OpenMetrics: a counter's samples are called `<name>_total`.
 
-    `absent` says when a GPU, a slice or the node has no sample of it, which is the only way to say that something is not known.
-    `agent` marks what only an agent knows, which watches a node for as long as it runs.
+    `absent` says when a GPU, a slice or the node has no sample of it; a missing sample is the only way to say unknown. `agent`
+    marks what only an agent knows, because it watches a node as long as it runs.
     """
 
     name: str
@@ -54,7 +54,7 @@ class MetricFamily:
 
 @dataclass(frozen=True, slots=True)
 class HistogramValue:
-    """The value of a histogram: how many by upper bound, each counted once, and their sum. The last bound is infinite."""
+    """The value of a histogram: counts by upper bound, each counted once, and their sum. The last bound is infinite."""
 
     bounds: tuple[float, ...]
     counts: Mapping[float, int] = field(default_factory=dict)

@@ -18,12 +18,12 @@ from tranche.node.store.journal import change_totals
 
 
 def facts_of_ledger(host: Host, now: float) -> NodeFacts:
-    """The queue and the changes; `now` is seconds since the epoch. LedgerUnavailable and the like as they are."""
+    """The queue and the changes; `now` is seconds since the epoch. Raises LedgerUnavailable and other errors of the ledger."""
     with host.ledger.read() as db:
         waiters, changes = records.waiters(db), change_totals(db)
     return NodeFacts(
         now=now,
-        version=version("tranche"),
+        version=version("tranche-gpu"),
         waiting_since=tuple(each.created for each in waiters),
         changes=changes,
         nvml_errors=NVML_ERRORS.counts(),
@@ -31,12 +31,12 @@ def facts_of_ledger(host: Host, now: float) -> NodeFacts:
 
 
 def facts_without_machine() -> NodeFacts:
-    """What is known where neither the GPUs nor the register can be read."""
-    return NodeFacts(now=time.time(), version=version("tranche"), nvml_errors=NVML_ERRORS.counts())
+    """What is known if neither the GPUs nor the register can be read."""
+    return NodeFacts(now=time.time(), version=version("tranche-gpu"), nvml_errors=NVML_ERRORS.counts())
 
 
 def facts_of_machine(host: Host, view: NodeView) -> NodeFacts:
-    """All that one look can tell, which showed that. It takes two readings, since activity is what happened between two."""
+    """All that the look at `view` tells. It takes two readings, since activity is what happened between two."""
     readings = _two_readings(view)
     return replace(facts_of_ledger(host, time.time()), view=view, readings=readings)
 

@@ -1,4 +1,4 @@
-"""What is known of a node as samples, under our names for metrics, DCGM's, or both. Pure. What is not known has no sample."""
+"""A node's facts as samples, under our names for metrics, DCGM's, or both. Pure. Unknown facts have no sample."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _of_view(facts: NodeFacts) -> Iterator[MetricSample]:
 
 
 def _unlimited_shares(view: NodeView, gpu: GpuState) -> Mapping[str, int]:
-    """How many shares have lost their limits, of each device of the GPU that is shared with limits; "" is the GPU itself."""
+    """How many shares have lost their limits, for each device of the GPU shared with limits; "" is the GPU itself."""
     found: dict[str, int] = {}
     for allocation in view.allocations:
         for grant in allocation.grants:
@@ -159,7 +159,7 @@ def _of_agent(facts: NodeFacts, agent: AgentFacts) -> Iterator[MetricSample]:
 
 
 def _holders(holders: Iterable[Allocation], device: Mapping[str, str]) -> Iterator[MetricSample]:
-    """A sample for each holder; of several processes that share a device, which have no names, one since the first came."""
+    """A sample for each holder. Processes that share a device have no names, so they have one sample, since the first came."""
     since: dict[tuple[tuple[str, str], ...], float] = {}
     for each in holders:
         names = (*_pod(each.keeper).items(), ("keeper", _kind(each.keeper)))

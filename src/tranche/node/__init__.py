@@ -1,1 +1,1 @@
-"""One machine: observe, decide, plan, execute, verify, and remember in the ledger."""
+"""One machine: observe, decide, plan, execute, verify, and record in the ledger."""

@@ -1,4 +1,4 @@
-"""Carries a declared change out: hooks around it, patience with what is in use, one plan for everything."""
+"""Carries out a declared change: runs its hooks, waits for what is in use, and makes one plan for everything."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _POLL_SECONDS = 0.5
 class Change:
     """One declared change of a machine, from the first hook to the last.
 
-    Order: decide once, so that what is impossible is refused before any hook runs; apply-start; the pre-apply hooks of what is
-    to change, which may stop the very clients that stand in the way; then decide again and carry the plan out, all of it or
-    none of it; apply-exit, also after a failure. Nothing to change: no pre-apply hook and no plan.
+    The order: decide once, to refuse the impossible before any hook runs; run apply-start; run the pre-apply hooks of what will
+    change, which may stop the clients in the way; decide again and carry out the whole plan or none of it; run apply-exit, even
+    after a failure. If nothing changes, no pre-apply hook runs and there is no plan.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Change:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`waiting` is told what is waited for, `exit_hook_failed` of a failure of apply-exit after another failure."""
+        """`waiting` receives the reason for a wait, `exit_hook_failed` a failure of apply-exit after another failure."""
         self._host = host
         self._hooks = hooks
         self._patience = patience
@@ -53,7 +53,7 @@ class Change:
         self._sleep = sleep
 
     def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
-        """Carry out what is decided; the last decision. GpuBusy or WaitTimeout when something in use stays in the way."""
+        """Carry out a decision; returns the last one. Raises GpuBusy or WaitTimeout when something in use blocks it."""
         last = decide(self._host.view(seconds=self._patience.with_others(0.0)))
         if self._host.driver.scope is DeviceVisibility.PARTS:
             last.refuse_if_blocked()
@@ -73,7 +73,7 @@ class Change:
             if last.waiting_for_reset and not mode_only:
                 gpus = ", ".join(gpu.label for gpu in last.waiting_for_reset)
                 raise ModeChangePending(
-                    f"the MIG mode of {gpus} is set but pending, because resets are skipped; nothing was cut there",
+                    f"the MIG mode of {gpus} is set but pending, because resets are skipped; Tranche cut nothing there",
                     hint="reset the GPU or restart the machine, then apply the layout again",
                 )
 
@@ -81,7 +81,7 @@ class Change:
         return last
 
     def as_saved(self, plan: Plan) -> None:
-        """Carry out a saved plan; StateMoved when a GPU is no longer as it was when the plan was made."""
+        """Carry out a saved plan. Raises StateMoved when a GPU has changed since the plan was made."""
         self._host.require_whole_gpus()
         changes_mode = any(step.changes_mode for step in plan.steps)
         changes_cut = any(step.changes_cut for step in plan.steps)
@@ -117,9 +117,9 @@ class Change:
         self._hooks.run(APPLY_EXIT)
 
     def _patiently(self, act: Callable[[float | None], object]) -> None:
-        """Do it, again and again while it is refused because of what is in use, for as long as patience lasts.
+        """Retry `act` while GPUs are busy and patience lasts.
 
-        It is told for how many seconds it may wait for others.
+        `act` receives the seconds that it may wait for others.
         """
         begun = self._clock()
         while True:
@@ -139,7 +139,7 @@ class Change:
 
 
 def keep_for_layout(host: Host, gpu_uuids: Collection[str]) -> None:
-    """Remember that a layout wants what there is on these GPUs now, also where it was made for requests."""
+    """Record that a layout wants the current instances of these GPUs, even those made for requests."""
     with host.ledger.read() as db:
         requested = {key.gpu_uuid for key in records.requested_instances(db)}.intersection(gpu_uuids)
     if requested:

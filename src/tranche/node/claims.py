@@ -1,7 +1,7 @@
-"""Shares of resource claims: a scheduler chose the devices, and the node makes them true or refuses.
+"""Shares of resource claims: a scheduler chose the devices, and the node provides or refuses them.
 
-Many claims are decided under one look at the machine, because a backlog of pods comes at once. Each has a plan and an allocation
-of its own, and fails or is undone alone.
+One look at the machine decides many claims, because a backlog of pods arrives at once. Each claim has its own plan and
+allocation, and fails or is undone alone.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def _permit_all(view: NodeView) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What a claim is to have, as the scheduler chose it, or a pod, as a controller did.
+    """The share that a scheduler chose for a claim, or a controller for a pod.
 
-    `request` is what comes nearest to what it asked for. `permit` raises a TrancheError when the machine as it is seen may not
-    give that now; whoever has it already is not asked.
+    `request` comes nearest to what the keeper asked for. `permit` raises a TrancheError when the viewed machine may not give the
+    share now; it is not called for a keeper that already has the share.
     """
 
     keeper: ChosenFor
@@ -49,7 +49,7 @@ class ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReservedClaim:
-    """A claim's room is its own. `plan_id` is the change that is still to be carried out, "" when there is none."""
+    """A claim's reserved allocation. `plan_id` names the plan to carry out, "" when there is none."""
 
     allocation: Allocation
     plan_id: str = ""
@@ -64,9 +64,9 @@ class _Decision:
 
 
 class ClaimRegister:
-    """The claims' part of one host's register. `deciding` holds the decision lock; `carry_out` carries a journaled plan out.
+    """The claims in one host's register. `deciding` holds the decision lock; `carry_out` carries out a journaled plan.
 
-    `refuse_unavailable` is GpuBusy, and the allocation is gone, when an MPS server lets nobody in.
+    `refuse_unavailable` removes the allocation and raises GpuBusy when an MPS server admits no clients.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class ClaimRegister:
         self._noting = threading.Lock()
 
     def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
-        """Decide on all of these after one look, and write what is promised; for each order its promise or why it has none.
+        """Decide on all orders after one look and record the promises; returns a promise or an error for each order.
 
-        Plans of one GPU must be carried out in the order of the promises. None stands for an order that must be asked for again
-        when the plans before it have ended, since one of them takes something away where this one is to be.
+        Carry out the plans of one GPU in the order of the promises. None means that an earlier plan removes something where this
+        order would go: ask again when the earlier plans have ended.
         """
         with self._deciding(None):
             view = self._look()
             answers: list[ReservedClaim | TrancheError | None] = []
             steps: list[Step] = []
             with self._ledger.write() as db:
-                # Read once: what the plans of these orders take, `steps` says.
+                # Read once: `steps` holds what the plans of these orders take.
                 plans = self._holders.open_plans(db)
                 for order in orders:
                     if any(takes(step, grant) for step in steps for grant in order.grants):
@@ -123,13 +123,13 @@ class ClaimRegister:
         return tuple(answers)
 
     def fulfil(self, promise: ReservedClaim) -> Allocation:
-        """Carry the promise's plan out: the allocation, active. What fails is undone, and the promise is over."""
+        """Carry out the promise's plan and return the active allocation. A failure undoes the plan and ends the promise."""
         allocation = promise.allocation
         if promise.plan_id:
             self._carry_out(promise.plan_id, allocation.id)
         if allocation.phase is not Phase.ACTIVE:
             self._refuse_unavailable(allocation)
-        active = replace(allocation, phase=Phase.ACTIVE)
+        active = allocation._replace(phase=Phase.ACTIVE)
         if promise.plan_id or allocation.phase is not Phase.ACTIVE:
             with self._ledger.write() as db:
                 register.activate_allocation(db, allocation.id)
@@ -140,12 +140,12 @@ class ClaimRegister:
         return active
 
     def give_back(self, uid: str, *, why: str) -> bool:
-        """Take back what the claim or pod of that uid has; whether it had something. Instances stay, idle."""
+        """Take back the shares of the claim or pod with that uid; returns whether it had any. Instances stay, idle."""
         with self._ledger.read() as db:
             held = _by_uid(register.allocations(db)).get(uid, ())
         if not held:
             return False
-        # Noted first: nobody else would, were this process killed when the share is free.
+        # Note it first: no other process would if this one were killed after freeing the share.
         with self._noting:
             self._given_back([grant for each in held for grant in each.grants])
         with self._ledger.write() as db:
@@ -156,12 +156,12 @@ class ClaimRegister:
         return True
 
     def held(self) -> Mapping[str, tuple[Allocation, ...]]:
-        """What claims have by the register, by uid; no GPU is asked."""
+        """The registered shares of claims, by uid. Queries no GPU."""
         with self._ledger.read() as db:
             return claims_in(register.allocations(db))
 
     def note_pods(self, pods: Mapping[str, Sequence[str]]) -> None:
-        """Have the register know by which pods claims are used, both by their uids; claims that have nothing are passed over."""
+        """Record which pods use which claims, both by uid; skips claims that have nothing."""
         with self._ledger.write() as db:
             for uid, held in claims_in(register.allocations(db)).items():
                 for each in held if uid in pods else ():
@@ -170,7 +170,7 @@ class ClaimRegister:
         self._boundary()
 
     def held_by_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
-        """What pods have for which a controller chose, by uid; no GPU is asked."""
+        """The shares that a controller chose for pods, by uid. Queries no GPU."""
         with self._ledger.read() as db:
             found = _by_uid(register.allocations(db))
         return {uid: held for uid, held in found.items() if isinstance(held[0].keeper, PlacedPodKeeper)}
@@ -186,11 +186,11 @@ class ClaimRegister:
             if isinstance(answer, Obstacle):
                 raise refusal(answer)
             if not answer.empty:
-                _refuse_used(view, same, f"a part of what {order.keeper} has is gone")
-            return _Decision(replace(same, keeper=_joined(same.keeper, order.keeper)), answer, known=True)
+                _refuse_used(view, same, f"a part of the share of {order.keeper} is gone")
+            return _Decision(same._replace(keeper=_joined(same.keeper, order.keeper)), answer, known=True)
         order.permit(view)
         for each in known:
-            _refuse_used(view, each, f"{order.keeper} was given something else before")
+            _refuse_used(view, each, f"{order.keeper} already has a different share")
         others = tuple(each for each in view.allocations if each not in known)
         answer = realise(replace(view, allocations=others), order.grants, purpose)
         if isinstance(answer, Obstacle):
@@ -204,7 +204,7 @@ class ClaimRegister:
             keeper=order.keeper,
         )
         for each in known:
-            allocation = replace(allocation, keeper=_joined(each.keeper, allocation.keeper))
+            allocation = allocation._replace(keeper=_joined(each.keeper, allocation.keeper))
         return _Decision(allocation, answer, superseded=known)
 
     def _write_down(
@@ -231,19 +231,19 @@ class ClaimRegister:
 
 
 def _joined(before: Keeper, now: Keeper) -> Keeper:
-    """The keeper, which is one, as it was known before and is known now."""
+    """Merge what was known of a keeper before with what is known now."""
     if isinstance(before, ClaimKeeper) and isinstance(now, ClaimKeeper):
         return replace(before.with_pods(now.pods), others=before.others or now.others, boot=now.boot)
     return now
 
 
 def claims_in(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation, ...]]:
-    """The allocations that claims have, by the claim's uid."""
+    """The allocations of claims, by the claim's uid."""
     return {uid: held for uid, held in _by_uid(allocations).items() if isinstance(held[0].keeper, ClaimKeeper)}
 
 
 def _by_uid(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation, ...]]:
-    """What somebody else chose for claims and pods, by their uids, which no two objects of a cluster share."""
+    """The allocations that others chose for claims and pods, by uid. Uids are unique in a cluster."""
     found: dict[str, tuple[Allocation, ...]] = {}
     for each in allocations:
         if isinstance(each.keeper, ChosenFor):
@@ -252,9 +252,9 @@ def _by_uid(allocations: Sequence[Allocation]) -> Mapping[str, tuple[Allocation,
 
 
 def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, ...]:
-    """The processes that the driver shows on what one alone has: of a part of a device it does not say whose they are.
+    """The processes that the driver lists on exclusive grants. On a part, it does not tell which user they belong to.
 
-    It shows none on a GPU that it has lost; see `may_be_lost`.
+    The driver lists none on a lost GPU; see `may_be_lost`.
     """
     gpus = {gpu.uuid: gpu for gpu in view.node}
     found: list[GpuProcess] = []
@@ -270,7 +270,7 @@ def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, .
 
 
 def may_be_lost(grants: Sequence[Grant], view: NodeView) -> bool:
-    """Whether one is on a GPU that the driver has lost: that one may be shown under no UUID that anybody knows."""
+    """Whether a grant may be on a lost GPU, which the driver may list under no known UUID."""
     lost = {gpu.uuid for gpu in view.node if gpu.lost}
     shown = {gpu.uuid for gpu in view.node if not gpu.lost}
     return bool(lost) and any(grant.gpu_uuid not in shown for grant in grants)
@@ -283,7 +283,7 @@ def _refuse_used(view: NodeView, allocation: Allocation, what: str) -> None:
 
 
 def _promised(view: NodeView, decision: _Decision) -> NodeView:
-    """The view as it will be when the promise is kept."""
+    """The view after the promise is fulfilled."""
     gone = {each.id for each in decision.superseded}
     rest = replace(view, allocations=tuple(each for each in view.allocations if each.id not in gone))
     after = apply(decision.plan, rest)
@@ -291,5 +291,5 @@ def _promised(view: NodeView, decision: _Decision) -> NodeView:
 
 
 def as_given(grants: Sequence[Grant]) -> tuple[Grant, ...]:
-    """The grants, whatever has become of their limits."""
-    return tuple(replace(each, unlimited=False) if isinstance(each, FractionalShare) else each for each in grants)
+    """The grants as given, even if their limits were lost since."""
+    return tuple(each._replace(unlimited=False) if isinstance(each, FractionalShare) else each for each in grants)

@@ -1,4 +1,4 @@
-"""What one process holds on to: a place in the queue, a share that it was promised, or one for its command."""
+"""What one process holds: a place in the queue, a promised share, or a share for its command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tranche.planning.steps.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class QueuePlace:
-    """A place in the queue, kept for as long as its lock is held."""
+    """A place in the queue, kept while its lock is held."""
 
     id: str
     lock: FileLock
@@ -21,9 +21,9 @@ class QueuePlace:
 
 @dataclass(frozen=True, slots=True)
 class HeldAllocation:
-    """A granted allocation; it lasts for as long as a process holds its lock or its workload lives.
+    """A granted allocation; it lasts while a process holds its lock or its workload lives.
 
-    `key` is known to its own processes alone, and shows that they came of it. `group` is the control group with its limits.
+    Only its own processes know `key`, which proves that they belong to it. `group` is the control group with its limits.
     """
 
     allocation: Allocation
@@ -34,9 +34,9 @@ class HeldAllocation:
 
 @dataclass(frozen=True, slots=True)
 class ReservedShare:
-    """A share that a waiter was promised. It is the waiter's when its plan, which has the id "" when it is empty, is carried out.
+    """A share promised to a waiter, who receives it when the plan is carried out. An empty plan has the id "".
 
-    `note` is the decision's own. The waiter gets its place back where the plan fails.
+    `note` comes from the decision. If the plan fails, the waiter gets its place back.
     """
 
     held: HeldAllocation

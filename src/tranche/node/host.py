@@ -1,7 +1,7 @@
-"""One machine and its GPUs: decide under a lock, journal, execute, remember; `tranche.node.inspection` says how it is.
+"""One machine and its GPUs: decide under a lock, journal, execute, record; `tranche.node.inspection` reads the state.
 
-Decisions are made one at a time under the decision lock; plans run outside it, so that other requests are decided meanwhile.
-What was decided is protected by its allocation, or for a declared layout by its changing GPUs, until the plan has ended.
+Decisions are made one at a time under the decision lock. Plans run outside it, so other requests can be decided meanwhile.
+Until the plan ends, its allocation protects the decision; for a declared layout, its changing GPUs do.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 _LOOK_SECONDS = 2.0
-"""Who only looks gives others so long to end their decisions."""
+"""How long a look waits for others to finish deciding."""
 
 
 def new_id() -> str:
@@ -67,7 +67,7 @@ def new_id() -> str:
 
 
 class Host:
-    """One process's face of the machine. Time, randomness, the driver and the folder are passed in."""
+    """One process's access to the machine. The caller passes in time, randomness, the driver and the folder."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Host:
         recovered: Callable[[str], None] = lambda purpose: None,
         actor: Actor | None = None,
     ) -> None:
-        """Somebody who only reads needs no right and no room to write: `reading`. `environment` leads to the driver's programs.
+        """With `reading`, needs neither permission nor disk space to write. `environment` locates the driver's programs.
 
-        `recovered` is told the purpose of each interrupted plan that this process undid. Events name the `actor`.
+        `recovered` receives the purpose of each interrupted plan that this process undid. Events name the `actor`.
         """
         self.driver, self.actor = driver, actor
         self.places = StateFolder(state_dir)
@@ -141,7 +141,7 @@ class Host:
     @cached_property
     def claims(self) -> ClaimRegister:
         """The shares of resource claims."""
-        from tranche.node.claims import ClaimRegister  # nobody but the agent needs them
+        from tranche.node.claims import ClaimRegister  # only the agent needs it
 
         return ClaimRegister(
             self.ledger,
@@ -162,9 +162,9 @@ class Host:
         self.ledger.close()
 
     def view(self, *, seconds: float | None = None, thorough: bool = False) -> NodeView:
-        """The machine as it is now, after whatever a dead process left behind was cleared; `thorough`: and all else in order.
+        """The current machine, after clearing what dead processes left behind; `thorough` puts everything else in order too.
 
-        WaitTimeout when others still decide after `seconds`, where there is something to clear.
+        Raises WaitTimeout when there is something to clear and others still decide after `seconds`.
         """
         if thorough or self._inspection.something_to_clear():
             with self._deciding(seconds):
@@ -172,20 +172,20 @@ class Host:
         return self._inspection.as_it_is()
 
     def observe(self) -> NodeState:
-        """Every GPU as it is now, with its daemons."""
+        """Every GPU's current state, with its daemons."""
         return self._inspection.node()
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""
         return self._inspection.gpu(gpu_uuid)
 
     def look(self, unsettled: Callable[[TrancheError], None]) -> NodeView:
-        """The machine as it is now, for somebody who only looks.
+        """The current machine, for callers that only look.
 
-        What dead processes left and cannot be cleared now stays, because the disk is full say; `unsettled` is told why.
+        Remains of dead processes that cannot be cleared now, such as on a full disk, stay; `unsettled` receives the reason.
         """
         try:
-            # Who looks again and again must not stand in line each time.
+            # A caller that looks repeatedly must not wait each time.
             if (slow := slow_decision(self.places)) is not None and self._inspection.something_to_clear():
                 raise WaitTimeout(str(slow), hint=slow.hint)
             view = self.view(seconds=_LOOK_SECONDS)
@@ -198,29 +198,29 @@ class Host:
         return view
 
     def require_whole_gpus(self) -> None:
-        """PermissionDenied when this process is shown parts of GPUs: nothing can be decided on such a view."""
+        """Raises PermissionDenied when this process sees only parts of GPUs: such a view cannot support decisions."""
         if self.driver.scope is DeviceVisibility.PARTS:
             raise PermissionDenied(
-                "this process is shown a part of the machine only, by NVIDIA_VISIBLE_DEVICES: it can look, but change nothing",
-                hint="run the command outside of the share or container that set it",
+                "NVIDIA_VISIBLE_DEVICES shows this process only a part of the machine: it can read but not change anything",
+                hint="run the command outside the share or container that set it",
             )
 
     def recovery_needed(self) -> bool:
-        """Whether a dead process left something behind; cheap, no GPU is asked."""
+        """Whether a dead process left something behind. Cheap: queries no GPU."""
         return self._recovery.needed()
 
     def waiters(self) -> tuple[records.Waiter, ...]:
-        """The queue, first come first."""
+        """The queue, in order of arrival."""
         with self.ledger.read() as db:
             return records.waiters(db)
 
     def events(self, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
-        """What happened, oldest first."""
+        """The events, oldest first."""
         with self.ledger.read() as db:
             return chronicle.events(db, after=after, last=last)
 
     def boot_ended(self, boot_id: str) -> Event | None:
-        """How the cut at that start of the machine ended; None when none did."""
+        """How the cut at that boot ended; None when none did."""
         with self.ledger.read() as db:
             return chronicle.last_boot(db, boot_id)
 
@@ -232,11 +232,10 @@ class Host:
         progress: Progress = no_progress,
         seconds: float | None = None,
     ) -> Plan:
-        """Carry out a declared change: decide on the present state, execute, undo on failure; the plan carried out.
+        """Carry out a declared change: decide on the current state, execute, undo on failure; returns the plan.
 
-        A failure on one GPU undoes the change on all of them; with `apart` it undoes the change on that GPU, and the others keep
-        theirs. GpuBusy when another change works on one of its GPUs. WaitTimeout when others still decide, or work on one of its
-        GPUs, after `seconds`.
+        A failure on one GPU undoes the change on all of them; with `apart`, only on that GPU. Raises GpuBusy when another change
+        works on one of its GPUs, and WaitTimeout when others still decide, or work on one of its GPUs, after `seconds`.
         """
         with self._deciding(seconds):
             view = self._inspection.in_order(seconds)
@@ -255,7 +254,7 @@ class Host:
         return plan
 
     def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
-        """Carry out a saved plan; StateMoved when a GPU that it touches is not as it was when the plan was made."""
+        """Carry out a saved plan. Raises StateMoved when a GPU that it touches has changed since the plan was made."""
 
         from tranche.planning.layouts.saved_plan import as_saved
 
@@ -274,14 +273,14 @@ class Host:
         return QueuePlace(ticket_id, lock)
 
     def leave(self, ticket: QueuePlace) -> bool:
-        """Give a place in the queue up; False when somebody had cancelled the request."""
+        """Give up a place in the queue; returns False if the request had been cancelled."""
         with self.ledger.write() as db:
             waited = records.remove_waiter(db, ticket.id)
         ticket.lock.release(remove=True)
         return waited
 
     def cancel(self, waiter_id: str) -> bool:
-        """Take a request out of the queue, whatever its process is doing; whether it still waited."""
+        """Remove a request from the queue; returns whether it was still waiting."""
         with self.ledger.write() as db:
             if not records.remove_waiter(db, waiter_id):
                 return False
@@ -291,18 +290,18 @@ class Host:
 
     @contextmanager
     def deciding(self, seconds: float | None = None) -> Iterator[tuple[NodeView, tuple[records.Waiter, ...]]]:
-        """The machine in order and the queue, which stay so for the block: nobody else decides meanwhile.
+        """The machine in order, and the queue. No other process decides during the block.
 
-        WaitTimeout when others still decide after `seconds`.
+        Raises WaitTimeout when others still decide after `seconds`.
         """
         with self._deciding(seconds):
             yield self._inspection.in_order(seconds), self.waiters()
 
     def reserve(self, place: QueuePlace, decision: Granted, view: NodeView) -> ReservedShare:
-        """Write down what was decided on that view for a waiter, who leaves the queue; within `deciding`.
+        """Record a decision on that view for a waiter, who leaves the queue. Call it within `deciding`.
 
-        Allocation and plan are written in one transaction; from then on nobody else is given that room. AllocationUnknown when
-        the request was cancelled.
+        One transaction writes allocation and plan; from then on the room is taken. Raises AllocationUnknown when the request was
+        cancelled.
         """
         waiter = next((waiter for waiter in self.waiters() if waiter.id == place.id), None)
         if waiter is None:
@@ -318,7 +317,7 @@ class Host:
             command=waiter.command,
             keeper=ProcessKeeper(key_digest=digest_of(key)),
         )
-        # The lock comes first: an allocation whose lock nobody holds is taken for one of a dead process.
+        # The lock comes first: an allocation without a held lock looks like one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))
         plan_id = "" if plan.empty else self._new_id()
         try:
@@ -339,10 +338,10 @@ class Host:
     def fulfil(
         self, reservation: ReservedShare, *, progress: Progress = no_progress, seconds: float | None = None
     ) -> HeldAllocation:
-        """Carry the plan out, and make the allocation active.
+        """Carry out the plan and activate the allocation.
 
-        When that fails the plan is undone, the waiter has its place again, and the error is raised; LimitsRefused when the driver
-        keeps no limit of memory, which the next decision knows. WaitTimeout when others work on one of the GPUs after `seconds`.
+        On failure, undoes the plan, gives the waiter its place back, and raises the error. Raises LimitsRefused when the driver
+        keeps no memory limit, which the next decision knows, and WaitTimeout when others work on one of the GPUs after `seconds`.
         """
         held = reservation.held
         if reservation.plan_id:
@@ -384,11 +383,10 @@ class Host:
         journal.open_plan(db, plan_id, plan, session=session, created=created, allocation_id=allocation_id)
 
     def hand_over(self, allocation: Allocation, superseded: Collection[str] = ()) -> None:
-        """Record that a holder for whom nobody decided has this from now on; those superseded end with it.
+        """Record an allocation that Tranche did not decide; it replaces those superseded.
 
-        When this returns, MPS daemons in its way have ended, and those of its parts serve, with limits that were read back. What
-        fails is undone. GpuBusy as for `HolderRegister.add`, when a daemon lets nobody in, and when a device is cut otherwise
-        by now.
+        On return, MPS daemons in its way have ended, and those of its parts serve with verified limits. A failure is undone.
+        Raises GpuBusy as `HolderRegister.add` does, when a daemon admits no clients, and when a device has been recut.
         """
         with self._deciding(None):
             view = self._inspection.in_order()
@@ -396,7 +394,7 @@ class Host:
             refuse_unavailable(view, allocation.grants)
             plan = with_daemons(Plan(f"for {allocation.keeper}"), allocation.grants, view)
             plan_id = "" if plan.empty else self._new_id()
-            promised = replace(allocation, phase=Phase.PREPARING if plan_id else Phase.ACTIVE)
+            promised = allocation._replace(phase=Phase.PREPARING if plan_id else Phase.ACTIVE)
             with self.ledger.write() as db:
                 self.holders.write_down(db, promised, superseded, shared_memory(allocation.grants, view.node))
                 if plan_id:
@@ -410,7 +408,7 @@ class Host:
                 register.activate_allocation(db, allocation.id)
 
     def given_back(self, grants: Sequence[Grant]) -> None:
-        """Note that these were given back by holders of whom nobody knows how they ended: they may have been killed."""
+        """Note that holders gave these back. How they ended is unknown: they may have been killed."""
         self._care.given_back(grants, True)
 
     def set_holder(self, held: HeldAllocation, pid: int) -> None:
@@ -428,17 +426,15 @@ class Host:
             )
 
     def release(self, allocation_id: str, *, why: str) -> None:
-        """Take a share back; its instance stays, idle. AllocationUnknown when there is none of that id."""
+        """Take back a share; its instance stays, idle. Raises AllocationUnknown when no share has that id."""
         with self.ledger.read() as db:
             found = next((each for each in register.allocations(db) if each.id == allocation_id), None)
         if found is not None:
-            # Noted first: nobody else would, were this process killed when the share is free.
+            # Note it first: no other process would if this one were killed after freeing the share.
             self._care.given_back(found.grants, True)
         with self.ledger.write() as db:
             if found is None or not register.remove_allocation(db, allocation_id):
-                raise AllocationUnknown(
-                    f"there is no allocation {allocation_id}", hint="list the allocations with: tranche ps"
-                )
+                raise AllocationUnknown(f"no allocation {allocation_id}", hint="list the allocations with: tranche ps")
             chronicle.released(db, self._clock(), allocation_id, why, self.actor)
         self._boundary()
         drop_state_file(self.places.allocation(allocation_id))
@@ -446,12 +442,12 @@ class Host:
     def give_back(
         self, held: HeldAllocation, *, why: str, orphans: Sequence[Process] = (), killed: bool = False
     ) -> RemainingProcesses:
-        """Give a share back whose command has ended; what is left of the command keeps it for as long as that lives.
+        """Give back the share of an ended command; processes that the command left keep the share while they live.
 
-        `orphans` are this process's children that came of the command, oldest first. `killed` says that a signal ended it.
+        `orphans` are this process's children that the command left, oldest first. `killed` means that a signal ended the command.
         """
         if orphans:
-            # Nobody else can find them: the register must name one before the lock is free.
+            # Only this process can find them: the register must name one before the lock is free.
             self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
         held.lock.release()
         remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
@@ -480,7 +476,7 @@ class Host:
 
     @contextmanager
     def _deciding(self, seconds: float | None) -> Iterator[None]:
-        """Decide, and write what was decided; WaitTimeout when others take longer than `seconds` with either."""
+        """Decide and record the decision. Raises WaitTimeout when others take longer than `seconds` for either."""
         self.require_whole_gpus()
         with taking_turn(self.places, seconds), self.ledger.waiting(seconds):
             yield

@@ -1,11 +1,10 @@
-"""The machine as it is now: what the ledger says, what the GPUs show, and what has to be put in order before anybody decides."""
+"""The current machine: what the ledger says, what the GPUs show, and what must be put in order before a decision."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tranche.core.allocation import (
     Allocation,
@@ -73,7 +72,7 @@ class MachineReader:
         self._is_of_this_machine = is_of_this_machine
 
     def node(self) -> NodeState:
-        """Every GPU as it is now, with its daemons; the driver's memory limits are tried by the first who may."""
+        """Every GPU's current state, with its daemons. The first process that may tries the driver's memory limits."""
         found = with_lost_named(
             self._driver.observe(),
             self._places,
@@ -86,11 +85,11 @@ class MachineReader:
         return self._timeslices.on_node(self._daemons.on_node(found))
 
     def gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""
         return self._timeslices.on_gpu(self._daemons.on_gpu(self._driver.observe_gpu(gpu_uuid)))
 
     def something_to_clear(self) -> bool:
-        """Whether anything has to be put in order, and this process may do it."""
+        """Whether anything must be put in order and this process may do it."""
         may = not self._ledger.read_only and self._driver.scope is not DeviceVisibility.PARTS
         return may and (
             self._recovery.needed()
@@ -100,11 +99,11 @@ class MachineReader:
         )
 
     def as_it_is(self) -> NodeView:
-        """The machine, with whatever is out of order."""
+        """The machine, with anything that is out of order."""
         return self._gather()[0]
 
     def in_order(self, seconds: float | None = None) -> NodeView:
-        """The machine, after everything was put in order; the decision lock is held. Daemons are asked for `seconds` at most."""
+        """The machine after putting everything in order, under the decision lock. Queries daemons for `seconds` at most."""
         self._recovery.run()
         view, working = self._gather()
         if self._adoption_due():
@@ -125,14 +124,14 @@ class MachineReader:
 
     def _adoption_due(self) -> bool:
         with self._ledger.read() as db:
-            # Only a view of the whole machine shows what the register has to hold.
+            # Only a view of the whole machine shows what the register must hold.
             broken = self._driver.scope is DeviceVisibility.ALL and contradictory_tables(db, self._places)
             return bool(broken) or register.chore_due(db, ADOPT_SHARES)
 
     def _adopt_shares(self, view: NodeView) -> None:
-        """Write down what commands and pods that run have and this ledger, which is new or lost rows, does not know.
+        """Record shares of running commands and pods that a new or damaged ledger does not know.
 
-        Also the daemons and control groups that they need, or that others left.
+        Also records the daemons and control groups that they need, or that others left.
         """
         owner, whole = self._owner, self._driver.scope is DeviceVisibility.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
@@ -157,10 +156,10 @@ class MachineReader:
     def _still_held(
         self, db: sqlite3.Connection, known: Sequence[Allocation], found: Sequence[Allocation]
     ) -> tuple[Allocation, ...]:
-        """Who holds something by a register that lost rows, as far as its rows and the processes `found` tell."""
+        """The allocations of a register that lost rows, as far as its rows and the processes `found` show them."""
         running = {each.id: each.grants for each in found}
-        # Of a share that lost some of its grants, the processes know more than the register.
-        whole = (replace(each, grants=max(each.grants, running.get(each.id, ()), key=len)) for each in known)
+        # If a share lost some of its grants, its processes know more than the register.
+        whole = (each._replace(grants=max(each.grants, running.get(each.id, ()), key=len)) for each in known)
         held = [each for each in whole if each.grants]
         for name, grants in grants_without_allocation(db).items():
             if name not in running and is_held(self._places.allocation(name)):
@@ -171,8 +170,8 @@ class MachineReader:
     def _gather(self) -> tuple[NodeView, frozenset[str]]:
         """The view, and the GPUs that some plan was working on.
 
-        The ledger is read before the GPUs are observed: what a plan of another process changes in between is then still covered
-        by that plan's promise, and an instance that it destroys is never taken for an idle one.
+        Reads the ledger before observing the GPUs. If a plan of another process changes something in between, its promise still
+        covers that, and an instance that it destroys never looks idle.
         """
         with self._ledger.read() as db:
             allocations = register.allocations(db)

@@ -1,4 +1,4 @@
-"""One look at a machine, for those who only want to see it."""
+"""One look at a machine, for callers that only read."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def look(
     unsettled: Callable[[TrancheError], None],
     environment: Callable[[], Mapping[str, str]] = lambda: os.environ,
 ) -> NodeView:
-    """The machine as it is now, after whatever a dead process left behind was cleared by whoever may.
+    """The current machine, after clearing what dead processes left behind if this process may.
 
-    `unsettled` is told why that was not possible. `environment` leads to the driver's programs, and is asked only when
-    one of them is needed.
+    `unsettled` receives the reason if that fails. `environment` locates the driver's programs, and is called only when one of
+    them is needed.
     """
     ledger = open_to_read(places)
     try:
@@ -65,7 +65,7 @@ def _care_needed(db: sqlite3.Connection, places: StateFolder, unsettled: Callabl
 
 
 def _timeslices_left(db: sqlite3.Connection, places: StateFolder) -> bool:
-    from tranche.node.execution.timeslices import TimesliceStore  # seldom needed
+    from tranche.node.execution.timeslices import TimesliceStore  # rarely needed
 
     return bool(TimesliceStore(places).left(register.allocations(db), time.time()))
 
@@ -73,7 +73,7 @@ def _timeslices_left(db: sqlite3.Connection, places: StateFolder) -> bool:
 def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
     if not records.open_plans(db):
         return frozenset()
-    from tranche.node.store import journal  # what knows every step is slow to import, and seldom needed
+    from tranche.node.store import journal  # knows every step: slow to import, rarely needed
 
     return journal.being_made(journal.running_plans(db))
 
@@ -81,7 +81,7 @@ def _being_made(db: sqlite3.Connection) -> frozenset[InstanceKey]:
 def _view_of_host(
     driver: Driver, places: StateFolder, unsettled: Callable[[TrancheError], None], environment: Mapping[str, str]
 ) -> NodeView:
-    from tranche.node.host import Host  # what clears is slow to import, and seldom needed
+    from tranche.node.host import Host  # slow to import, and only needed to clear
 
     host = Host(driver, places.state_dir, environment=environment)
     try:

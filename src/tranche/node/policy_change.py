@@ -1,4 +1,4 @@
-"""What an administrator allows, read from the ledger and changed in it: how GPUs may be shared, and which are cordoned."""
+"""An administrator's policy in the ledger: how GPUs may be shared, and which are cordoned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tranche.node.store.ledger import Ledger
 def change_policy(
     ledger: Ledger, change: Callable[[SharingPolicy], SharingPolicy], node: NodeState, *, clock: Callable[[], float]
 ) -> SharingPolicy:
-    """Change the words in one transaction, with an event for each that is another now; the policy after it.
+    """Change the policy in one transaction, with an event for each changed entry; returns the new policy.
 
-    Who holds something keeps it: the next decision heeds them.
+    Existing shares stay. The policy applies from the next decision on.
     """
     labels = {gpu.uuid: gpu.label for gpu in node}
     with ledger.write() as db:
@@ -33,9 +33,9 @@ def change_policy(
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:
-    """Give nothing more of the GPU away from the next decision on. Said again, the newer word counts.
+    """Serve no new requests on the GPU from the next decision on. A repeated cordon replaces the older one.
 
-    The reason is kept as one line, with `?` for bytes of a terminal that are no UTF-8.
+    Keeps the reason as one line, with `?` for terminal bytes that are not UTF-8.
     """
     said = " ".join(reason.encode(errors="replace").decode().split())
     word = Cordon(gpu.uuid, user, said, clock())
@@ -45,7 +45,7 @@ def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable
 
 
 def uncordon(host: Host, gpu: GpuState, *, user: str, clock: Callable[[], float]) -> bool:
-    """Take the word back; False when there was none."""
+    """Remove the cordon; returns False if there was none."""
     with host.ledger.write() as db:
         if not records.remove_cordon(db, gpu.uuid):
             return False

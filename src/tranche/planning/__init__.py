@@ -1,4 +1,4 @@
-"""What to do: an observed state goes in, a decision or a Plan comes out.
+"""Decisions: from an observed state to a decision or a Plan.
 
 Every function here is pure, so a decision can be replayed from its inputs.
 """

@@ -46,7 +46,7 @@ def shared_machines(draw: st.DrawFn) -> NodeView:
         kind, team = draw(st.integers(0, 3)), draw(st.sampled_from([OURS, THEIRS]))
         command = f"{THEIRS} --secret" if kind == 3 else ""
         request = replace(each.request, gpu_model=THEIRS) if team == THEIRS else each.request
-        return replace(each, keeper=_keeper(kind, team, number), command=command, request=request)
+        return each._replace(keeper=_keeper(kind, team, number), command=command, request=request)
 
     allocations = tuple(held(number, each) for number, each in enumerate(view.allocations))
     places: dict[object, set[bool]] = {}
@@ -60,11 +60,10 @@ def shared_machines(draw: st.DrawFn) -> NodeView:
             return (GpuProcess(7, f"{OURS if place in ours else THEIRS}-train", 5),)
 
         instances = tuple(
-            replace(
-                each,
+            each._replace(
                 stray_processes=process((gpu.uuid, gpu.key(each))),
                 compute_instances=tuple(
-                    replace(piece, processes=process((gpu.uuid, gpu.key(each)))) for piece in each.compute_instances
+                    piece._replace(processes=process((gpu.uuid, gpu.key(each)))) for piece in each.compute_instances
                 ),
             )
             for each in gpu.instances

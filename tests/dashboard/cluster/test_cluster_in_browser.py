@@ -68,7 +68,7 @@ def page() -> Iterator[ServedClusterPage]:
 @pytest.mark.parametrize(
     ("token", "scheme", "size"),
     [
-        ("t-ana", "light", WIDE),
+        pytest.param("t-ana", "light", WIDE, marks=pytest.mark.long),
         pytest.param("t-ana", "dark", WIDE, marks=pytest.mark.long),
         pytest.param("t-olga", "light", NARROW, marks=pytest.mark.long),
         ("t-olga", "dark", NARROW),
@@ -154,6 +154,7 @@ def test_a_layout_is_previewed_and_set_by_the_keyboard_alone(browser: Any, page:
     assert viewer.complaints == []
 
 
+@pytest.mark.long
 def test_whom_a_proxy_names_cordons_a_node_in_every_look(browser: Any, tmp_path: Path) -> None:
     with served(tmp_path, "--proxy-act") as page:
         for scheme, size, action in (("light", WIDE, "Cordon"), ("dark", NARROW, "Uncordon")):

@@ -276,17 +276,17 @@ def test_after_a_change_of_how_shares_are_given_the_queue_says_who_waits_in_vain
 
     def told(pod: str, word: str) -> bool:
         rows = tables(parsed(page.ask("/queue", "t-ana").text))["Pods that wait for GPUs, first come first"]
-        return any(row[0] == f"blue/{pod}" and f"this cluster gives shares by {word} now" in row[4] for row in rows)
+        return any(row[0] == f"blue/{pod}" and f"this cluster now assigns shares {word}" in row[4] for row in rows)
 
     page.api.change(lambda server: server.put(paths["at-gate"], gated))
     page.api.change(lambda server: server.put(paths["with-claim"], claiming))
     try:
-        wait_until(page, lambda: told("at-gate", "claims"))
-        assert not told("with-claim", "scheduling gates")
+        wait_until(page, lambda: told("at-gate", "through claims"))
+        assert not told("with-claim", "at scheduling gates")
         handing = {**before, "status": {**before.get("status", {}), "capacity": {"tranche.dev/share": "250"}}}
         page.api.change(lambda server: server.put("/api/v1/nodes/n1", handing))
-        wait_until(page, lambda: told("with-claim", "scheduling gates"))
-        assert not told("at-gate", "claims")
+        wait_until(page, lambda: told("with-claim", "at scheduling gates"))
+        assert not told("at-gate", "through claims")
     finally:
         page.api.change(lambda server: server.delete(paths["at-gate"]))
         page.api.change(lambda server: server.delete(paths["with-claim"]))

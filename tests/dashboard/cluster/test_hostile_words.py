@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ from tests.dashboard.cluster.test_cluster_server import held_by
 from tests.dashboard.reading import parsed, shape, text_of
 from tests.documents.test_markup import HOSTILE
 from tests.kubernetes.devices.test_order import a100s
+from tranche.core.errors import UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
@@ -25,12 +27,13 @@ from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_s
 from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_events_page, cluster_queue_page
+from tranche.dashboard.cluster.waiting_page import answered, cluster_events_page, cluster_queue_page
 from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
 from tranche.dashboard.frame import DashboardPage, whole_page
+from tranche.dashboard.queue_page import ask_page
 from tranche.documents.history import HistoryPlace
-from tranche.documents.markup import printable
+from tranche.documents.markup import Child, printable
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.telling.told_layouts import LayoutReport
@@ -71,6 +74,10 @@ def answer(said: str) -> FleetExplanation:
     return FleetExplanation(said, WaitStatus.WAITING, said, (said,), groups=groups, remedies=(said,), notes=(said,))
 
 
+def refused(said: str) -> Iterator[Child]:
+    raise UsageError(said)
+
+
 def pages(said: str) -> dict[str, DashboardPage | None]:
     node = node_of(said)
     seen = ClusterSnapshot().after([node], 1.0, notes=(said,))
@@ -104,8 +111,9 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),
         "share": node_share_page([node], "a0", NOW, share_act),
         "queue": cluster_queue_page([waiting], 1, 1, (said,), NOW),
-        "ask": cluster_ask_page({"kind": said, "amount": said, "gpu_model": said}, answer(said), ""),
-        "no answer": cluster_ask_page({"amount": said}, None, said),
+        "ask": ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(answer(said))),
+        "no answer": ask_page({"kind": "gpus", "amount": "1"}, lambda _: refused(said)),
+        "strange form": ask_page({"kind": "gpus", "amount": said}, lambda _: refused(said)),
         "events": cluster_events_page([event], (said,), True, {}),
         "waste": cluster_waste_page(waste_data(report, ALL, True), seen, ALL),
         "layout": plan_page(layout, "key", "", said, moved=said),

@@ -17,8 +17,7 @@ from tranche.core.errors import GpuBusy, TrancheError, UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.heard_node import HeardNode
-from tranche.dashboard.cluster.layout_outlook import LayoutPreview
-from tranche.dashboard.cluster.node_layouts import NodeLayoutView
+from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
 from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
 from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode

@@ -113,6 +113,7 @@ def test_a_server_that_comes_back_with_another_cluster_is_seen_as_a_whole(browse
                 viewer.page.wait_for_function("() => rows.rows.length === 15")
 
 
+@pytest.mark.long
 def test_the_guides_pictures(browser: Any, pytestconfig: pytest.Config) -> None:
     """Nobody compares pixels; new pictures are taken with the goldens."""
     taken = {}

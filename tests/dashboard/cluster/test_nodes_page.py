@@ -18,14 +18,12 @@ from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.choice import NodeFilter
-from tranche.dashboard.cluster.feed import rows_message
-from tranche.dashboard.cluster.live import ClusterUpdate
 from tranche.dashboard.cluster.node_row import NodeSummary, RowCache, node_row
-from tranche.dashboard.cluster.nodes_page import nodes_page
+from tranche.dashboard.cluster.nodes_page import NodeFilter, nodes_page, rows_message
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import whole_page
+from tranche.dashboard.live import PageUpdate
 from tranche.documents.blocks import BlockStatus, blocks_of
 from tranche.documents.overview import overview_data
 
@@ -95,7 +93,7 @@ def test_who_takes_in_what_the_stream_says_has_the_page_as_it_is(seed: int, text
             seen,
             seen.after(cluster.changes(9, 2.0 + turn), 2.0 + turn, gone=["node-0003"] if turn == 2 else []),
         )
-        news = ClusterUpdate(f"r.{seen.version}", seen, "", seen.since(before.version))
+        news = PageUpdate(f"r.{seen.version}", seen, "", before.version)
         told = json.loads(rows_message(news, book, choice, sight).partition("data: ")[2])
         for name in told["gone"]:
             shown.pop(f"node-{name}", None)
@@ -128,7 +126,7 @@ def test_nodes_are_in_the_order_that_is_asked_for_and_what_is_unknown_comes_last
 
 def test_nothing_is_told_of_what_is_as_it_was() -> None:
     seen = SimulatedCluster(2).snapshot(1.0)
-    unchanged = ClusterUpdate("r.1", seen, "", seen.since(seen.version))
+    unchanged = PageUpdate("r.1", seen, "", seen.version)
     assert rows_message(unchanged, RowCache(), NodeFilter(), ALL) == ""
 
 
@@ -242,7 +240,7 @@ def test_what_others_wrote_is_text(text: str) -> None:
 
     assert shape(page(text)) == shape(page("plain"))
     row = node_row(SeenNode(text))
-    news = ClusterUpdate("r.1", ClusterSnapshot(), "", ClusterSnapshot().after([SeenNode(text)], 1.0).since(0))
+    news = PageUpdate("r.1", ClusterSnapshot().after([SeenNode(text)], 1.0), "", 0)
     message = rows_message(news, RowCache(), NodeFilter(), ALL)
     assert message.count("\n") == 3, "a line of the stream ends where the message ends"
     assert str(row.shown).startswith("<tr ")

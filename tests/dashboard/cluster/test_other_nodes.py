@@ -25,7 +25,7 @@ from tests.kubernetes.telling.garbling import garbled, lease_of
 from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
 from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPageContext, cluster_routes
+from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
 from tranche.dashboard.cluster.heard_node import heard, seen_node
 from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
@@ -68,8 +68,8 @@ def answers(seen: ClusterObservation, rights: ViewerPermission, *paths: str) -> 
     for book in (waste, past):
         book.take(seen.snapshot)
     user_view.take(seen)
-    pages: Any = ClusterPageContext("here", user_view, None, waste, past)  # type: ignore[arg-type]
-    app = Starlette(routes=cluster_routes(pages))
+    pages: Any = ClusterPages("here", user_view, None, waste, past)  # type: ignore[arg-type]
+    app = Starlette(routes=cluster_routes())
 
     async def ask(path: str) -> tuple[int, str]:
         sent: list[Any] = []
@@ -83,7 +83,7 @@ def answers(seen: ClusterObservation, rights: ViewerPermission, *paths: str) -> 
         path, _, query = path.partition("?")
         scope = {
             "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
-            "headers": [], "root_path": "", "scheme": "http", "server": ("here", 80),
+            "headers": [], "root_path": "", "pages": pages, "scheme": "http", "server": ("here", 80),
         }  # fmt: skip
         await app(scope, receive, send)
         text = b"".join(each.get("body", b"") for each in sent[1:]).decode()

@@ -10,8 +10,8 @@ from hypothesis import given
 from tests.dashboard.cluster.teams import OUR_SIGHT, OURS, THEIRS, shared_machines
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fleet.clusters import a100s as fleet_gpus
+from tests.kubernetes.fleet.clusters import decode_pools, published
 from tests.kubernetes.fleet.clusters import node as node_object
-from tests.kubernetes.fleet.clusters import published
 from tests.strategies import requests
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
@@ -25,9 +25,9 @@ from tranche.dashboard.cluster.pending import (
     redacted_fleet,
 )
 from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waiting_page import cluster_ask_page, cluster_queue_page
+from tranche.dashboard.cluster.waiting_page import answered, cluster_queue_page
+from tranche.dashboard.queue_page import ask_page
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
-from tranche.kubernetes.fleet.devices import decode_pools
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode, FleetPod, decode_fleet_node
@@ -46,7 +46,7 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
     pod = FleetPod(OURS, f"{OURS}-waits", gated=True, by_gate=request)
     waiting = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
     asked = explain_request(request, gates, AllocationBackend.GATES)
-    pages = [cluster_ask_page({}, asked, "")]
+    pages = [ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(asked))]
     if waiting is not None:
         pages.append(cluster_queue_page([waiting], 0, 0, (), 2e9))
     assert THEIRS not in "".join(str(each.live) for each in pages)
@@ -59,7 +59,7 @@ def test_a_request_is_answered_as_the_controller_would_decide(view: NodeView, re
     found, decided = explain_request(request, gates, AllocationBackend.GATES), decide_across(gates.views, request)
     if isinstance(decided, ChosenMachine):
         assert found.status is WaitStatus.STARTABLE
-        assert found.message == f"node {decided.name} has what it wants: {decided.granted.note}"
+        assert found.message == f"node {decided.name} can serve it now: {decided.granted.note}"
     else:
         assert found.status is (WaitStatus.WAITING if decided.possible else WaitStatus.IMPOSSIBLE)
         assert sum(each.count for each in found.groups) + found.unnamed == 2
@@ -78,7 +78,7 @@ def test_only_nodes_that_give_shares_by_demand_and_take_pods_are_asked() -> None
     nodes["ready"] = FleetNode("ready", labels=MIXED)
     views["ready"] = a100s(1)
     found = explain_request(request, gate_fleet(views, nodes, EVERYBODY), AllocationBackend.GATES)
-    assert (found.status, "node ready has what it wants" in found.message) == (WaitStatus.STARTABLE, True)
+    assert (found.status, "node ready can serve it now" in found.message) == (WaitStatus.STARTABLE, True)
 
 
 def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None:
@@ -121,9 +121,12 @@ def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(backend: Alloca
     with_claim = PendingPod(FleetPod(OURS, "c", claims={"gpu": "a-claim"}))
     found = [explain_pending(each, Fleet(), gates, backend) for each in (at_gate, with_claim)]
     words = ["" if each is None else each.answer.message for each in found]
-    by_gate, by_claim = ("gives shares by claims now" in words[0], "gives shares by scheduling gates now" in words[1])
+    by_gate, by_claim = (
+        "now assigns shares through claims" in words[0],
+        "now assigns shares at scheduling gates" in words[1],
+    )
     assert (by_gate, by_claim) == (backend in BY_CLAIMS, backend is AllocationBackend.GATES)
-    assert ("has what it wants" in words[0]) is not by_gate
+    assert ("can serve it now" in words[0]) is not by_gate
 
 
 def test_a_cluster_that_gives_no_shares_by_demand_would_give_none_to_a_request() -> None:
@@ -179,7 +182,7 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
         assert len(said) == 5
         for each in said:
             assert each.status is (WaitStatus.IMPOSSIBLE if whole else WaitStatus.WAITING), each
-            assert each.message.endswith("; nodes that you may not see were not asked") is not whole
+            assert each.message.endswith("; nodes that you may not see were not checked") is not whole
     # What one node says is true whatever the others would say.
     assert (
         explain_request(parse_request(gpu_memory="4Gi"), gates, AllocationBackend.GATES).status is WaitStatus.STARTABLE

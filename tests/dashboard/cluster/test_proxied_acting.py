@@ -32,9 +32,8 @@ from tests.machines import TRANCHE
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, UsageError
 from tranche.dashboard.acting.form_keys import FormKeyStore
 from tranche.dashboard.cluster import kube_reviews
-from tranche.dashboard.cluster.acting_accounts import ActingClientSource
 from tranche.dashboard.cluster.cluster_action import ClusterAction, PodIdentity, release_plan
-from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
+from tranche.dashboard.cluster.cluster_actions import ActingClientSource, ClusterActionHandler
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed

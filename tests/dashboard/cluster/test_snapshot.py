@@ -103,5 +103,3 @@ def test_a_sight_of_some_namespaces_sees_nobody_elses_names() -> None:
     assert not mine.sees("other")
     assert not mine.sees("")
     assert NameVisibility(everywhere=True).sees("")
-    assert NameVisibility(everywhere=True).narrowed_to("team") == mine
-    assert mine.narrowed_to("other") == NameVisibility()

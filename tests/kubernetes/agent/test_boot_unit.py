@@ -134,4 +134,4 @@ def test_a_word_that_the_unit_cannot_have_is_refused(tmp_path: Path, wrong: str)
     with machine_in(tmp_path, "A100-40GB") as machine:
         done = machine.tranche("agent", "--without=mig-manager", "--boot-program=/usr/bin/tranche", wrong, code=None)
     assert done.returncode in (2, PartitionInvalid.exit_code)
-    assert "tranche is no absolute path" in done.stderr or "'7 slices'" in done.stderr
+    assert "tranche is not an absolute path" in done.stderr or "'7 slices'" in done.stderr

@@ -8,8 +8,7 @@ from tests.strategies import requests
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.quantity import MIB
 from tranche.core.request import Request, parse_request
-from tranche.kubernetes.claims.gpu_models import SharedGpuModel
-from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.claims.spec import SharedGpuModel, claim_spec
 
 CARDS = (SharedGpuModel(14_914, 14_850 * MIB, 4), SharedGpuModel(40_000, 39_936 * MIB, 8))
 MANY_CARDS = tuple(SharedGpuModel(1000 * number, 990 * number * MIB, 20 - number) for number in range(1, 11))

@@ -23,7 +23,7 @@ COUNTERS, SHARES, TAINTS = ClaimFeatureGate.COUNTERS, ClaimFeatureGate.SHARES, C
 @pytest.mark.parametrize(
     ("version", "probe", "backend", "said"),
     [
-        ("v1.36.3", DryRunResult(kept=ALL), AllocationBackend.CLAIMS, "keeps what the driver publishes"),
+        ("v1.36.3", DryRunResult(kept=ALL), AllocationBackend.CLAIMS, "keeps all fields that the driver publishes"),
         ("v1.37.0-eks-0abc12", DryRunResult(kept=ALL), AllocationBackend.CLAIMS, ""),
         ("v1.36.1", DryRunResult(kept=ALL), AllocationBackend.GUARDED, "a slice of a GPU that is shared"),
         ("v1.35.4+k3s1", DryRunResult(kept=ALL), AllocationBackend.GUARDED, "1.36.2"),
@@ -41,9 +41,9 @@ COUNTERS, SHARES, TAINTS = ClaimFeatureGate.COUNTERS, ClaimFeatureGate.SHARES, C
             AllocationBackend.GATES,
             "DRAConsumableCapacity, DRAPartitionableDevices are off",
         ),
-        ("v1.36.3", DryRunResult(why="may not"), AllocationBackend.CLAIMS, "cannot be tried: may not"),
+        ("v1.36.3", DryRunResult(why="may not"), AllocationBackend.CLAIMS, "the test failed: may not"),
         ("v1.35.3", DryRunResult(why="may not"), AllocationBackend.GATES, "an account that may create ResourceSlices"),
-        ("v1.33.2", DryRunResult(served=False), AllocationBackend.GATES, "serves no resource.k8s.io/v1"),
+        ("v1.33.2", DryRunResult(served=False), AllocationBackend.GATES, "does not serve resource.k8s.io/v1"),
         ("v1.27.0", DryRunResult(served=False), AllocationBackend.GATES, ""),
         ("v1.26.9", DryRunResult(served=False), AllocationBackend.NONE, ""),
     ],

@@ -18,10 +18,9 @@ from tests.strategies import PLACEABLE_BOARDS, requests
 from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus, TrancheError, UsageError
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.quantity import parse_quantity
 from tranche.kubernetes.claims.share_request import read_share_request, share_request
-from tranche.kubernetes.claims.spec import MOST_ALTERNATIVES, claim_spec, needs_cards
+from tranche.kubernetes.claims.spec import MOST_ALTERNATIVES, SharedGpuModel, claim_spec, needs_cards
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -55,9 +54,9 @@ def test_more_than_half_of_a_gpu_may_be_a_whole_one() -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
-        (Request(GpuMemory(GIB), count=2, compute=50), SharingUnavailable, "on one GPU only"),
-        (parse_request(gpus="33"), TooManyGpus, "a claim has 32 at most"),
-        (parse_request(gpu="0.1", count="33"), TooManyGpus, "a claim has 32 at most"),
+        (Request(GpuMemory(GIB), count=2, compute=50), SharingUnavailable, "on only one GPU"),
+        (parse_request(gpus="33"), TooManyGpus, "a claim can have at most 32"),
+        (parse_request(gpu="0.1", count="33"), TooManyGpus, "a claim can have at most 32"),
         (parse_request(gpu="0.1", gpu_model="a" * 65), DoesNotFit, "65 characters"),
     ],
 )

@@ -26,8 +26,8 @@ def cut(index: int, *slices: str, key: str = "A100-40GB") -> GpuState:
         assert profile is not None
         instance = instance_of(profile, Placement(int(start or 0), profile.size))
         (piece,) = instance.compute_instances
-        piece = replace(piece, uuid=f"MIG-{index}-{name}-{start or 0}", mig_index=number)
-        made.append(replace(instance, compute_instances=(piece,)))
+        piece = piece._replace(uuid=f"MIG-{index}-{name}-{start or 0}", mig_index=number)
+        made.append(instance._replace(compute_instances=(piece,)))
     return gpu_on(board(key), index, instances=made)
 
 
@@ -36,7 +36,7 @@ def shared(index: int) -> GpuState:
     gpu = cut(index, "3g.20gb@4")
     name = parse_profile("1c.3g.20gb")
     pieces = tuple(ComputeInstance(n, name, 0, n, 1, f"MIG-{index}-c{n}", n) for n in range(3))
-    return replace(gpu, instances=(replace(gpu.instances[0], compute_instances=pieces),))
+    return replace(gpu, instances=(gpu.instances[0]._replace(compute_instances=pieces),))
 
 
 def whole(index: int, *, key: str = "A100-40GB") -> GpuState:

@@ -168,7 +168,7 @@ def test_a_daemon_that_dies_marks_its_pods_and_lets_nobody_in(short: Path) -> No
         (grant,) = allocation.grants
         assert isinstance(grant, FractionalShare)
         assert grant.unlimited
-        with pytest.raises(grpc.aio.AioRpcError, match="nobody is let in until all who share it have ended"):
+        with pytest.raises(grpc.aio.AioRpcError, match="a new one starts when all shares of the device have ended"):
             await rig.kubelet.allocate(GPU, second)
         await until(lambda: "GpuUnhealthy" in rig.api.reasons, "said")
         rig.holdings.holders.clear()

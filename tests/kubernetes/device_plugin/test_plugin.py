@@ -762,7 +762,7 @@ def test_what_a_kubelet_forgot_with_its_checkpoint_is_not_preferred_and_is_given
         await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
         assert await rig.kubelet.prefer(SLICE, [first, second, third], 1) == [third]
         assert await rig.kubelet.prefer(SLICE, [first, second], 1) == []
-        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+        with pytest.raises(grpc.aio.AioRpcError, match="another share"):
             await rig.kubelet.allocate(SLICE, first)
         await until(lambda: rig.healthy(SLICE) == [second, third], "it is not given to the next pod")
         rig.skip(INSISTED_SECONDS)
@@ -819,7 +819,7 @@ def test_a_device_that_a_command_has_is_not_offered_until_it_is_given_back(tmp_p
         )
         (grant,) = held.allocation.grants
         taken = device_uuid(grant, rig.host.driver.observe().gpus[0])
-        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+        with pytest.raises(grpc.aio.AioRpcError, match="another share"):
             await rig.kubelet.allocate(SLICE, taken)
         # Without another look: the next pod of a backlog would be turned away too.
         await rig.counts({GPU: (0, 0), SLICE: (1, 1)})
@@ -891,7 +891,7 @@ def test_a_gpu_that_a_command_has_is_offered_in_no_replica_and_a_shared_one_to_n
         assert [grant.gpu_uuid for grant in held.allocation.grants] == [second]
         with pytest.raises(TrancheError):
             await asyncio.to_thread(queue.acquire, request, command="train.py", pid=1, patience=none)
-        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+        with pytest.raises(grpc.aio.AioRpcError, match="another share"):
             await rig.kubelet.allocate(GPU, f"{second}::0")
         await rig.counts({GPU: (4, 4)})
         await asyncio.to_thread(queue.release, held.allocation.id, why="test")
@@ -923,7 +923,7 @@ def test_replicas_that_pods_have_stay_listed_when_kubelet_and_agent_start_anew(t
         await rig.inventory.refresh()
         (allocation,) = rig.inventory.latest.value.view.allocations
         assert str(allocation.keeper) == "pod ns/a"
-        with pytest.raises(grpc.aio.AioRpcError, match="somebody else"):
+        with pytest.raises(grpc.aio.AioRpcError, match="another share"):
             await rig.kubelet.allocate(GPU, held)
         rig.holdings.holders |= listed
         await rig.inventory.refresh()

@@ -115,7 +115,7 @@ def with_2g(*, filled: bool = True, inside: bool = False) -> GpuState:
     assert profile is not None
     made = instance_of(profile, Placement(0, 2), filled=filled)
     if inside:
-        made = replace(made, compute_instances=(replace(made.compute_instances[0], name=parse_profile("1c.2g.10gb")),))
+        made = made._replace(compute_instances=(made.compute_instances[0]._replace(name=parse_profile("1c.2g.10gb")),))
     return replace(gpu, instances=(made,))
 
 
@@ -141,10 +141,9 @@ def test_room_that_nobody_gets_later_is_not_offered_while_a_claim_has_it() -> No
 
 def without_processes(gpu: GpuState) -> GpuState:
     instances = [
-        replace(
-            each,
+        each._replace(
             stray_processes=(),
-            compute_instances=tuple(replace(inner, processes=()) for inner in each.compute_instances),
+            compute_instances=tuple(inner._replace(processes=()) for inner in each.compute_instances),
         )
         for each in gpu.instances
     ]

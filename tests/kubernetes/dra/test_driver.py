@@ -302,14 +302,14 @@ def test_a_share_is_within_its_limit_before_the_container_starts() -> None:
             assert any(word.startswith("CUDA_MPS_PIPE_DIRECTORY=") for word in environment)
             three = node.allocate("three", "gpu-0-shared", consumed={"memory": "8Gi", "compute": "0"})
             (error,) = await node.prepare(three)
-            assert "are needed" in error
+            assert "but the request needs" in error
             four = node.allocate("four", "gpu-0-shared", consumed={"memory": "900Gi"})
             assert "there is no more than" in (await node.prepare(four))[0]
             for number, odd in enumerate(("1500m", "-4Gi", "1")):
                 claim = node.allocate(f"odd-{number}", "gpu-0-shared", consumed={"memory": odd})
                 (error,) = await node.prepare(claim)
                 assert "memory" in error or "whole number" in error
-                assert "somebody else" not in error
+                assert "another share" not in error
             await node.unprepare(one, two)
             assert await node.prepare(three) == [""], "room again"
 
@@ -327,7 +327,7 @@ def test_instances_that_somebody_else_made_or_uses_are_refused_by_name() -> None
         async with node.driver():
             with SimulatedMachine(node.node.machine.machine.directory).attached(instance.whole_slice.uuid):
                 (error,) = await node.prepare(node.allocate("a", "gpu-0-2g-10gb-0"))
-                assert "which no claim accounts for" in error
+                assert "outside any claim" in error
             with host.ledger.write() as db:
                 db.execute("DELETE FROM owned_instances")
             (error,) = await node.prepare(node.allocate("b", "gpu-0-2g-10gb-0"))
@@ -560,7 +560,7 @@ def test_a_claim_that_was_deleted_under_its_pod_is_told_as_soon_as_another_meets
             node.delete("deleted")
             late = node.allocate("late", "gpu-0-2g-10gb-0")
             (error,) = await node.prepare(late)
-            assert "the pod starts once that is given back; to have it placed anew before, delete it" in error
+            assert "the pod starts when that share is free; to place it elsewhere now, recreate it" in error
             await until(lambda: node.fallen.value == {"uid-deleted"})
             await node.unprepare(stands)
             shutil.rmtree(processes[0])

@@ -51,8 +51,8 @@ def test_what_is_left_of_a_shared_gpu_counts() -> None:
     held = Allocation("a", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=ClaimKeeper("n", "c", "u"))
     view = replace(with_means(view_of(gpu)), allocations=(held,))
     assert labels(view) == (None, str(15360 - 446 - 64 - 10 * 1024), "0")
-    full = replace(part, memory=(15360 - 446 - 64 - 100) << 20)
-    assert labels(replace(view, allocations=(replace(held, grants=(full,)),))) == (None, "0", "0")
+    full = part._replace(memory=(15360 - 446 - 64 - 100) << 20)
+    assert labels(replace(view, allocations=(held._replace(grants=(full,)),))) == (None, "0", "0")
 
 
 def test_a_node_that_offers_claims_nothing_has_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
-from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.claims.vocabulary import DRIVER
@@ -22,7 +21,7 @@ from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.fleet.device_request import demanded_by
-from tranche.kubernetes.fleet.devices import FleetDevice, decode_pools
+from tranche.kubernetes.fleet.devices import FleetDevice, Pool, decode_fleet_slice, pools_of, shared_cards
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
 from tranche.kubernetes.fleet.pool_usage import served
@@ -101,7 +100,7 @@ def pod(name: str = "train-0", **spec: Any) -> FleetPod:
 
 def claim(name: str, request: Request, slices: Sequence[Json], given: Sequence[FleetDevice] = ()) -> Json:
     """The claim of the pod of that name; allocated where something is given."""
-    spec = claim_spec(request, shared_cards(slices))
+    spec = claim_spec(request, shared_cards(device for each in slices for device in decode_fleet_slice(each).devices))
     found: Json = {
         "metadata": {"namespace": "team-a", "name": f"{name}-gpu", "uid": name},
         "spec": {"devices": spec.devices},
@@ -122,6 +121,10 @@ def claim(name: str, request: Request, slices: Sequence[Json], given: Sequence[F
         reserved = [{"resource": "pods", "name": name, "uid": name}]
         found["status"] = {"allocation": {"devices": {"results": results}}, "reservedFor": reserved}
     return found
+
+
+def decode_pools(slices: Iterable[Json]) -> Mapping[str, Pool]:
+    return pools_of(map(decode_fleet_slice, slices))
 
 
 def cluster(nodes: Sequence[Json], slices: Sequence[Json], claims: Sequence[Json] = ()) -> Fleet:

@@ -10,8 +10,7 @@ from tests.kubernetes.fleet.clusters import asked_by_hand
 from tests.strategies import requests
 from tranche.core.errors import TrancheError
 from tranche.core.request import Isolation, Request
-from tranche.kubernetes.claims.gpu_models import SharedGpuModel
-from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.claims.spec import SharedGpuModel, claim_spec
 from tranche.kubernetes.claims.vocabulary import DeviceType
 from tranche.kubernetes.fleet.device_request import DeviceRequestOption, demanded_by
 from tranche.kubernetes.fleet.objects import decode_fleet_claim

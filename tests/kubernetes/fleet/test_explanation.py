@@ -153,7 +153,7 @@ def a_condition_of_another_hand() -> Situation:
 
 def whoever_may_read_little() -> Situation:
     known = filled(NODES, T4, {}, {"train-0": GiB4})
-    return pod(), replace(known, nodes=(), unread={"nodes": "no", "claims of all namespaces": "no"})
+    return pod(), replace(known, nodes=(), unread={"nodes": "no", "claims in all namespaces": "no"})
 
 
 def every_slice_of_a_node() -> Situation:
@@ -372,7 +372,7 @@ def test_room_that_is_kept_is_for_whoever_names_its_size() -> None:
         kept_out = answer(**asked)
         assert kept_out.status is WaitStatus.WAITING
         assert [group.text for group in kept_out.groups] == [
-            "what would serve cannot be had: it is kept for larger requests"
+            "its suitable devices are unavailable: it is reserved for larger requests"
         ]
     for asked in ({"mig_profile": "7g.40gb"}, {"gpus": "1"}):
         assert answer(**asked).status is WaitStatus.STARTABLE

@@ -17,7 +17,7 @@ from tranche.kubernetes.fleet.overview import COUNT_LABEL, summaries
 SMALL = parse_request(gpu_memory="4Gi")
 
 
-@pytest.mark.parametrize(("mode", "shown"), [("off", "off"), ("Dynamic", "'Dynamic', no mode")])
+@pytest.mark.parametrize(("mode", "shown"), [("off", "off"), ("Dynamic", "'Dynamic' (unknown)")])
 def test_a_node_with_a_word_on_its_gpus_is_shown_also_while_it_offers_none(mode: str, shown: str) -> None:
     (found,) = summaries(cluster([node("p4d", mode=mode), node("plain")], []))
     assert (found.node.name, found.node.mode_text, found.models) == ("p4d", shown, ())

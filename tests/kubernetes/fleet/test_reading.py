@@ -72,7 +72,7 @@ def test_what_may_not_be_read_is_said_and_a_cluster_without_claims_refused() -> 
     found = read(forbid)
     assert found.nodes == ()
     assert found.pools.keys() == {"n1", "n2"}
-    assert found.unread.keys() == {"nodes", "claims of all namespaces"}
+    assert found.unread.keys() == {"nodes", "claims in all namespaces"}
     assert found.knows_claims_of("team-a")
     assert not found.knows_claims_of("team-b")
     with pytest.raises(ClaimsUnavailable):

@@ -12,10 +12,10 @@ from tranche.core.errors import KubernetesUnavailable
 from tranche.core.keeper import PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, choices_from_lease, choices_to_lease
-from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterNode, ClusterPod
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity
 from tranche.kubernetes.gated.scheduler.placer import GatedPod
 from tranche.kubernetes.gated.scheduler.placing import ChoiceState
 
@@ -45,7 +45,7 @@ class PlacingWorld:
 
     def now(self) -> ClusterState:
         """What somebody hears who listens now."""
-        nodes = {name: ClusterNode(name, f"uid-{name}", NodeCapacity(name)) for name in self.views}
+        nodes = {name: FleetNode(name, uid=f"uid-{name}") for name in self.views}
         choices = {name: choices_from_lease(lease) for name, lease in self.leases.items()}
         return ClusterState(dict(self.pods), nodes, dict(self.said), choices)
 

@@ -14,9 +14,10 @@ from tranche.core.errors import UsageError
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.node_rules import Requirement, Toleration
 from tranche.kubernetes.claims.annotations import annotations_of, pod_demand
+from tranche.kubernetes.fleet.objects import decode_fleet_node
 from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
-from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_node, decode_cluster_pod
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
 from tranche.kubernetes.gated.scheduler.node_fit import why_not
 from tranche.kubernetes.gated.scheduler.retry_history import (
@@ -85,15 +86,15 @@ def test_a_share_may_be_handed_to_a_container_beside_the_others() -> None:
     [
         ({"schedulingGates": [{"name": SHARE}, {"name": "kueue"}]}, ""),
         ({"schedulingGates": []}, ""),
-        ({"containers": [{"name": "main"}]}, "no container asks for tranche.dev/share"),
-        ({"containers": [asking("main", "0")]}, "no container asks for tranche.dev/share"),
-        ({"containers": [asking("main", "2")]}, "container 'main' asks for 2 of tranche.dev/share"),
-        ({"containers": [asking("main"), asking("side", "2")]}, "container 'side' asks for 2"),
+        ({"containers": [{"name": "main"}]}, "no container requests tranche.dev/share"),
+        ({"containers": [asking("main", "0")]}, "no container requests tranche.dev/share"),
+        ({"containers": [asking("main", "2")]}, "container 'main' requests 2 of tranche.dev/share"),
+        ({"containers": [asking("main"), asking("side", "2")]}, "container 'side' requests 2"),
         (
             {"containers": [{"name": "main"}], "initContainers": [asking("first")]},
-            "init container 'first' asks for tranche.dev/share",
+            "init container 'first' requests tranche.dev/share",
         ),
-        ({"initContainers": [asking("first")]}, "init container 'first' asks for tranche.dev/share"),
+        ({"initContainers": [asking("first")]}, "init container 'first' requests tranche.dev/share"),
     ],
 )
 def test_a_pod_that_cannot_be_placed_is_left_alone(change: dict[str, Any], wrong: str) -> None:
@@ -106,13 +107,13 @@ def test_a_pod_that_cannot_be_placed_is_left_alone(change: dict[str, Any], wrong
 def test_a_pod_without_a_demand_says_so() -> None:
     raw = raw_pod()
     raw["metadata"]["annotations"] = {}
-    assert "no annotation says for which" in decode_cluster_pod(raw).wrong
+    assert "no annotation says which" in decode_cluster_pod(raw).wrong
     raw["metadata"]["annotations"] = {"tranche.dev/gpu": "much"}
     assert "much" in decode_cluster_pod(raw).wrong
 
 
 def test_a_node_is_read_with_what_it_has() -> None:
-    node = decode_cluster_node(
+    node = decode_fleet_node(
         {
             "metadata": {"name": "n1", "uid": "x", "labels": {"kubernetes.io/hostname": "host-1"}},
             "spec": {"taints": [{"key": "gpu", "effect": "NoSchedule"}]},
@@ -122,11 +123,11 @@ def test_a_node_is_read_with_what_it_has() -> None:
             },
         }
     )
-    assert (node.host, node.allocatable) == ("host-1", {"cpu": 3900, SHARE: 250})
+    assert (ClusterState(nodes={"n1": node}).host("n1"), node.allocatable) == ("host-1", {"cpu": 3900, SHARE: 250})
     pod = decode_cluster_pod(raw_pod())
     assert pod.gated is not None
-    assert "taint gpu" in why_not(pod.gated.rules, node.room)
-    assert "not ready" in why_not(pod.gated.rules, decode_cluster_node({"metadata": {"name": "n1"}}).room)
+    assert "taint gpu" in why_not(pod.gated.rules, node)
+    assert "not ready" in why_not(pod.gated.rules, decode_fleet_node({"metadata": {"name": "n1"}}))
 
 
 def test_the_gate_and_the_resource_are_given_once() -> None:
@@ -146,7 +147,7 @@ def test_the_gate_and_the_resource_are_given_once() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"nodeName": "n1"}, "names its node"),
+        ({"nodeName": "n1"}, "sets nodeName"),
         ({"initContainers": [{"name": "main"}], "containers": [{"name": "other"}]}, "init container"),
         ({"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}, "nvidia.com/gpu"),
     ],

@@ -85,7 +85,10 @@ def test_what_was_chosen_is_said_and_so_is_why_a_node_refuses() -> None:
     view, request = a100s(1), parse_request(mig_profile="2g.10gb")
     pod, fleet = given_pod(view)
     found = explain_gated(pod, request, fleet)
-    assert (found.status, "hands it over when its container starts" in found.message) == (WaitStatus.PREPARING, True)
+    assert (found.status, "hands the share over when the container starts" in found.message) == (
+        WaitStatus.PREPARING,
+        True,
+    )
     assert "2g.10gb" in found.message
     assert "node n1" in found.message
     held = with_choices(view, fleet.chosen["n1"].values())
@@ -96,7 +99,7 @@ def test_what_was_chosen_is_said_and_so_is_why_a_node_refuses() -> None:
     refused = explain_gated(pod, request, refusing)
     assert (refused.status, "cannot hand it over yet: it is taken" in refused.message) == (WaitStatus.PREPARING, True)
     unbound = explain_gated(replace(pod, node="", message="0/2 nodes"), request, GateFleet())
-    assert "the scheduler has yet to bind it: 0/2 nodes" in unbound.message
+    assert "the scheduler has not bound it yet: 0/2 nodes" in unbound.message
     assert explain_gated(replace(pod, phase="Failed"), request, GateFleet()).status is WaitStatus.FINISHED
 
 
@@ -118,13 +121,13 @@ def test_the_pods_own_annotation_is_believed_where_nothing_else_is_known_and_now
     liar = replace(pod, chosen=edited)
     assert "2g.10gb" in explain_gated(liar, request, fleet).message
     assert chosen_text(liar, fleet) == chosen_text(pod, fleet)
-    unread = GateFleet(unread={"what nodes have": "no"})
+    unread = GateFleet(unread={"leases of GPU nodes": "no"})
     found = explain_gated(liar, request, unread)
     assert "2g.10gb" not in found.message
-    assert "by the pod's own annotation" in found.notes[-1]
+    assert "comes from the pod's own annotation" in found.notes[-1]
     nothing = explain_gated(replace(pod, uid="u2"), request, fleet)
     assert nothing.status is WaitStatus.IMPOSSIBLE
-    assert "no share was chosen for it" in nothing.message
+    assert "the controller chose no share for it" in nothing.message
     assert SHARE in nothing.remedies[0]
     assert chosen_text(replace(pod, uid="u2"), fleet) == ""
 
@@ -132,11 +135,11 @@ def test_the_pods_own_annotation_is_believed_where_nothing_else_is_known_and_now
 @pytest.mark.parametrize(
     ("annotations", "container", "words"),
     [
-        ({}, {}, "no annotation says for which"),
+        ({}, {}, "no annotation says which"),
         ({"tranche.dev/gpu": "much"}, {}, "much"),
-        ({"tranche.dev/gpu": "0.5", "tranche.dev/gpus": "1"}, {}, "ask for 2 things"),
-        ({"tranche.dev/gpus": "1"}, {"resources": {"limits": {SHARE: "2"}}}, "asks for 2 of tranche.dev/share"),
-        ({"tranche.dev/gpus": "1"}, {"resources": {}}, "no container asks for tranche.dev/share"),
+        ({"tranche.dev/gpu": "0.5", "tranche.dev/gpus": "1"}, {}, "request 2 different things"),
+        ({"tranche.dev/gpus": "1"}, {"resources": {"limits": {SHARE: "2"}}}, "requests 2 of tranche.dev/share"),
+        ({"tranche.dev/gpus": "1"}, {"resources": {}}, "no container requests tranche.dev/share"),
     ],
 )
 def test_a_pod_that_can_never_be_chosen_for_is_told_why(
@@ -155,7 +158,7 @@ def test_a_pod_that_can_never_be_chosen_for_is_told_why(
     found = explain_gated(pod, pod.by_gate, fleet_of(n1=a100s(1)))
     assert (found.status, found.message) == (
         WaitStatus.IMPOSSIBLE,
-        f"it waits at the gate for ever: {pod.gate_problem}",
+        f"it will stay gated forever: {pod.gate_problem}",
     )
     assert found.remedies
 
@@ -236,7 +239,7 @@ def test_what_others_were_promised_counts_as_given_and_who_may_not_read_has_the_
                 server.put("/api/v1/namespaces/team/events/e", event)
                 found = explain_gated(pod, whole, await read_gate_fleet(connection, pod))
                 assert found.message == "no node can give it"
-                assert "may not read what nodes have" in found.notes[0]
+                assert "may not read leases of GPU nodes" in found.notes[0]
             finally:
                 await connection.close()
 

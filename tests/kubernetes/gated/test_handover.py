@@ -151,9 +151,9 @@ def test_a_container_that_asks_for_two_is_refused_and_the_controller_hears_of_it
     async def act(node: PlacedNode) -> None:
         node.pod("p", "share-1", node.decided(gpu_memory="4Gi"))
         node.listed[0] = ContainerDevices("team", "p", "main", SHARE_RESOURCE, ("share-1", "share-2"))
-        with pytest.raises(AllocationUnknown, match="2 were given"):
+        with pytest.raises(AllocationUnknown, match="the kubelet passed 2"):
             await node.handover.start(["share-1", "share-2"])
-        assert node.handover.refused.value == {"uid-p": "a container has one share, and 2 were given"}
+        assert node.handover.refused.value == {"uid-p": "a container can have only one share, but the kubelet passed 2"}
         assert not node.held()
 
     on_node(act)
@@ -200,7 +200,7 @@ def _not_chosen(node: PlacedNode) -> None:
         (_nobody, KubeletUnavailable, "with no pod"),
         (_two, KubeletUnavailable, "team/p, team/q"),
         (_deleted, AllocationUnknown, "was deleted"),
-        (_not_chosen, AllocationUnknown, "no share of this node was chosen for pod team/p"),
+        (_not_chosen, AllocationUnknown, "the controller chose no share on this node for pod team/p"),
     ],
 )
 def test_a_container_of_which_nobody_knows_does_not_start(

@@ -19,7 +19,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
-from tranche.kubernetes.fleet.devices import decode_pools
+from tranche.kubernetes.fleet.devices import decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.documents import gpu_document
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
@@ -41,7 +41,7 @@ KINDS = (
 
 
 def kept_by(view: NodeView, kind: int) -> NodeView:
-    made = (replace(each, keeper=KINDS[kind](number)) for number, each in enumerate(view.allocations))
+    made = (each._replace(keeper=KINDS[kind](number)) for number, each in enumerate(view.allocations))
     return replace(view, allocations=tuple(made))
 
 
@@ -82,7 +82,7 @@ def published(view: NodeView, faults: Faults = NO_FAULTS, keep: str = "") -> Fle
         }
         for each in contents
     ]
-    return Fleet((MIXED,), decode_pools(raw))
+    return Fleet((MIXED,), pools_of(map(decode_fleet_slice, raw)))
 
 
 @given(node_views(max_gpus=2), st.data())
@@ -155,7 +155,7 @@ def test_a_lost_gpu_is_shown_with_who_has_it_and_nodes_of_other_modes_by_their_r
     assert states[grant.gpu_uuid].state == "out: lost"
     assert [each.claim.holder for each in states[grant.gpu_uuid].held] == ["pod team/p"]
     assert gpu_document(states[grant.gpu_uuid])["held"][0]["claim"] is None
-    static = FleetNode("n", labels={"tranche.dev/mode": "static"}, resources={"nvidia.com/gpu": 2})
+    static = FleetNode("n", labels={"tranche.dev/mode": "static"}, allocatable={"nvidia.com/gpu": 2})
     of_static = by_leases(view, node=static)
     assert of_static is not None
     assert (of_static.gpus, of_static.models) == ((), ("nvidia.com/gpu: 2",))

@@ -75,13 +75,13 @@ def test_sixteen_gpus_in_slices_with_all_there_is_to_say_of_them_fit_into_a_leas
         assert isinstance(found, Granted)
         view = with_granted(view, request, found)
         keeper = PlacedPodKeeper(f"team-{number}", f"train-{number * 7919}", f"{number * 15485863:08x}-0000-4000-8000")
-        given = replace(view.allocations[-1], id=f"pod-{number}", keeper=keeper)
+        given = view.allocations[-1]._replace(id=f"pod-{number}", keeper=keeper)
         view = replace(view, allocations=(*view.allocations[:-1], given))
     view = replace(view, node=replace(view.node, gpus=tuple(map(_numbered, view.node))))
     words = (hashlib.sha256(str(number).encode()).hexdigest() * 5 for number in itertools.count())
     refused = {f"{number * 32452843:08x}-0000-4000-8000": next(words) for number in range(250)}
     faulty = tuple(
-        WithheldDevice(WholeGpu(gpu.uuid), "it has reported an error (XID 79)", faulty=True) for gpu in view.node
+        WithheldDevice(WholeGpu(gpu.uuid), "it reported an error (XID 79)", faulty=True) for gpu in view.node
     )
     said = ViewReport("n1", view, offer=ShareOffer(NodeMode.DYNAMIC, faulty, refused))
     lease = told_to_lease(said, OWNER)
@@ -160,11 +160,10 @@ def test_only_what_the_mode_offers_can_be_chosen(mode: NodeMode, use: GpuPolicy)
 def _numbered(gpu: GpuState) -> GpuState:
     """With ids as a driver gives them: what is foreseen has none yet."""
     instances = (
-        replace(
-            each,
+        each._replace(
             id=number,
             profile_id=19,
-            compute_instances=tuple(replace(piece, id=0, profile_id=0) for piece in each.compute_instances),
+            compute_instances=tuple(piece._replace(id=0, profile_id=0) for piece in each.compute_instances),
         )
         for number, each in enumerate(gpu.instances, 7)
     )

@@ -43,7 +43,7 @@ def test_pods_at_the_gate_are_told_once_that_nobody_chooses_for_them() -> None:
             before = looks
             await until(lambda: looks >= before + 3)
             assert [(uid, reason) for uid, reason, _ in said] == [("u1", "WaitsForNobody")]
-            assert "by claims now: nobody chooses one for it; delete the pod" in said[0][2]
+            assert "through claims, so no controller will choose one; delete the pod" in said[0][2]
             server.put(f"{PODS}/left", pod("u3"))
             await until(lambda: [uid for uid, _, _ in said] == ["u1", "u3"])
             running.cancel()

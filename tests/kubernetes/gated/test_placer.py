@@ -17,8 +17,9 @@ from tranche.core.state import NodeState
 from tranche.core.wire import grant_from_dict
 from tranche.kubernetes.api.node_rules import Requirement, Taint, Toleration
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement, why_not
+from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not
 from tranche.kubernetes.gated.scheduler.placer import (
     GatedPod,
     GpuNode,
@@ -37,10 +38,10 @@ LABELS = st.dictionaries(st.sampled_from(["zone", "pool"]), st.sampled_from(["x"
 
 
 @st.composite
-def rooms(draw: st.DrawFn, name: str) -> NodeCapacity:
+def rooms(draw: st.DrawFn, name: str) -> FleetNode:
     free = {"cpu": draw(st.integers(0, 3000)), "pods": draw(st.integers(0, 3))}
     taints = draw(st.lists(st.just(TAINT), max_size=1))
-    return NodeCapacity(name, draw(LABELS), tuple(taints), draw(st.booleans()) and draw(st.booleans()), free=free)
+    return FleetNode(name, draw(LABELS), tuple(taints), draw(st.booleans()) and draw(st.booleans()), allocatable=free)
 
 
 @st.composite
@@ -79,13 +80,13 @@ def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode],
     assert sorted(str(each.pod) for each in found) == sorted(map(str, pods))
     assert place(reversed(pods), reversed(nodes)) == found
     views = {node.room.name: node.view for node in nodes}
-    free = {node.room.name: dict(node.room.free) for node in nodes}
+    free = {node.room.name: dict(node.room.allocatable) for node in nodes}
     for each in found:
         if isinstance(each, UnplacedPod):
             continue
         room = next(node.room for node in nodes if node.room.name == each.node)
         # Each fits beside all that were placed before it.
-        assert why_not(each.pod.rules, replace(room, free=free[each.node])) == ""
+        assert why_not(each.pod.rules, replace(room, allocatable=free[each.node])) == ""
         for resource, amount in each.pod.rules.needs.items():
             free[each.node][resource] -= amount
         before = [grant for allocation in views[each.node].allocations for grant in allocation.grants]
@@ -139,36 +140,36 @@ def test_the_highest_priority_comes_first_and_then_the_oldest() -> None:
 @pytest.mark.parametrize(
     ("rule", "node", "why"),
     [
-        (PlacingRequirement(), NodeCapacity("n"), ""),
-        (PlacingRequirement(), NodeCapacity("n", ready=False), "is not ready"),
-        (PlacingRequirement(), NodeCapacity("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
-        (PlacingRequirement(tolerations=(Toleration(exists=True),)), NodeCapacity("n", unschedulable=True), ""),
-        (PlacingRequirement(), NodeCapacity("n", taints=(Taint("a", "NoExecute"),)), "the taint a"),
-        (PlacingRequirement(), NodeCapacity("n", taints=(Taint("a", "PreferNoSchedule"),)), ""),
+        (PlacingRequirement(), FleetNode("n"), ""),
+        (PlacingRequirement(), FleetNode("n", ready=False), "is not ready"),
+        (PlacingRequirement(), FleetNode("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
+        (PlacingRequirement(tolerations=(Toleration(exists=True),)), FleetNode("n", unschedulable=True), ""),
+        (PlacingRequirement(), FleetNode("n", taints=(Taint("a", "NoExecute"),)), "the taint a"),
+        (PlacingRequirement(), FleetNode("n", taints=(Taint("a", "PreferNoSchedule"),)), ""),
         (
             PlacingRequirement(tolerations=(Toleration("a", "x"),)),
-            NodeCapacity("n", taints=(Taint("a", "NoSchedule", "y"),)),
+            FleetNode("n", taints=(Taint("a", "NoSchedule", "y"),)),
             "the taint a",
         ),
         (
             PlacingRequirement(tolerations=(Toleration("a", "y"),)),
-            NodeCapacity("n", taints=(Taint("a", "NoSchedule", "y"),)),
+            FleetNode("n", taints=(Taint("a", "NoSchedule", "y"),)),
             "",
         ),
         (
             PlacingRequirement(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
-            NodeCapacity("n", taints=(Taint("a", "NoSchedule"),)),
+            FleetNode("n", taints=(Taint("a", "NoSchedule"),)),
             "the taint a",
         ),
-        (PlacingRequirement(node_selector={"pool": "x"}), NodeCapacity("n", {"pool": "y"}), "pool=x"),
-        (PlacingRequirement(terms=()), NodeCapacity("n"), "node affinity"),
-        (PlacingRequirement(terms=((),)), NodeCapacity("n"), "node affinity"),
-        (PlacingRequirement(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 1}), "too little cpu"),
-        (PlacingRequirement(needs={"cpu": 2}), NodeCapacity("n", free={"cpu": 2}), ""),
-        (PlacingRequirement(needs={"x/y": 1}), NodeCapacity("n"), "too little x/y"),
+        (PlacingRequirement(node_selector={"pool": "x"}), FleetNode("n", {"pool": "y"}), "pool=x"),
+        (PlacingRequirement(terms=()), FleetNode("n"), "node affinity"),
+        (PlacingRequirement(terms=((),)), FleetNode("n"), "node affinity"),
+        (PlacingRequirement(needs={"cpu": 2}), FleetNode("n", allocatable={"cpu": 1}), "too little cpu"),
+        (PlacingRequirement(needs={"cpu": 2}), FleetNode("n", allocatable={"cpu": 2}), ""),
+        (PlacingRequirement(needs={"x/y": 1}), FleetNode("n"), "too little x/y"),
     ],
 )
-def test_what_keeps_a_pod_from_a_node(rule: PlacingRequirement, node: NodeCapacity, why: str) -> None:
+def test_what_keeps_a_pod_from_a_node(rule: PlacingRequirement, node: FleetNode, why: str) -> None:
     assert why in why_not(rule, node)
     assert bool(why) == bool(why_not(rule, node))
 
@@ -196,7 +197,7 @@ def test_a_requirement(requirement: Requirement, holds: bool) -> None:
 @given(st.data(), node_views(max_gpus=2))
 def test_what_is_written_on_the_pod_is_exactly_what_was_chosen(data: st.DataObject, view: NodeView) -> None:
     pod = GatedPod("team", "p", "u1", data.draw(requests_for(view)))
-    (found,) = place([pod], [GpuNode(NodeCapacity("n1"), view)])
+    (found,) = place([pod], [GpuNode(FleetNode("n1"), view)])
     if isinstance(found, UnplacedPod):
         return
     text = json.loads(choice_text("n1", ChosenShare("team", "p", "u1", found.granted.grants)))
@@ -228,7 +229,7 @@ def test_nothing_is_free_on_a_node_that_is_not_known_nor_on_one_that_has_refused
     (found,) = place([pod], [], unknown={"dark": "its agent says nothing"})
     assert isinstance(found, UnplacedPod)
     assert (found.reasons, found.possible) == ({"dark": "its agent says nothing"}, True)
-    here = GpuNode(NodeCapacity("n1"), NodeView(NodeState(())))
+    here = GpuNode(FleetNode("n1"), NodeView(NodeState(())))
     (kept,) = place([pod], [here], avoided={"u1": frozenset({"n1"})})
     assert isinstance(kept, UnplacedPod)
-    assert "has refused the pod" in kept.reasons["n1"]
+    assert "refused the pod" in kept.reasons["n1"]

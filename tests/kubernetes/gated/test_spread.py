@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tests.kubernetes.devices.test_order import a100s
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.node_rules import Requirement
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.scheduler.cluster_pods import decode_cluster_pod
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement
+from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement
 from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place
 from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
 
@@ -24,7 +25,7 @@ SELECTOR = (Requirement("app", "In", ("train",)),)
     there=st.lists(st.integers(0, 3), max_size=4),
 )
 def test_no_zone_gets_more_than_its_share(zones: list[str], skew: int, count: int, there: list[int]) -> None:
-    nodes = [GpuNode(NodeCapacity(f"n{number}", {"zone": zone}), a100s(1)) for number, zone in enumerate(zones)]
+    nodes = [GpuNode(FleetNode(f"n{number}", {"zone": zone}), a100s(1)) for number, zone in enumerate(zones)]
     rooms = tuple(each.room for each in nodes)
     before = tuple(SpreadPod("team", KIND, rooms[number % len(rooms)].name) for number in there)
     other = (SpreadPod("other", KIND, rooms[0].name), SpreadPod("team", {"app": "web"}, rooms[0].name))
@@ -49,12 +50,12 @@ def test_a_node_without_the_label_is_out_and_nodes_that_the_pod_may_not_use_do_n
     rule = SpreadRequirement("zone", 1, SELECTOR)
     rules = PlacingRequirement(node_selector={"pool": "gpu"})
     pod = GatedPod("team", "p", "u", parse_request(gpus="1"), rules, labels=KIND, spread=(rule,))
-    bare = GpuNode(NodeCapacity("bare", {"pool": "gpu"}), a100s(1))
+    bare = GpuNode(FleetNode("bare", {"pool": "gpu"}), a100s(1))
     (found,) = place([pod], [bare])
     assert isinstance(found, UnplacedPod)
-    assert "has no label zone" in found.reasons["bare"]
-    here = NodeCapacity("here", {"pool": "gpu", "zone": "a"})
-    empty = NodeCapacity("empty", {"zone": "b"})  # not of the pool: its emptiness does not matter
+    assert "lacks the label zone" in found.reasons["bare"]
+    here = FleetNode("here", {"pool": "gpu", "zone": "a"})
+    empty = FleetNode("empty", {"zone": "b"})  # not of the pool: its emptiness does not matter
     full = SpreadState((here, empty), (SpreadPod("team", KIND, "here"),) * 3)
     assert isinstance(place([pod], [GpuNode(here, a100s(1))], spread=full)[0], PodPlacement)
 

@@ -17,9 +17,9 @@ from tranche.core.request import Request, parse_request
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.agent.withheld import withheld_places
 from tranche.kubernetes.gated.leases import gpus_from_lease
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity
 from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place, waiting_text
 from tranche.kubernetes.node.health import QUIET_SECONDS
 
@@ -41,7 +41,7 @@ def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | Un
     """What becomes of pods that ask for that, in that order."""
     assert view is not None
     pods = [GatedPod("team", f"p{number}", f"u{number}", each) for number, each in enumerate(requests)]
-    return place(pods, [GpuNode(NodeCapacity("n1"), view)])
+    return place(pods, [GpuNode(FleetNode("n1"), view)])
 
 
 @asynccontextmanager
@@ -73,7 +73,7 @@ def test_a_faulty_gpu_is_given_to_nobody_until_it_is_well_again(tmp_path: Path) 
             assert [each.gpu_uuid for each in found[0].granted.grants] != [sick.place.gpu_uuid]
             assert isinstance(found[1], UnplacedPod)
             assert found[1].possible
-            assert "it has reported an error (XID 79)" in waiting_text(found[1])
+            assert "it reported an error (XID 79)" in waiting_text(found[1])
             node.now += QUIET_SECONDS + 1
             for _ in range(20):
                 await node.inventory.refresh()
@@ -99,7 +99,7 @@ def test_room_is_kept_for_those_that_name_its_size(tmp_path: Path) -> None:
             assert len(small) == 7
             assert {grant.gpu_uuid for each in small for grant in each.granted.grants}.isdisjoint({kept.place.gpu_uuid})
             assert isinstance(found[7], UnplacedPod)
-            assert "kept for larger requests" in waiting_text(found[7])
+            assert "reserved for larger requests" in waiting_text(found[7])
             assert isinstance(found[8], PodPlacement)
             assert found[8].granted.grants[0].gpu_uuid == kept.place.gpu_uuid
             node.annotate({KEEP_ANNOTATION: "large ones"})

@@ -94,7 +94,7 @@ def test_a_name_that_is_taken_is_said_and_nothing_is_touched() -> None:
     async def act(server: FakeApiServer, client: JobClient) -> None:
         put_job(server)
         server.refusals["POST", "/jobs"] = (409, {"reason": "AlreadyExists", "message": "already exists"})
-        with pytest.raises(KubernetesRejected, match="there is a job 'train' in namespace team-a already"):
+        with pytest.raises(KubernetesRejected, match="job 'train' already exists in namespace team-a"):
             await created(server, client)
         assert list(server.objects) == [f"{JOBS}/train"]
 
@@ -104,7 +104,7 @@ def test_a_name_that_is_taken_is_said_and_nothing_is_touched() -> None:
 def test_a_namespace_that_is_not_there_is_said() -> None:
     async def act(server: FakeApiServer, client: JobClient) -> None:
         server.refusals["POST", "/jobs"] = NO_NAMESPACE
-        with pytest.raises(KubernetesNotFound, match="there is no namespace 'team-a'"):
+        with pytest.raises(KubernetesNotFound, match="namespace 'team-a' not found"):
             await created(server, client)
 
     on_server(act)

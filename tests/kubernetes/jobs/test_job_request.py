@@ -40,7 +40,7 @@ def test_a_name_is_that_of_the_script_or_program(words: list[str], name: str) ->
 
 @pytest.mark.parametrize("name", ["", "A", "-a", "a-", "a.b", "ä", "a" * 53, "a/b"])
 def test_a_name_that_no_job_can_have_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot be the name of a job"):
+    with pytest.raises(UsageError, match="is not a valid job name"):
         checked_name(name)
 
 

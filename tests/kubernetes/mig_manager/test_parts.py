@@ -42,17 +42,18 @@ def test_the_config_map_wins_over_a_generated_name() -> None:
     ("made", "error", "says"),
     [
         (LayoutSource("ns/l", ConfigMap("ns", "l", {"other": ""})), LayoutInvalid, "has no key 'config.yaml'"),
-        (source("a: [b"), LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
-        (source("version: v2"), LayoutInvalid, "unknown version: v2"),
-        (source("version: v1\nmig-configs: 0x_"), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
-        (source("version: v1\nmig-configs: " + "[" * 2000), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
-        (source('{"version": ' + "[" * 200_000), LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        ("a: [b", LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
+        ("version: v2", LayoutInvalid, "unknown version: v2"),
+        ("version: v1\nmig-configs: 0x_", LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        ("version: v1\nmig-configs: " + "[" * 2000, LayoutInvalid, "config.yaml is neither YAML nor JSON"),
+        ('{"version": ' + "[" * 200_000, LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         (LayoutSource("ns/l"), LayoutUnknown, "selected mig-config not present: x"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(made: LayoutSource, error: type[TrancheError], says: str) -> None:
+def test_what_is_wrong_is_said_with_its_place(made: LayoutSource | str, error: type[TrancheError], says: str) -> None:
+    layouts = source(made) if isinstance(made, str) else made
     with pytest.raises(error, match=says):
-        made.select("x", a100s().node)
+        layouts.select("x", a100s().node)
 
 
 def test_a_layout_with_the_name_of_a_date_is_a_layout() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from itertools import count
 
 from hypothesis import given
@@ -106,8 +105,8 @@ def test_a_pod_that_was_deleted_by_force_holds_its_devices_until_its_last_proces
     assert forgotten(rows, DEVICES, KubeletResponse("run-1", (listed("b", "MIG-1"),))) == {"uid-a"}
     found = settle(rows, listed("b", "MIG-1"), pods=[pod("b")], living={"uid-a"})
     assert not found.removed
-    assert found.keepers == {"x": replace(of_pod("a"), lingers=True)}
-    lingering = [row("x", replace(of_pod("a"), lingers=True), "MIG-0")]
+    assert found.keepers == {"x": of_pod("a")._replace(lingers=True)}
+    lingering = [row("x", of_pod("a")._replace(lingers=True), "MIG-0")]
     assert settle(lingering, living={"uid-a"}).empty
     assert settle(lingering, run="run-2", pods=(), living={"uid-a"}).empty
     assert settle(lingering).removed == ("x",)
@@ -115,7 +114,7 @@ def test_a_pod_that_was_deleted_by_force_holds_its_devices_until_its_last_proces
 
 def test_what_a_pod_had_that_ended_while_the_kubelet_was_away_is_not_to_be_given_before_it_is_freed() -> None:
     rows = [row("x", of_pod("a"), "MIG-0")]
-    lingering = {"x": replace(of_pod("a"), lingers=True)}
+    lingering = {"x": of_pod("a")._replace(lingers=True)}
     for pods in ([], [pod("a", phase="Succeeded")], [pod("a", uid="other")]):
         assert settle(rows, run="run-2", age=0.0, pods=pods).keepers == lingering
     for known in (None, [pod("a")]):
@@ -275,8 +274,8 @@ TENTH = FractionalShare(WholeGpu("GPU-1"), MEMORY // 10, Sharing.TIME_SLICING)
 
 
 def replica_row(name: str, keeper: PodKeeper, *numbers: int) -> Allocation:
-    keeper = replace(keeper, replicas=tuple(f"GPU-1::{number}" for number in numbers))
-    part = replace(TENTH, memory=len(numbers) * TENTH.memory)
+    keeper = keeper._replace(replicas=tuple(f"GPU-1::{number}" for number in numbers))
+    part = TENTH._replace(memory=len(numbers) * TENTH.memory)
     return Allocation(name, Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=keeper)
 
 
@@ -307,8 +306,8 @@ def test_replicas_that_are_not_known_are_written_as_parts_that_all_have_room() -
     entries = [listed(name, f"GPU-1::{number}", resource=GPU) for name, number in (("a", 3), ("b", 0))]
     entries.append(listed("c", "GPU-1::1", "GPU-1::2", resource=GPU))
     found = settle([], *entries, pods=[pod(name, resource=GPU) for name in "abc"])
-    quarter = replace(TENTH, memory=MEMORY // 4)
-    assert [each.grants for each in found.added] == [(quarter,), (quarter,), (replace(quarter, memory=MEMORY // 2),)]
+    quarter = TENTH._replace(memory=MEMORY // 4)
+    assert [each.grants for each in found.added] == [(quarter,), (quarter,), (quarter._replace(memory=MEMORY // 2),)]
     assert found.memory == {WholeGpu("GPU-1"): MEMORY}
     assert settle(found.added, *entries).empty
 

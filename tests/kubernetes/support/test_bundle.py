@@ -22,7 +22,13 @@ ENVIRONMENT = [{"name": "TOKEN", "value": SECRET}, {"name": "OTHER", "valueFrom"
 
 
 def log_lines() -> str:
-    own = {"time": "t", "level": "warning", "logger": "tranche.x", "message": "layout not applied", "reason": "GpuBusy"}
+    own = {
+        "time": "t",
+        "level": "warning",
+        "logger": "tranche.x",
+        "message": "cannot apply the layout",
+        "reason": "GpuBusy",
+    }
     foreign = {"time": "t", "level": "warning", "logger": "httpx", "message": f"GET {SECRET}"}
     return "\n".join([json.dumps({**own, "error": SECRET}), json.dumps(foreign), f"Traceback {SECRET}"])
 

@@ -63,11 +63,11 @@ def test_a_credential_plugin_is_run_with_its_settings(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         (plugin("import sys; sys.exit('log in first')"), "log in first"),
-        (plugin("print('no json')"), "gave no credential"),
-        (plugin(printing({"status": {}})), "gave no credential"),
-        (plugin(printing([])), "gave no credential"),
-        ({"command": "no-such-program", "installHint": "install it"}, "cannot be run"),
-        ({}, "cannot be run"),
+        (plugin("print('no json')"), "returned no credential"),
+        (plugin(printing({"status": {}})), "returned no credential"),
+        (plugin(printing([])), "returned no credential"),
+        ({"command": "no-such-program", "installHint": "install it"}, "cannot run"),
+        ({}, "cannot run"),
     ],
     ids=["fails", "no json", "empty", "a list", "not there", "no command"],
 )

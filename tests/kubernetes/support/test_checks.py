@@ -9,33 +9,32 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tranche.kubernetes.api.node_rules import Taint, Toleration
+from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition
 from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
 from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
     AgentSetFacts,
     ClusterFacts,
-    ConditionFacts,
     ControllerFacts,
     DaemonSetFacts,
     OtherProgramFacts,
     PodFacts,
     RolloutPlace,
-    SurveyedNode,
 )
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import is_agent, known_product
 from tranche.node.health.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-READY = ConditionFacts("Ready", "True", "KubeletReady", "", NOW)
+READY = NodeCondition("Ready", ConditionStatus.TRUE, "KubeletReady", "", NOW)
 OWN_TAINT = Taint("own", "NoSchedule", "x")
 STATIC_POLICY = frozenset({"tranche-agent-own-node", "tranche-agent-own-leases"})
 POLICY = STATIC_POLICY | {"tranche-agent-own-slices"}
 
 
-def node(name: str) -> SurveyedNode:
-    return SurveyedNode(
+def node(name: str) -> KubeNode:
+    return KubeNode(
         name=name,
         labels={
             "tranche.dev/gpu": "true",
@@ -46,8 +45,8 @@ def node(name: str) -> SurveyedNode:
             "nvidia.com/mig-1g.5gb.count": "56",
         },
         conditions=(READY,),
-        capacity={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 56},
-        allocatable={"nvidia.com/gpu": 0, "nvidia.com/mig-1g.5gb": 56},
+        capacity={"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"},
+        allocatable={"nvidia.com/gpu": "0", "nvidia.com/mig-1g.5gb": "56"},
         kubelet_version="v1.36.1",
         container_runtime="containerd://2.1.4",
     )
@@ -69,7 +68,7 @@ AGENT = DaemonSetFacts(
 )
 HEALTHY = ClusterFacts(
     server_version="v1.36.2",
-    nodes=(node("a"), node("b"), SurveyedNode("plain", conditions=(READY,), kubelet_version="v1.36.1")),
+    nodes=(node("a"), node("b"), KubeNode("plain", conditions=(READY,), kubelet_version="v1.36.1")),
     agents=(AgentSetFacts(AGENT, (pod("agent-a", "a"), pod("agent-b", "b"))),),
     policies=POLICY,
     bindings=POLICY,
@@ -118,9 +117,13 @@ def beside(product: str, part: str, *nodes: str) -> Change:
     return lambda facts: replace(facts, others=(other,))
 
 
+def with_node(node: KubeNode) -> Change:
+    return lambda facts: replace(facts, nodes=(*facts.nodes, node))
+
+
 def pending_since(minutes: float) -> Change:
-    condition = ConditionFacts(
-        "MigLayoutApplied", "Unknown", "GpuBusy", "waits for x", NOW - timedelta(minutes=minutes)
+    condition = NodeCondition(
+        "MigLayoutApplied", ConditionStatus.UNKNOWN, "GpuBusy", "waits for x", NOW - timedelta(minutes=minutes)
     )
 
     def change(facts: ClusterFacts) -> ClusterFacts:
@@ -138,11 +141,11 @@ def test_two_daemon_sets_of_a_namespace_have_the_same_turns() -> None:
 
 
 def test_of_a_node_without_an_agent_no_agent_says_that_its_devices_are_unhealthy() -> None:
-    gone = on_a(capacity={"nvidia.com/gpu": 8}, allocatable={"nvidia.com/gpu": 0})(HEALTHY)
-    assert any("calls them unhealthy" in each.text for each in wrong(gone))
+    gone = on_a(capacity={"nvidia.com/gpu": "8"}, allocatable={"nvidia.com/gpu": "0"})(HEALTHY)
+    assert any("reports them as unhealthy" in each.text for each in wrong(gone))
     left = agents_with(pods=HEALTHY.agents[0].pods[1:])(gone)
     (found,) = (each for each in wrong(left) if each.check == "resources" and each.status is Status.FAIL)
-    assert "no agent is there" in found.text
+    assert "the node has no agent" in found.text
 
 
 def test_a_cluster_without_a_fault_passes_and_what_is_right_is_said_once() -> None:
@@ -160,61 +163,52 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         lambda facts: replace(facts, agents=(*facts.agents, AgentSetFacts(replace(AGENT, name="second"), facts.agents[0].pods))),
         "agents", Status.WARN, "tranche-system/second", "uninstall",
     ),
-    "no pods": (agents_with(pods=()), "agent-pod", Status.FAIL, "no pod on any node", "tranche.dev/gpu"),
+    "no pods": (agents_with(pods=()), "agent-pod", Status.FAIL, "has no pods", "tranche.dev/gpu"),
     "image": (
         pod_a(ready=False, waiting="ImagePullBackOff"), "agent-pod", Status.FAIL, "ImagePullBackOff): tranche-agent:0.1.0",
         "image.repository",
     ),
     "crash": (
-        pod_a(ready=False, waiting="CrashLoopBackOff", restarts=4), "agent-pod", Status.FAIL, "4 times",
+        pod_a(ready=False, waiting="CrashLoopBackOff", restarts=4), "agent-pod", Status.FAIL, "4 restarts",
         "logs agent-a --previous",
     ),
-    "start": (pod_a(ready=False, waiting="CreateContainerError"), "agent-pod", Status.FAIL, "cannot be started", "describe"),
+    "start": (pod_a(ready=False, waiting="CreateContainerError"), "agent-pod", Status.FAIL, "cannot start", "describe"),
     "no room": (pod_a(ready=False, unschedulable="too many pods"), "agent-pod", Status.FAIL, "too many pods", "room"),
-    "leaving": (pod_a(ready=False, terminating=True), "agent-pod", Status.FAIL, "being deleted", "conditions"),
+    "leaving": (pod_a(ready=False, terminating=True), "agent-pod", Status.FAIL, "still terminating", "conditions"),
     "kubelet": (
-        pod_a(ready=False, ready_page={"inventory": "the kubelet does not say", "node-watch": "ready"}), "agent-pod",
-        Status.FAIL, "inventory: the kubelet does not say", "kubeletPath",
+        pod_a(ready=False, ready_page={"inventory": "the kubelet does not report", "node-watch": "ready"}), "agent-pod",
+        Status.FAIL, "inventory: the kubelet does not report", "kubeletPath",
     ),
     "ready by now": (
-        pod_a(ready=False, ready_page={"inventory": "ready"}), "agent-pod", Status.WARN, "nothing that is wrong any more", "logs",
+        pod_a(ready=False, ready_page={"inventory": "ready"}), "agent-pod", Status.WARN, "no problem any more", "logs",
     ),
-    "silent": (pod_a(ready=False), "agent-pod", Status.FAIL, "not ready", "could not ask"),
+    "silent": (pod_a(ready=False), "agent-pod", Status.FAIL, "not ready", "could not reach"),
     "images": (pod_a(image_id="sha256:other"), "agent-version", Status.WARN, "2 different images", "rollout status"),
     "older agents": (daemon_set(version="0.0.9"), "agent-version", Status.WARN, "0.0.9", "agents' version"),
     "unlabelled": (
-        lambda facts: replace(
-            facts,
-            nodes=(*facts.nodes, SurveyedNode("c", {"node.kubernetes.io/instance-type": "p5.48xlarge"}, conditions=(READY,))),
-        ),
+        with_node(KubeNode("c", labels={"node.kubernetes.io/instance-type": "p5.48xlarge"}, conditions=(READY,))),
         "agent-missing", Status.FAIL, "instance type p5.48xlarge", "kubectl label node c",
     ),
     "taint": (
-        lambda facts: replace(
-            facts,
-            nodes=(
-                *facts.nodes,
-                SurveyedNode("c", {"tranche.dev/gpu": "true"}, taints=(OWN_TAINT,), conditions=(READY,)),
-            ),
-        ),
+        with_node(KubeNode("c", labels={"tranche.dev/gpu": "true"}, taints=(OWN_TAINT,), conditions=(READY,))),
         "agent-missing", Status.FAIL, "has GPUs", "own=x:NoSchedule",
     ),
     "left out": (
-        lambda facts: replace(facts, nodes=(*facts.nodes, SurveyedNode("c", {"tranche.dev/gpu": "true"}, conditions=(READY,)))),
+        with_node(KubeNode("c", labels={"tranche.dev/gpu": "true"}, conditions=(READY,))),
         "agent-missing", Status.FAIL, "has GPUs", "nodeSelector",
     ),
     "not ready": (
-        on_a(conditions=(replace(READY, status="Unknown", reason="NodeStatusUnknown"),)), "node", Status.FAIL,
+        on_a(conditions=(replace(READY, status=ConditionStatus.UNKNOWN, reason="NodeStatusUnknown"),)), "node", Status.FAIL,
         "NodeStatusUnknown", "kubelet",
     ),
     "pressure": (
-        on_a(conditions=(READY, ConditionFacts("DiskPressure", "True", "r", "disk is full", NOW))), "node", Status.FAIL,
-        "disk is full", "free",
+        on_a(conditions=(READY, NodeCondition("DiskPressure", ConditionStatus.TRUE, "r", "disk is full", NOW))),
+        "node", Status.FAIL, "disk is full", "free",
     ),
     "cordon": (on_a(unschedulable=True), "node", Status.WARN, "cordoned", "uncordon a"),
     "own cordon": (
         on_a(unschedulable=True, annotations={"tranche.dev/mig.config.cordoned": "x"}), "node", Status.WARN, "by its agent",
-        "ends with the layout",
+        "when the layout is active",
     ),
     "old server": (lambda facts: replace(facts, server_version="v1.26.3"), "versions", Status.FAIL, "1.27", "upgrade"),
     "skew": (on_a(kubelet_version="v1.32.0"), "versions", Status.FAIL, "v1.32.0", "3 minor"),
@@ -223,7 +217,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         with_labels(nvidia_com__mig_config_state="failed", tranche_dev__mig_config_reason="LayoutUnknown"), "layout",
         Status.FAIL, "failed (LayoutUnknown)", "ConfigMap",
     ),
-    "unanswered": (with_labels(nvidia_com__mig_config_state=""), "layout", Status.FAIL, "no agent has answered", "migManager"),
+    "unanswered": (with_labels(nvidia_com__mig_config_state=""), "layout", Status.FAIL, "no agent has responded", "migManager"),
     "pending": (pending_since(3), "layout", Status.WARN, "pending for 3 min (GpuBusy): waits for x", "drain"),
     "pending for long": (pending_since(30), "layout", Status.FAIL, "pending for 30 min", "drain"),
     "layouts": (
@@ -231,26 +225,26 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         "config.yaml",
     ),
     "unhealthy": (
-        on_a(allocatable={"nvidia.com/mig-1g.5gb": 49, "nvidia.com/gpu": 0}), "resources", Status.FAIL, "7 of 56",
+        on_a(allocatable={"nvidia.com/mig-1g.5gb": "49", "nvidia.com/gpu": "0"}), "resources", Status.FAIL, "7 of 56",
         "involvedObject.name=a",
     ),
     "too few": (
-        on_a(capacity={"nvidia.com/mig-1g.5gb": 55}, allocatable={"nvidia.com/mig-1g.5gb": 55}), "resources", Status.WARN,
-        "count 56 nvidia.com/mig-1g.5gb, and the kubelet 55", "registration",
+        on_a(capacity={"nvidia.com/mig-1g.5gb": "55"}, allocatable={"nvidia.com/mig-1g.5gb": "55"}), "resources", Status.WARN,
+        "count 56 nvidia.com/mig-1g.5gb, but the kubelet counts 55", "registration",
     ),
     "nothing": (
         on_a(capacity={}, allocatable={}, labels={"tranche.dev/gpu": "true"}), "resources", Status.WARN, "offers no GPU",
         "strategy",
     ),
     "manager": (
-        beside("NVIDIA's MIG manager", "mig-manager", "a"), "neighbours", Status.FAIL, "undo the other's cuts",
+        beside("NVIDIA's MIG manager", "mig-manager", "a"), "neighbours", Status.FAIL, "undo the other's changes",
         "migManager.enabled=false",
     ),
     "plugin": (beside("HAMi", "device-plugin", "a"), "neighbours", Status.FAIL, "HAMi", "devicePlugin.enabled=false"),
     "labels": (beside("gfd", "feature-labels", "a"), "neighbours", Status.WARN, "overwrites", "featureLabels"),
     "bottlerocket": (on_a(os_image="Bottlerocket OS 1.50"), "neighbours", Status.WARN, "at boot", "nodeSelector"),
     "rights": (
-        agents_with(lacking=("patch nodes", "create events in default")), "rights", Status.FAIL, "may not: patch nodes",
+        agents_with(lacking=("patch nodes", "create events in default")), "rights", Status.FAIL, "rights: patch nodes",
         "rbac.create",
     ),
     "events": (agents_with(lacking=("create events in default",)), "rights", Status.WARN, "record events", "Role"),
@@ -267,16 +261,16 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
         ": tranche-agent-own-leases", "admissionPolicy",
     ),
     "no binding": (
-        lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "with a binding", "admissionPolicy",
+        lambda facts: replace(facts, bindings=frozenset()), "policies", Status.WARN, "no bound", "admissionPolicy",
     ),
     "no policies": (lambda facts: replace(facts, policies=None), "policies", Status.WARN, "has no Validating", "1.30"),
     "no claims": (
-        lambda facts: replace(facts, claims=DryRunResult(served=False)), "claims", Status.WARN, "by scheduling gates",
+        lambda facts: replace(facts, claims=DryRunResult(served=False)), "claims", Status.WARN, "at scheduling gates",
             "Kubernetes 1.36",
     ),
     "turns": (
         agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting"))), "turns", Status.FAIL,
-        "failed in its turn to change its layout; 1 other nodes wait", "annotate lease tranche-layout.a",
+        "its layout change failed in its turn; 1 other nodes wait", "annotate lease tranche-layout.a",
     ),
     "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
 }  # fmt: skip
@@ -332,11 +326,11 @@ def test_what_the_agents_are_told_counts_more_than_what_the_cluster_could() -> N
         return found
 
     able = replace(HEALTHY, claims=DryRunResult(kept=frozenset(ClaimFeatureGate)), server_version="v1.36.3")
-    assert "by claims, which the scheduler serves" in claims(able).text
+    assert "the scheduler assigns shares on demand through claims" in claims(able).text
     told = claims(daemon_set(arguments=("--tier=gates",))(able))
-    assert (told.status, "by scheduling gates" in told.text, "dra.tier=gates" in told.text) == (Status.PASS, True, True)
+    assert (told.status, "at scheduling gates" in told.text, "dra.tier=gates" in told.text) == (Status.PASS, True, True)
     unable = daemon_set(arguments=("--tier=claims",))(replace(able, claims=DryRunResult(kept=frozenset())))
-    assert (claims(unable).status, "although its agents are told dra.tier=claims" in claims(unable).text) == (
+    assert (claims(unable).status, "despite dra.tier=claims" in claims(unable).text) == (
         Status.WARN,
         True,
     )
@@ -350,10 +344,10 @@ def test_a_neighbour_is_no_conflict_where_the_agent_leaves_the_part_to_it_or_is_
 
 def test_under_single_the_label_counts_what_the_kubelet_calls_gpus() -> None:
     labels = {"tranche.dev/gpu": "true", "nvidia.com/mig.strategy": "single", "nvidia.com/gpu.count": "56"}
-    right = on_a(labels=labels, capacity={"nvidia.com/gpu": 56}, allocatable={"nvidia.com/gpu": 56})
+    right = on_a(labels=labels, capacity={"nvidia.com/gpu": "56"}, allocatable={"nvidia.com/gpu": "56"})
     assert wrong(right(HEALTHY)) == []
-    (few,) = wrong(on_a(labels=labels, capacity={"nvidia.com/gpu": 8}, allocatable={"nvidia.com/gpu": 8})(HEALTHY))
-    assert "count 56 nvidia.com/gpu, and the kubelet 8" in few.text
+    (few,) = wrong(on_a(labels=labels, capacity={"nvidia.com/gpu": "8"}, allocatable={"nvidia.com/gpu": "8"})(HEALTHY))
+    assert "count 56 nvidia.com/gpu, but the kubelet counts 8" in few.text
 
 
 @pytest.mark.parametrize(
@@ -364,13 +358,13 @@ def test_under_single_the_label_counts_what_the_kubelet_calls_gpus() -> None:
     ],
 )  # fmt: skip
 def test_gpus_by_instance_type(kind: str, has: bool) -> None:
-    assert bool(why_gpu(SurveyedNode("n", {"node.kubernetes.io/instance-type": kind}))) is has
+    assert bool(why_gpu(KubeNode("n", labels={"node.kubernetes.io/instance-type": kind}))) is has
 
 
 def test_a_label_that_says_no_is_no_gpu() -> None:
-    assert why_gpu(SurveyedNode("n", {"nvidia.com/gpu.present": "false"})) == ""
-    assert why_gpu(SurveyedNode("n", capacity={"nvidia.com/gpu": 0})) == ""
-    assert why_gpu(SurveyedNode("n", capacity={"nvidia.com/gpu": 2})) == "capacity nvidia.com/gpu"
+    assert why_gpu(KubeNode("n", labels={"nvidia.com/gpu.present": "false"})) == ""
+    assert why_gpu(KubeNode("n", capacity={"nvidia.com/gpu": "0"})) == ""
+    assert why_gpu(KubeNode("n", capacity={"nvidia.com/gpu": "2"})) == "capacity nvidia.com/gpu"
 
 
 def test_programs_are_known_by_what_they_run() -> None:
@@ -398,7 +392,7 @@ def test_programs_are_known_by_what_they_run() -> None:
 @pytest.mark.parametrize(
     ("wanted", "ready", "status", "text"),
     [
-        (0, 0, Status.FAIL, "is scaled to 0: pods that ask by annotations are refused"),
+        (0, 0, Status.FAIL, "is scaled to 0: Kubernetes refuses pods with annotations"),
         (2, 0, Status.FAIL, "no replica of the controller tranche-system/tranche-controller is ready"),
         (2, 1, Status.WARN, "1 of 2 replicas"),
         (2, 2, Status.PASS, "is ready, 2 of 2 replicas"),
@@ -420,5 +414,5 @@ def test_a_node_whose_gpus_are_not_the_device_plugins_need_not_offer_any(mode: s
 def test_a_mode_that_is_none_is_named() -> None:
     facts = on_a(capacity={}, allocatable={})(with_labels(tranche_dev__mode="Dynamic")(HEALTHY))
     (said,) = [each for each in wrong(facts) if each.check == "resources"]
-    assert "'Dynamic', which is no mode" in said.text
+    assert "'Dynamic', which is not a mode" in said.text
     assert said.hint.startswith("did you mean 'dynamic'?")

@@ -12,6 +12,7 @@ from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import PROBE_PATH, ClaimFeatureGate, DryRunResult, probe_slice
+from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.support.facts import ClusterFacts, ControllerFacts
 from tranche.kubernetes.support.rights import REVIEWS
 from tranche.kubernetes.support.survey import survey
@@ -95,7 +96,7 @@ def surveyed(**refusals: tuple[int, dict[str, Any]]) -> tuple[ClusterFacts, list
 def test_it_finds_agents_neighbours_policies_and_what_agents_say() -> None:
     facts, _ = surveyed()
     (agents,) = facts.agents
-    assert facts.nodes[0].capacity == {"nvidia.com/gpu": 1000}
+    assert gpu_counts(facts.nodes[0].capacity) == {"nvidia.com/gpu": 1000}
     assert (agents.daemon_set.name, agents.layouts) == ("agent", "version: v1\n")
     assert [(str(pod), pod.node, pod.ready_page) for pod in agents.pods] == [
         ("sys/agent-1", "n1", {"inventory": "no kubelet"})
@@ -121,8 +122,8 @@ def test_it_only_reads() -> None:
     ("answer", "probe"),
     [
         ((404, {"message": "the server could not find the requested resource"}), DryRunResult(served=False)),
-        ((403, {"message": "may not"}), DryRunResult(why="cannot try a resource slice: may not")),
-        ((422, {"message": "invalid"}), DryRunResult(why="cannot try a resource slice: invalid")),
+        ((403, {"message": "may not"}), DryRunResult(why="cannot create a ResourceSlice as a dry run: may not")),
+        ((422, {"message": "invalid"}), DryRunResult(why="cannot create a ResourceSlice as a dry run: invalid")),
         ((201, probe_slice()), DryRunResult(kept=frozenset(ClaimFeatureGate))),
         ((201, {"spec": {"devices": [{"name": "probe"}]}}), DryRunResult(kept=frozenset())),
     ],

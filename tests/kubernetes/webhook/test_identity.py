@@ -158,7 +158,7 @@ def test_what_somebody_writes_over_is_put_back_beside_theirs() -> None:
 def test_without_its_configuration_it_is_not_ready_and_says_so() -> None:
     async def check(server: FakeApiServer) -> None:
         async with serving(server) as replica:
-            await until(lambda: "there is no MutatingWebhookConfiguration" in replica.identity.ready().why)
+            await until(lambda: "MutatingWebhookConfiguration" in replica.identity.ready().why)
             server.put(PATH, EMPTY)
             await replica.steps.end(lambda seconds: seconds == 2.0)
             await until(lambda: replica.identity.ready().ready)

@@ -119,13 +119,13 @@ def test_a_pod_that_asks_in_two_ways_is_refused() -> None:
     for place in ("limits", "requests"):
         for resource in ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "k8s.amazonaws.com/vgpu"):
             asking = {"name": "side", "resources": {place: {resource: "1", "cpu": "1"}}}
-            assert f"container 'side' asks for {resource}" in refusal(pod(containers=[{"name": "main"}, asking]))
+            assert f"container 'side' requests {resource}" in refusal(pod(containers=[{"name": "main"}, asking]))
     own = {"name": POD_CLAIM, "resourceClaimName": "mine"}
-    assert "a claim 'tranche' of its own" in refusal(pod(resourceClaims=[own]))
-    assert "no container 'train'" in refusal(
+    assert "its own claim named 'tranche'" in refusal(pod(resourceClaims=[own]))
+    assert "names container 'train', which the pod does not have" in refusal(
         {"metadata": {"annotations": {**ASKING, "tranche.dev/container": "train"}}, "spec": pod()["spec"]}
     )
-    assert "names its node, n1" in refusal(pod(nodeName="n1"))
+    assert "sets nodeName (n1)" in refusal(pod(nodeName="n1"))
 
 
 def test_annotations_that_another_webhook_changed_since_change_the_claim() -> None:

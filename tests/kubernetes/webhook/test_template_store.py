@@ -123,7 +123,7 @@ def test_nobody_has_more_than_a_hundred_made_in_a_minute_and_those_that_are_ther
         store = clocks.store(server)
         for number in range(MOST_MADE):
             await store.ensure("team", {"number": number}, "")
-        with pytest.raises(KubernetesUnavailable, match="100 templates were made in the last minute"):
+        with pytest.raises(KubernetesUnavailable, match="the limit of 100 new templates per minute"):
             await ensured(store)
         assert len(server.objects) == MOST_MADE
         await store.ensure("team", {"number": 0}, "")
@@ -172,12 +172,12 @@ def test_at_the_end_everything_goes_that_no_pod_needs_however_late_it_was_used(t
 
         # The clock of whoever removes may be behind that of whoever used it.
         await leave()
-        assert said == ["1 claim template removed"]
+        assert said == ["deleted 1 claim template"]
         left = sorted(path.rsplit("/", 1)[1] for path in server.objects if path.startswith(FOLDER))
         assert left == sorted([NAME, "odd"])
         server.refusals["GET", "/resourceclaimtemplates"] = (403, {"message": "you may not"})
         await leave()
-        assert said[1:] == ["claim templates stay: cannot list claim templates: you may not"]
+        assert said[1:] == ["cannot delete claim templates: cannot list claim templates: you may not"]
         server.refusals["GET", "/resourceclaimtemplates"] = (404, {"message": "no such kind"})
         await leave()
         assert len(said) == 2

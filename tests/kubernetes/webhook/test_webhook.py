@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,13 +18,12 @@ from tests.kubernetes.waiting import patiently, until
 from tests.kubernetes.webhook.json_patch import patched
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, TrancheError
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
-from tranche.kubernetes.claims.gpu_models import shared_cards
+from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.gated.gating import gating
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch, only_cards
+from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.injection import template_name
 from tranche.kubernetes.webhook.webhook import PATH, PodWebhook
 
@@ -58,11 +57,6 @@ class KeptTemplates:
         return template_name(devices)
 
 
-class KnownCards:
-    def __init__(self, resource_slices: Iterable[Json] | None) -> None:
-        self.resource_slices = resource_slices
-
-
 def review(annotations: dict[str, str], **request: object) -> dict[str, Any]:
     pod = {
         "metadata": {"generateName": "train-", "annotations": annotations},
@@ -75,13 +69,13 @@ def review(annotations: dict[str, str], **request: object) -> dict[str, Any]:
 def answered(
     question: object,
     templates: KeptTemplates | None = None,
-    cards: Iterable[Json] | None = (SLICE,),
+    cards: Sequence[FleetDevice] | None = decode_fleet_slice(SLICE).devices,
     *,
     path: str = PATH,
 ) -> tuple[HTTPStatus, dict[str, Any]]:
     webhook = PodWebhook(
         templates or KeptTemplates(),
-        KnownCards(cards),
+        lambda: cards,
         lambda: AllocationBackend.CLAIMS,
         gating,
         take_over=["kai-scheduler"],
@@ -133,8 +127,8 @@ def test_what_does_not_concern_it_is_let_in_as_it_is(change: dict[str, object]) 
     ("annotations", "code", "words"),
     [
         ({"tranche.dev/gpu-memory": "lots"}, 422, "'lots' is not an amount of memory; write it as 4G"),
-        ({"tranche.dev/gpus": "33"}, 422, "a claim has 32 at most"),
-        ({"gpu-fraction": "0.5", "gpu-memory": "1"}, 422, "gpu-memory and gpu-fraction ask for 2 things"),
+        ({"tranche.dev/gpus": "33"}, 422, "a claim can have at most 32"),
+        ({"gpu-fraction": "0.5", "gpu-memory": "1"}, 422, "gpu-memory and gpu-fraction request 2 different things"),
     ],
 )
 def test_a_bad_request_is_refused_with_its_reason_and_writes_nothing(
@@ -176,28 +170,21 @@ def test_a_fraction_waits_until_the_clusters_gpus_are_known_and_an_amount_does_n
 def test_what_is_no_question_gets_no_answer(body: bytes) -> None:
     status, page = answered(body)
     assert status is HTTPStatus.BAD_REQUEST
-    assert "the question is" in page["message"]
+    assert "the request " in page["message"]
     assert answered(review({}), path="/other")[0] is HTTPStatus.NOT_FOUND
 
 
-def test_of_resource_slices_no_more_is_kept_than_the_sizes_of_shared_gpus() -> None:
-    assert shared_cards([only_cards(SLICE)]) == shared_cards([SLICE])
-    assert shared_cards([only_cards(SLICE)], "t4") == shared_cards([SLICE], "T4")
-    assert len(json.dumps(only_cards(SLICE))) < len(json.dumps(SLICE))
-    assert only_cards({}) == {"spec": {"driver": None, "devices": []}}
-
-
-def test_the_resource_slices_are_followed() -> None:
+def test_the_resource_slices_are_followed_and_of_them_shared_devices_are_kept() -> None:
     async def check() -> None:
         async with api_server() as server:
             connection = ApiConnection(ApiServer(server.url))
             watch = GpuModelWatch(connection, random=lambda: 0.0)
-            assert watch.resource_slices is None
+            assert watch.shared is None
             assert not watch.ready().ready
             work = asyncio.create_task(watch.run())
             await until(lambda: watch.ready().ready)
             server.put("/apis/resource.k8s.io/v1/resourceslices/n-shared", SLICE)
-            await until(lambda: len(shared_cards(watch.resource_slices or ())) == 1)
+            await until(lambda: [each.name for each in watch.shared or ()] == ["gpu-0-shared"])
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             await connection.close()
@@ -233,7 +220,7 @@ def test_a_refusal_is_as_long_as_a_message_may_be_however_long_the_annotation(na
 def test_nobody_says_himself_what_was_chosen_for_his_pod(also: dict[str, str]) -> None:
     found = answered(review({"tranche.dev/share": "{}", **also}))[1]["response"]
     assert not found["allowed"]
-    assert "the controller alone writes it" in found["status"]["message"]
+    assert "only the controller may set" in found["status"]["message"]
 
 
 WORDS = st.sampled_from(

@@ -104,7 +104,7 @@ extern const struct board board_table[];
 extern const unsigned int board_table_size;
 
 const struct board *board_find(const char *key);
-/* Those of the product with that device id; of a device id that the catalogue does not know, NVIDIA's vendor and no more. */
+/* The ids of the product with that device id; for a device id missing from the catalogue, only NVIDIA's vendor. */
 struct pci_ids board_pci_ids(const struct board *board, uint32_t device);
 const struct gi_profile *board_profile_by_id(const struct board *board, unsigned int id);
 const struct gi_profile *board_profile_by_enum(const struct board *board, unsigned int value);

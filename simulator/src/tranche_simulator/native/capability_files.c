@@ -17,7 +17,7 @@ static unsigned int gi_minor(unsigned int gpu, unsigned int gi) {
     return FIRST_GI_MINOR + (gpu * BOARD_MAX_GI_IDS + gi) * MINORS_OF_A_GI;
 }
 
-/* The folder beside the state file; -1 where nobody made it. */
+/* The folder beside the state file; -1 if it does not exist. */
 static int open_folder(const machine *m) {
     char path[PATH_MAX + sizeof CAPABILITIES_FOLDER];
     const char *slash = strrchr(m->path, '/');
@@ -30,7 +30,7 @@ static int open_below(int folder, const char *name) {
     return openat(folder, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 }
 
-/* Whoever finds the file finds it whole. */
+/* Readers find the file complete. */
 static void write_access(int folder, unsigned int minor) {
     char text[96];
     int length = snprintf(text, sizeof text, "DeviceFileMinor: %u\nDeviceFileMode: 292\nDeviceFileModify: 1\n", minor);

@@ -6,8 +6,8 @@
 
 #define CAPABILITIES_FOLDER "capabilities"
 
-/* Makes the folder `capabilities` beside the state file show the instances of one GPU; does nothing where nobody made that
- * folder. The caller holds the GPU's lock. Not atomic: a process killed here leaves files that the next change puts right. */
+/* Makes the folder `capabilities` beside the state file show the instances of one GPU; does nothing if that folder
+ * does not exist. The caller holds the GPU's lock. Not atomic: a process killed here leaves files for the next change to fix. */
 void capability_files_update(const machine *m, unsigned int gpu, const struct gpu_state *state);
 
 #endif

@@ -125,7 +125,7 @@ static bool remember_own(const machine *m, unsigned int slot, int lock) {
     return found;
 }
 
-/* The lock of a slot that this process holds, which is the caller's from then on; NO_LOCK when it holds none. */
+/* Hands the caller the lock of a slot that this process holds; NO_LOCK when it holds none. */
 static int forget_own(const machine *m, unsigned int slot) {
     int lock = NO_LOCK;
     pthread_mutex_lock(&own_guard);
@@ -310,7 +310,7 @@ void clients_end(machine *m, struct mps_route route) {
     }
     unsigned int slots[STATE_MAX_CLIENTS];
     for (unsigned int left = clients_through(m, route, slots, STATE_MAX_CLIENTS); left > 0; left--) {
-        /* Nobody else gets the slot before the process lets go of its lock. */
+        /* No other process gets the slot before this one releases its lock. */
         atomic_store(&m->state->clients[slots[left - 1]].kind, CLIENT_FREE);
     }
     state_unlock(tables);

@@ -35,11 +35,11 @@ nvmlReturn_t client_attach(machine *m, const char *uuid, uint64_t memory_bytes, 
                            struct mps_route route, unsigned int *client);
 /* Slots of the process that reaches or reached GPUs by that route; how many there are. */
 unsigned int clients_through(const machine *m, struct mps_route route, unsigned int *slots, unsigned int room);
-/* It reaches none any more, and holds nothing there. */
+/* It no longer reaches any GPU, and holds nothing there. */
 void clients_end(machine *m, struct mps_route route);
-/* client_memory.c: a client of this process holds so many bytes from now on. MEMORY: not that much is free. */
+/* client_memory.c: sets how many bytes a client of this process holds. MEMORY: not that much is free. */
 nvmlReturn_t client_resize(machine *m, unsigned int client, uint64_t memory_bytes);
-/* Whether a process of that control group may have so much more; takes it from others where it has a right to that. The caller
+/* Whether a process of that control group may have so much more; takes it from others if it is entitled to. The caller
  * holds LOCK_MEMORY. */
 bool memory_make_room(machine *m, unsigned int gpu, unsigned int gi, const struct group_chain *groups, uint64_t bytes);
 /* Bytes of the GPU, or of the GPU instance, that no client holds. The caller holds LOCK_MEMORY, or asks for information. */

@@ -81,7 +81,7 @@ static void settle_unit(machine *m, int reader, unsigned int gpu, unsigned int u
     struct compute_unit *shared = &m->state->units[gpu][unit];
     uint64_t now = monotonic_nanoseconds();
     uint64_t settled_at = atomic_load(&shared->settled_at);
-    if (settled_at == 0 || settled_at > now) { /* never, or before the host was started anew */
+    if (settled_at == 0 || settled_at > now) { /* never, or before the host was restarted */
         settled_at = now;
     }
     gather(m, reader, gpu, unit, NOBODY, division);
@@ -177,7 +177,7 @@ bool lane_is_busy(const machine *m, unsigned int lane) {
     return atomic_load(&shared->done) < atomic_load(&shared->issued);
 }
 
-/* Settles the lane's unit, whose lock the caller has from then on. */
+/* Settles the lane's unit, and hands the caller its lock. */
 static nvmlReturn_t settled(machine *m, unsigned int lane, struct division *division, int *lock) {
     unsigned int gpu = m->state->lanes[lane].gpu;
     int reader;
@@ -218,7 +218,7 @@ nvmlReturn_t lane_put(machine *m, unsigned int lane, const struct lane_item *ite
     return result;
 }
 
-/* What the lane waits for may be another device's work, which nobody else may be looking at. */
+/* The lane may wait for another device's work, which no other process may be settling. */
 static void settle_before(machine *m, const struct lane *lane) {
     uint64_t done = atomic_load(&lane->done);
     uint32_t before = lane->items[done % STATE_LANE_DEPTH].after_lane;

@@ -1,10 +1,10 @@
-/* How a modelled GPU divides its time among those who compute on it.
+/* How a modelled GPU divides its time among its clients.
  *
  * Work lies in lanes. Lanes of one group run at the same time, and share the multiprocessors where they want more than there are;
- * groups that have work take turns of a time slice's length, and one that is alone needs no turns. Nobody runs in the background:
- * whoever looks brings the lanes up to the present, under a lock that the kernel drops with its process. A dead process's lanes count
- * for nothing, so it holds up nobody. A process killed while it brings lanes up to date can cost the others the time that it was
- * about to account for, and no more.
+ * groups that have work take turns of a time slice's length, and a lone group needs no turns. Nothing runs in the background:
+ * each reader brings the lanes up to date, under a lock that the kernel drops with its process. A dead process's lanes do not
+ * count, so it holds up no others. A process killed while it brings lanes up to date costs the others at most the time that it was
+ * about to account for.
  */
 #ifndef TRANCHE_COMPUTE_H
 #define TRANCHE_COMPUTE_H
@@ -37,7 +37,7 @@ bool lane_is_busy(const machine *m, unsigned int lane);
 void compute_settle(machine *m, unsigned int gpu);
 /* The process of the client has died, and had work that was not done. */
 bool client_died_at_work(machine *m, unsigned int client);
-/* A client has work that is not done, as of the last time that somebody looked. */
+/* A client has work that is not done, as of the last look. */
 bool client_is_computing(const machine *m, unsigned int client);
 
 #endif

@@ -200,7 +200,7 @@ nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, unsigned int
     return give_text(serial, length, target.record->serial);
 }
 
-/* The number of /dev/nvidiaN: the index on the machine, whatever is visible. */
+/* The number of /dev/nvidiaN: the index on the machine, regardless of visibility. */
 nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned int *minor) {
     struct target target;
     ENTER_GPU(device, &target);

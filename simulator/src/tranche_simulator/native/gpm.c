@@ -101,7 +101,7 @@ static void take(const struct target *target, unsigned int gi, double busy, stru
     sample->busy = busy;
 }
 
-/* Under MIG the instances are sampled; what a real driver says of the whole GPU then is not known here. */
+/* Under MIG the instances are sampled; what a real driver then reports for the whole GPU is unknown. */
 NVML_API nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, struct gpm_sample *sample) {
     struct target target;
     ENTER_GPU(device, &target);

@@ -11,7 +11,7 @@
     .decoderCount = (profile)->decoders, .encoderCount = (profile)->encoders,                            \
     .jpegCount = (profile)->jpegs, .ofaCount = (profile)->ofas, .memorySizeMB = (profile)->memory_mib
 
-/* Profiles are listed while MIG is off only where the driver does so (Hopper and later). */
+/* Lists profiles while MIG is off only where the driver does (Hopper and later). */
 static nvmlReturn_t queries_allowed(const struct target *target) {
     bool off = !target->state.mig_current && target->board->family->queries_need_mode;
     return target->board->placement_units == 0 || off ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;

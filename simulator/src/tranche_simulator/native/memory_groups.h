@@ -14,7 +14,7 @@ struct group_chain {
 
 /* The group of a folder; false when that is no control group of version 2. */
 bool group_of_folder(const char *path, struct group_chain *chain);
-/* The group of this process; all 0 where no hierarchy of version 2 is mounted. */
+/* The group of this process; all 0 if no hierarchy of version 2 is mounted. */
 void group_of_process(struct group_chain *chain);
 
 #endif

@@ -11,7 +11,7 @@
 /* Whether so much more stays below the hard limits. The caller holds LOCK_MEMORY. */
 bool limits_allow(const machine *m, unsigned int gpu, const struct group_chain *groups, uint64_t bytes);
 
-/* For somebody who stays below his soft limit with so much more: takes the memory of a client of MPS that is above its own. False
+/* For a group that stays below its soft limit with so much more: takes the memory of an MPS client that is above its own. False
  * when there is none, or no right to it. */
 bool limits_evict(machine *m, unsigned int gpu, const struct group_chain *groups, uint64_t bytes);
 

@@ -39,7 +39,7 @@ struct target {
     const struct ci_profile *ci_profile;
 };
 
-/* Initialised, and nothing else: for calls that learn their GPU later. */
+/* Only checks initialisation: for calls that learn their GPU later. */
 nvmlReturn_t session_of_call(const struct session **session);
 nvmlReturn_t enter(const char *function, const struct session **session);
 nvmlReturn_t enter_device(const char *function, nvmlDevice_t device, struct target *target);

@@ -87,7 +87,7 @@ enum client_kind { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_PHANTOM = 2 };
 
 struct client_record {
     _Atomic uint32_t kind;
-    _Atomic uint32_t turn; /* changes whenever the slot is given to somebody else */
+    _Atomic uint32_t turn; /* changes whenever the slot gets another owner */
     uint64_t boot;
     uint32_t pid;
     uint32_t gpu;
@@ -97,12 +97,12 @@ struct client_record {
     uint32_t utilization;
     uint32_t mps_server; /* pid of the MPS server through which it reaches the GPU; 0: none */
     uint32_t mps_client; /* that server's number for it: pids of containers are not unique */
-    _Atomic uint32_t evicted; /* the driver has taken its memory back for somebody else's */
+    _Atomic uint32_t evicted; /* the driver has taken its memory back for another client */
     _Atomic uint64_t computed; /* nanoseconds of a whole GPU that its work has had */
     char name[64];
 };
 
-/* A piece of work that was given to a GPU: a kernel, or with none of its own a mark that others wait for. */
+/* A piece of work for a GPU: a kernel, or a mark without work of its own that others wait for. */
 struct lane_item {
     uint64_t work;         /* nanoseconds that it takes on a whole GPU that does nothing else, before the time scale */
     uint32_t width;        /* multiprocessors that it can use */
@@ -115,7 +115,7 @@ struct lane_item {
 /* Work that is done one piece after the other, as a stream's is. Owned by a client, and void when that is dead. */
 struct lane {
     _Atomic uint32_t used;
-    _Atomic uint32_t turn; /* changes whenever the lane is given to somebody else */
+    _Atomic uint32_t turn; /* changes whenever the lane gets another owner */
     uint32_t client;       /* slot */
     uint32_t client_turn;
     uint32_t gpu;
@@ -142,7 +142,7 @@ struct memory_limit {
 
 enum limits_backend { LIMITS_MISC = 0, LIMITS_DMEM = 1, LIMITS_OFF = 2, LIMITS_LAX = 3 };
 
-/* A GPU or a compute instance, as what divides its time among those who compute there. */
+/* A GPU or a compute instance, which divides its time among its clients. */
 struct compute_unit {
     _Atomic uint64_t settled_at; /* nanoseconds of CLOCK_MONOTONIC up to which the lanes are right */
     _Atomic uint64_t holder;     /* the group whose turn it is */
@@ -208,14 +208,14 @@ void machine_close(machine *m);
 /* state_lock.c: a lock held by this call alone; released by state_unlock or by the death of the process. */
 enum lock_place {
     LOCK_GPU = 0,     /* what a call changes about a GPU; held for as long as the change takes */
-    LOCK_MEMORY = 32, /* who has how much of a GPU's memory; taken after LOCK_GPU where both are */
+    LOCK_MEMORY = 32, /* the holders of a GPU's memory; taken after LOCK_GPU if both are */
     LOCK_TABLES = 64,
     LOCK_CLIENT = 128,
-    LOCK_COMPUTE = 2048 /* the lanes of a GPU; LOCK_TABLES is taken before it where both are */
+    LOCK_COMPUTE = 2048 /* the lanes of a GPU; LOCK_TABLES is taken before it if both are */
 };
 nvmlReturn_t state_lock(const machine *m, unsigned int place, int *lock);
 void state_unlock(int lock);
-/* Opens the state and locks `place`, or fails at once (IN_USE) when somebody else holds it. */
+/* Opens the state and locks `place`, or fails at once (IN_USE) when another call holds it. */
 nvmlReturn_t state_try_lock(const machine *m, unsigned int place, int *lock);
 /* A descriptor to ask about locks with. */
 nvmlReturn_t state_lock_reader(const machine *m, int *reader);
@@ -260,7 +260,7 @@ void simulate_gi_destroy(const machine *m, const struct board *board, unsigned i
 void simulate_ci_create(const machine *m, const struct board *board, unsigned int slices);
 void simulate_ci_destroy(const machine *m, const struct board *board, unsigned int slices);
 void sleep_seconds(double seconds);
-/* The machine's own, whatever this process's environment says: what several processes share runs by it. */
+/* The machine's own, regardless of this process's environment: what several processes share runs by it. */
 double machine_time_scale(const machine *m);
 
 #endif

@@ -8,7 +8,7 @@
 
 #include "state.h"
 
-/* Open-file-description locks: each call opens the file anew, so that two threads of one process exclude each other,
+/* Open-file-description locks: each call opens the file again, so that two threads of one process exclude each other,
  * a fork does not carry the lock into the child's own calls, and the kernel releases it however the process ends. */
 
 enum { MAX_HELD = 2048 };
@@ -62,7 +62,7 @@ static nvmlReturn_t open_state(const machine *m, int *opened) {
     }
     struct stat status;
     if (fstat(descriptor, &status) != 0 || status.st_ino != m->inode || status.st_dev != m->device) {
-        close(descriptor); /* the machine was destroyed, and perhaps made anew under the same path */
+        close(descriptor); /* the machine was destroyed, and perhaps recreated under the same path */
         return NVML_ERROR_DRIVER_NOT_LOADED;
     }
     *opened = descriptor;

@@ -1,6 +1,6 @@
 #include "session.h"
 
-/* What a board does beside being cut: how it sees the host's memory, and rows of its memory that stand in for others. */
+/* A board's traits besides its cuts: how it sees the host's memory, and spare rows of its own memory. */
 
 enum { ADDRESSING_NONE = 0, ADDRESSING_HMM = 1, ADDRESSING_ATS = 2 };
 

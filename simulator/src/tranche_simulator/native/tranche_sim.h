@@ -80,7 +80,7 @@ NVML_API nvmlReturn_t trancheSimCreate(const char *path, const char *name, const
                                        unsigned int count, double timeScale, unsigned long long seed);
 /* DRIVER_NOT_LOADED: no such file. LIB_RM_VERSION_MISMATCH: not a state file, or of another layout version. */
 NVML_API nvmlReturn_t trancheSimOpen(const char *path, trancheSimMachine_t *machine);
-/* No client of this process may be attached through the handle any more, and no call may be under way. */
+/* No client of this process may still be attached through the handle, and no call may be under way. */
 NVML_API nvmlReturn_t trancheSimClose(trancheSimMachine_t machine);
 /* The machine that nvmlInit would open in this process; NULL path result when there is none. */
 NVML_API const char *trancheSimDefaultStatePath(void);
@@ -91,7 +91,7 @@ NVML_API nvmlReturn_t trancheSimDescribeGpu(trancheSimMachine_t machine, unsigne
 NVML_API nvmlReturn_t trancheSimListClients(trancheSimMachine_t machine, trancheSimClient_t *clients,
                                             unsigned int *count);
 NVML_API nvmlReturn_t trancheSimSetTimeScale(trancheSimMachine_t machine, double timeScale);
-/* Another driver: "615.71.09". For a machine that nobody uses: what runs keeps what it knows. INVALID_ARGUMENT: no version. */
+/* Another driver: "615.71.09". For an unused machine: running processes keep what they know. INVALID_ARGUMENT: no version. */
 NVML_API nvmlReturn_t trancheSimSetDriver(trancheSimMachine_t machine, const char *version);
 /* Device memory that each CUDA context takes from now on; 0: by the number of multiprocessors that it may use. */
 NVML_API nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t machine, unsigned long long bytes);
@@ -100,7 +100,7 @@ NVML_API nvmlReturn_t trancheSimSetContextMemory(trancheSimMachine_t machine, un
 NVML_API nvmlReturn_t trancheSimReboot(trancheSimMachine_t machine);
 /* Puts the folder `capabilities` beside the state file right, if there is one; later changes keep it so. */
 NVML_API nvmlReturn_t trancheSimUpdateCapabilityFiles(trancheSimMachine_t machine);
-/* How the driver keeps memory limits: 0 in a table of its own (misc), 1 by the kernel's dmem controller, 2 not at all. */
+/* How the driver keeps memory limits: 0 in its own table (misc), 1 by the kernel's dmem controller, 2 not at all. */
 NVML_API nvmlReturn_t trancheSimSetLimitsBackend(trancheSimMachine_t machine, unsigned int backend);
 /* What `nvidia-smi --gpu-reset` asks of the driver. Needs permission; IN_USE while the GPU has clients. */
 NVML_API nvmlReturn_t trancheSimResetGpu(trancheSimMachine_t machine, unsigned int gpu);

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @target_options
 def command(names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
-    """Delete jobs, with their pods and claims. Running commands get SIGTERM, and are killed after 30 seconds.
+    """Delete jobs with their pods and claims.
 
-    delete leaves alone what tranche submit did not make. A name that cannot be deleted keeps none of the others: the exit code is
-    that of the first error.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Jobs that tranche submit did not create stay. If one
+    job cannot be deleted, the others still are, and the exit code is that of the first error.
     """
 
     async def ask(api: ApiConnection, where: str) -> None:

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
 _WORDS = 5
-"""Of how many pods the kubelet's word is shown."""
+"""For how many pods the kubelet's word is shown."""
 
 
-@click.command("describe", cls=TrancheCommand, short_help="A job, its pods, and why they wait.")
+@click.command("describe", cls=TrancheCommand, short_help="Show a job, its pods and why they wait.")
 @click.argument("name")
 @target_options
 @output_option()
 def command(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
-    """Show a job, its pods with what they have of which GPU, and why the first that waits does.
+    """Show a job, its pods and why they wait.
 
-    For any other pod: tranche explain with pod/NAME.
+    The output lists the share of each pod, and explains why the first waiting pod waits. For other pods, use tranche
+    explain with pod/NAME.
     """
 
     async def ask(api: ApiConnection, where: str) -> JobSummary:
@@ -57,7 +58,7 @@ def _print(found: JobSummary) -> None:
     for pod, word in [(each, each.kubelets_word) for each in found.pods if each.kubelets_word][:_WORDS]:
         show(f"{pod.name}: {word}")
     for what in found.unread if not found.waiting else ():
-        warn(f"your account may not read {what}: what pods have may be missing")
+        warn(f"your account may not read {what}: the shares of its pods may be missing")
     for explanation in found.waiting[:1]:
         more = len(found.waiting) - 1
         show()

@@ -20,30 +20,32 @@ if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
     from tranche.kubernetes.jobs.job import JobPod
 
+_pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Default: the first that runs.")
 
-@click.command("attach", cls=TrancheCommand, short_help="A terminal for a running job.")
+
+@click.command("attach", cls=TrancheCommand, short_help="Attach the terminal to a running job.")
 @click.argument("name")
 @target_options
-@click.option("--pod", metavar="NAME", help="That pod; else the first that runs.")
+@_pod_option
 def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
-    """Attach this terminal to the command of a running job, which takes input where it was submitted with --interactive.
+    """Attach the terminal to the command of a running job.
 
-    attach needs kubectl.
+    The command reads input only if the job was submitted with --interactive. The program kubectl must be installed.
     """
     _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
 
 
-@click.command("exec", cls=TrancheCommand, short_help="A further command in the share of a job.")
+@click.command("exec", cls=TrancheCommand, short_help="Run another command on the share of a job.")
 @click.argument("name")
 @target_options
-@click.option("--pod", metavar="NAME", help="That pod; else the first that runs.")
+@_pod_option
 @click.argument("command_line", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED, required=True)
 def execute(
     name: str, namespace: str | None, kubeconfig: str | None, pod: str | None, command_line: tuple[str, ...]
 ) -> None:
-    """Run a further command in the container of a running job; it uses the job's share.
+    """Run another command in the container of a running job.
 
-    exec needs kubectl.
+    The command uses the share of the job. The program kubectl must be installed.
 
     \b
     $ tranche job exec train-x7k2p -- nvidia-smi
@@ -64,7 +66,7 @@ def _hand_to_kubectl(
     if program is None:
         raise CommandNotFound(
             f"'tranche job {verb}' needs kubectl, which is not on PATH",
-            hint=f"install kubectl; without it, tranche job logs -f {name} shows what the job prints",
+            hint=f"install kubectl; without it, tranche job logs -f {name} shows the job's output",
         )
     chosen = asked_as_person(kubeconfig, namespace, lambda api, where: _running_pod(api, where, name, pod))
     words = [program, *(["--kubeconfig", kubeconfig] if kubeconfig else []), "-n", chosen.namespace, verb]

@@ -21,12 +21,12 @@ _COLUMNS = ("NAME", "REQUEST", "STATUS", "RUNNING", "DONE", "AGE")
 
 @click.command("list", cls=TrancheCommand)
 @target_options
-@click.option("-A", "--all-namespaces", is_flag=True, help="The jobs of all namespaces.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
 @output_option()
 def command(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, output: str) -> None:
-    """List the jobs that tranche submit made, oldest first.
+    """List the jobs that tranche submit created, oldest first.
 
-    RUNNING counts the pods whose container runs, DONE those that succeeded, of how many.
+    RUNNING is the number of pods with a running container. DONE is the number of pods that succeeded, out of all.
     """
 
     async def ask(api: ApiConnection, where: str) -> tuple[tuple[KubeJob, ...], str]:

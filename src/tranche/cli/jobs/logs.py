@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 @click.command("logs", cls=TrancheCommand)
 @click.argument("name")
 @target_options
-@click.option("-f", "--follow", is_flag=True, help="Show what is written from now on as well, until the job is over.")
-@click.option("--pod", metavar="NAME", help="Only that pod's.")
-@click.option("--tail", metavar="N", type=click.IntRange(0), help="Only the last N lines of each pod.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the job ends.")
+@click.option("--pod", metavar="NAME", help="Print the logs of this pod only. Default: all pods.")
+@click.option(
+    "--tail", metavar="N", type=click.IntRange(0), help="Print the last N lines of each pod. Default: all lines."
+)
 def command(
     name: str, namespace: str | None, kubeconfig: str | None, follow: bool, pod: str | None, tail: int | None
 ) -> None:
-    """Print the logs of a job's pods. With several pods each line begins with its pod's name.
+    """Print the logs of a job.
 
-    With --follow it also waits for pods that have not started. Why a command never ran, or was ended, is said on stderr, as
-    the kubelet says it.
+    If the job has several pods, each line begins with the name of its pod. With --follow, the command also waits for
+    pods that have not started. If a container did not start or was killed, stderr gives the kubelet's reason.
     """
 
     async def ask(api: ApiConnection, where: str) -> None:
@@ -54,7 +56,7 @@ def command(
             return
         begun = [each for each in pods if each.started or each.over]
         if not begun:
-            say(f"nothing of job {job} has started; why: tranche job describe {name} -n {where}")
+            say(f"no pod of job {job} has started; see why: tranche job describe {name} -n {where}")
         await print_logs(client, [each for each in begun if pod in (None, each.name)], show, tail=tail)
         _say_why([each for each in pods if pod in (None, each.name)])
 

@@ -21,39 +21,51 @@ if TYPE_CHECKING:
     from tranche.kubernetes.claims.spec import ClaimSpec
     from tranche.kubernetes.jobs.job_request import JobRequest
 
-# Letters and digits that nobody takes for one another, as in the names of pods.
+# Letters and digits that are hard to confuse, as in the names of pods.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
 @click.command(cls=TrancheCommand)
 @request_options
-@click.option("--name", metavar="NAME", help="The job's name; else one made from the command.")
-@click.option("--image", metavar="IMAGE", envvar="TRANCHE_IMAGE", show_envvar=True, help="The container's image.")
+@click.option("--name", metavar="NAME", help="Name of the job. Default: a name made from the command.")
+@click.option("--image", metavar="IMAGE", envvar="TRANCHE_IMAGE", help="Container image. Default: $TRANCHE_IMAGE.")
 @target_options
-@click.option("--node-selector", metavar="LABEL=VALUE", multiple=True, help="Only nodes with that label; repeatable.")
 @click.option(
-    "--env", metavar="NAME=VALUE", multiple=True, help="A variable; NAME alone takes your own value; repeatable."
+    "--node-selector", metavar="LABEL=VALUE", multiple=True, help="Use only nodes with this label; repeatable."
+)
+@click.option(
+    "--env", metavar="NAME=VALUE", multiple=True, help="Environment variable; NAME alone copies your value; repeatable."
 )
 @click.option(
     "--volume",
     metavar="SOURCE:PATH[:ro]",
     multiple=True,
-    help="A persistent volume claim, or with a leading / a folder of the node, at PATH; repeatable.",
-)
-@click.option("--workdir", metavar="PATH", default="", help="The folder in which the command starts.")
-@click.option("--interactive", is_flag=True, help="Give the container a terminal, for tranche job attach.")
-@click.option(
-    "--parallelism", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="So many pods at once."
+    help="Mount SOURCE at PATH: a persistent volume claim, or a folder of the node if it begins with /; repeatable.",
 )
 @click.option(
-    "--completions", metavar="N", type=click.IntRange(1), help="So many pods in all, numbered; else as --parallelism."
+    "--workdir", metavar="PATH", default="", help="Working directory of the command. Default: that of the image."
 )
-@click.option("--dry-run", is_flag=True, help="Print the objects, and create none.")
+@click.option("--interactive", is_flag=True, help="Allocate a terminal and keep stdin open, for tranche job attach.")
+@click.option(
+    "--parallelism",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of pods that run at the same time.",
+)
+@click.option(
+    "--completions",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Total number of pods; each gets an index. Default: the value of --parallelism.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the objects and create nothing.")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["name", "yaml", "json"]),
-    help="Print the job's name, or its objects as YAML or JSON.  [default: name, with --dry-run yaml]",
+    help="Output format: name of the job, or its objects. Default: name, or yaml with --dry-run.",
 )
 @click.argument("command_line", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -74,11 +86,13 @@ def command(
     command_line: tuple[str, ...],
     **request: Any,
 ) -> None:
-    """Run a command as a job on a Kubernetes cluster, each of its pods in the smallest share that fits.
+    """Run a command as a job on a Kubernetes cluster.
 
-    submit makes a Job and the template of its claim, or in a cluster without claims a Job whose pods wait at a gate, and nothing
-    hidden: --dry-run prints what anyone could apply with kubectl. A command that fails is not run again; one whose node is
-    drained is.
+    Each pod of the job runs on the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On
+    a cluster without claims, it creates only a Job, and the pods wait at a scheduling gate for a share. With --dry-run,
+    it prints these objects, which kubectl can apply too.
+
+    A command that fails does not run again. A pod that Kubernetes evicts from a drained node does.
 
     \b
     $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py
@@ -142,14 +156,14 @@ async def _submit(api: ApiConnection, namespace: str, wish: JobRequest, dry_run:
         created = await client.create(template, job)
         say(f"submitted {created}: {wish.request}")
         follow = f"attach {wish.name}" if wish.interactive else f"logs -f {wish.name}"
-        hint(f"tranche job {follow} -n {namespace}; why it waits: tranche job describe {wish.name} -n {namespace}")
+        hint(f"tranche job {follow} -n {namespace}; see why it waits: tranche job describe {wish.name} -n {namespace}")
     _print([each for each in (template, job) if each is not None], output)
 
 
 def _say_left_out(request: Request, spec: ClaimSpec) -> None:
     if left_out := [each for each in spec.left_out if each.gpus]:
         sizes = ", ".join(f"{format_memory(each.memory * MIB)} ({each.gpus} GPUs)" for each in left_out)
-        warn(f"{request} is not asked for on GPUs of {sizes}: a claim lists eight alternatives at most")
+        warn(f"the claim for {request} leaves out GPUs of {sizes}: a claim lists at most eight alternatives")
         hint("name the GPUs with --gpu-model, or an amount with --gpu-memory")
 
 

@@ -1,4 +1,4 @@
-"""Which cluster and namespace a command is about, and how it is asked with the person's own rights."""
+"""The cluster and namespace of a command, asked with the person's own rights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_namespace_option = click.option("-n", "--namespace", metavar="NAME", help="The namespace; else the kubeconfig's own.")
+_namespace_option = click.option(
+    "-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the kubeconfig."
+)
 
 
 def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,7 +32,7 @@ def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def asked_as_person(
     kubeconfig: str | None, namespace: str | None, ask: Callable[[ApiConnection, str], Awaitable[Result]]
 ) -> Result:
-    """What `ask` finds out with a connection to the person's API server, and the namespace that is meant.
+    """What `ask` finds out over a connection to the person's API server, and the chosen namespace.
 
     Raises:
         UsageError: what speaks to an API server is not installed.
@@ -41,7 +43,7 @@ def asked_as_person(
         from tranche.kubernetes.api.connection import ApiConnection
         from tranche.kubernetes.support.caller import caller_api_server
     except ModuleNotFoundError as error:
-        raise extra_missing("what asks a cluster", "kubernetes", error) from error
+        raise extra_missing("a command for a cluster", "kubernetes", error) from error
 
     server = caller_api_server(kubeconfig, os.environ, Path.home())
 
@@ -57,5 +59,5 @@ def asked_as_person(
     except KubernetesForbidden as error:
         raise KubernetesForbidden(
             error.message,
-            hint="your account may not do this: name a namespace of yours with -n, or ask whoever runs the cluster",
+            hint="your account may not do this: name one of your namespaces with -n, or ask the cluster's administrator",
         ) from error

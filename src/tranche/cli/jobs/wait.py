@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.duration import DurationType
+from tranche.cli.duration import TIMEOUT_HELP, DurationType
 from tranche.cli.jobs.target import asked_as_person, target_options
 from tranche.cli.output import say
 from tranche.cli.runtime import TrancheCommand
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     type=click.Choice(["completion", "running"]),
     default="completion",
     show_default=True,
-    help="Until all its pods have succeeded, or until one of them runs.",
+    help="Wait until all pods have succeeded, or until one pod runs.",
 )
-@click.option("--timeout", metavar="TIME", type=DurationType(), help="Give up after that long: 30s, 10m, 1h.")
+@click.option("--timeout", metavar="TIME", type=DurationType(), help=TIMEOUT_HELP)
 def command(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
-    """Wait until a job has succeeded, or runs.
+    """Wait until a job succeeds or runs.
 
-    The exit code is 48 when the job fails or is deleted, and 70 after the timeout.
+    The exit code is 48 if the job fails or is deleted, and 70 after the timeout.
     """
 
     async def ask(api: ApiConnection, where: str) -> str:

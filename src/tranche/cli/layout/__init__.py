@@ -11,11 +11,11 @@ from tranche.cli.runtime import TrancheGroup
 
 @click.group("layout", cls=TrancheGroup)
 def command() -> None:
-    """Cut the GPUs as a layout declares.
+    """Plan, apply, check and save the layouts of GPUs.
 
-    A layout names for every GPU, or for some, whether MIG mode is on and how many slices of which profile there are.
-    Layouts stand in a file in mig-parted's v1 format; without a file, the layouts generated for this machine's own GPUs
-    are meant (see: tranche layout generate).
+    A layout declares which GPUs are in MIG mode and how many slices of each profile they have. A layout file uses the
+    v1 format of mig-parted. Without a file, the commands use the layouts that Tranche generates for this machine (see:
+    tranche layout generate).
 
     \b
     $ tranche layout apply -c all-balanced

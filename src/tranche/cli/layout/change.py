@@ -47,7 +47,7 @@ _checkpoint_file = click.option(
     "--checkpoint-file",
     metavar="FILE",
     envvar="MIG_PARTED_CHECKPOINT_FILE",
-    help="The checkpoint; - is stdin.",
+    help="Checkpoint file to read; - for stdin.",
 )
 _dry_run = click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
 
@@ -66,10 +66,10 @@ def plan(
     skip_reset: bool,
     output: str,
 ) -> None:
-    """Print the steps that a layout takes; change nothing.
+    """Print the steps to a layout and change nothing.
 
-    With -o json the output is a plan that `apply --plan` carries out later, provided that the GPUs are still as they
-    were.
+    With -o json, the output is a plan for `tranche layout apply --plan`. Tranche refuses to apply it if the GPUs have
+    changed in the meantime.
     """
     layout = _layout_of_file(config_file, selected_config)
     with open_host(settings, reading=True) as host:
@@ -84,7 +84,7 @@ def plan(
 @skip_reset_option
 @wait_options
 @_dry_run
-@click.option("--plan", "plan_file", metavar="FILE", help="Carry out a saved plan instead of a layout; - is stdin.")
+@click.option("--plan", "plan_file", metavar="FILE", help="Apply a saved plan instead of a layout; - for stdin.")
 @output_option()
 @click.pass_obj
 def apply(
@@ -101,11 +101,14 @@ def apply(
     debug: bool,
     output: str,
 ) -> None:
-    """Cut the GPUs as a layout declares.
+    """Apply a layout to the GPUs.
 
-    apply touches as few instances as it can: those that are right already stay, with their UUIDs. It never touches an
-    instance in use; if one stands in the way, it changes nothing and says who uses it. It destroys idle instances that
-    the layout does not have, whoever made them. It resets only GPUs that need it to change mode. It undoes a failure.
+    The change touches as few instances as possible: correct instances stay and keep their UUIDs. It destroys idle
+    instances that are not in the layout, including those of other tools. It resets a GPU only if a change of MIG mode
+    needs a reset.
+
+    Tranche never changes an instance in use. If one blocks the layout, the command changes nothing and names the users.
+    If a step fails, it undoes the change.
     """
     environment: dict[str, object] = {
         "MIG_PARTED_CONFIG_FILE": config_file,
@@ -161,9 +164,9 @@ def restore(
     debug: bool,
     output: str,
 ) -> None:
-    """Put back what a checkpoint recorded.
+    """Restore the MIG modes and instances of a checkpoint.
 
-    Instances that are at their recorded place already stay; others are destroyed and made as apply does it.
+    Instances at their recorded place stay. Tranche destroys and creates the others as apply does.
     """
     path = required_checkpoint_file(checkpoint_file)
     environment: dict[str, object] = {
@@ -207,7 +210,7 @@ def _show(host: Host, decide: Decide, output: str) -> None:
     elif shown.steps or not (decision.lost or decision.blockers):
         _print_plan(shown, view.node)
     decision.refuse_if_blocked()
-    decision.refuse_if_lost("the plan is for the other GPUs")
+    decision.refuse_if_lost("the plan covers the other GPUs")
 
 
 def _carry_out(

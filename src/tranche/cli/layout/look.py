@@ -38,7 +38,7 @@ _format = click.option(
     "--valid-config",
     is_flag=True,
     envvar="MIG_PARTED_VALID_CONFIG",
-    help="Only check that the file is well formed and has the layout.",
+    help="Check only that the file is valid and contains the layout.",
 )
 @output_option()
 @click.pass_obj
@@ -50,9 +50,9 @@ def assert_layout(
     valid_config: bool,
     output: str,
 ) -> None:
-    """Check that the GPUs show a layout.
+    """Check whether the GPUs match a layout.
 
-    assert ignores GPUs that the layout does not name.
+    The check ignores GPUs that the layout does not name. The exit code is 50 if a GPU differs.
     """
     if valid_config:
         file = read_layouts(config_file) if config_file else generate_layouts(_observe(settings))
@@ -92,7 +92,7 @@ def assert_layout(
 @_format
 @click.pass_obj
 def export(settings: Settings, config_label: str, output_format: str) -> None:
-    """Print the layout that the GPUs have now."""
+    """Print the current state of the GPUs as a layout."""
     node = _observe(settings)
     for gpu in node:
         if gpu.lost:
@@ -100,7 +100,8 @@ def export(settings: Settings, config_label: str, output_format: str) -> None:
         for instance in gpu.instances:
             if not instance.compute_instances:
                 warn(
-                    f"{gpu.label}: {instance.profile} at {instance.placement} holds no slice, and a layout cannot say so"
+                    f"{gpu.label}: {instance.profile} at {instance.placement} has no compute instance, "
+                    "which a layout cannot express"
                 )
     _write(export_layout(node, config_label), STANDARD_STREAM, output_format)
 
@@ -112,14 +113,14 @@ def export(settings: Settings, config_label: str, output_format: str) -> None:
     metavar="FILE",
     default=STANDARD_STREAM,
     envvar="MIG_PARTED_OUTPUT_FILE",
-    help="Where to write the file; default stdout.",
+    help="File to write. Default: stdout.",
 )
 @_format
 @click.pass_obj
 def generate(settings: Settings, output_file: str, output_format: str) -> None:
-    """Print a layout file for this machine's own GPUs.
+    """Print a layout file for the GPUs of this machine.
 
-    It has all-disabled, all-enabled, all-balanced where the GPUs allow it, and all-PROFILE for every profile.
+    The file contains all-disabled, all-enabled, all-balanced if the GPUs allow it, and all-PROFILE for every profile.
     """
     _write(generate_layouts(_observe(settings)), output_file or STANDARD_STREAM, output_format)
 
@@ -130,13 +131,13 @@ def generate(settings: Settings, output_file: str, output_format: str) -> None:
     "--checkpoint-file",
     metavar="FILE",
     envvar="MIG_PARTED_CHECKPOINT_FILE",
-    help="Where to write the checkpoint; - is stdout.",
+    help="Checkpoint file to write; - for stdout.",
 )
 @click.pass_obj
 def checkpoint(settings: Settings, checkpoint_file: str | None) -> None:
-    """Record modes and instances in a file.
+    """Save MIG modes and instances to a file.
 
-    The file has every instance with its placement; `restore` puts them back.
+    The file contains every instance with its placement. `tranche layout restore` restores them.
     """
     path = required_checkpoint_file(checkpoint_file)
     data = checkpoint_to_data(take_checkpoint(_observe(settings)))

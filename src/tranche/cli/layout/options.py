@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tranche.cli import completion
-from tranche.cli.duration import DurationType
+from tranche.cli.duration import TIMEOUT_HELP, DurationType
 from tranche.core.checkpoint import Checkpoint, parse_checkpoint
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
 from tranche.core.hooks import HooksFile, parse_hooks
@@ -28,14 +28,14 @@ def config_options(function: Any) -> Any:
             metavar="NAME",
             envvar="MIG_PARTED_SELECTED_CONFIG",
             shell_complete=completion.layouts,
-            help="The layout; may be left out when the file has exactly one.",
+            help="Layout to use; optional if the file has exactly one.",
         ),
         click.option(
             "-f",
             "--config-file",
             metavar="FILE",
             envvar="MIG_PARTED_CONFIG_FILE",
-            help="The layout file, YAML or JSON; - is stdin. Default: the layouts generated for this machine.",
+            help="Layout file, YAML or JSON; - for stdin. Default: layouts generated for this machine.",
         ),
     ):
         function = option(function)
@@ -49,7 +49,7 @@ def mode_only_option(function: Any) -> Any:
         "--mode-only",
         is_flag=True,
         envvar="MIG_PARTED_MODE_CHANGE_ONLY",
-        help="Only MIG mode, not the slices.",
+        help="Change or check only MIG mode, not slices.",
     )(function)
 
 
@@ -60,7 +60,7 @@ def skip_reset_option(function: Any) -> Any:
         "--skip-reset",
         is_flag=True,
         envvar="MIG_PARTED_SKIP_RESET",
-        help="Reset no GPU; a mode change that needs a reset stays pending.",
+        help="Do not reset GPUs; a MIG mode change that needs a reset stays pending.",
     )(function)
 
 
@@ -68,14 +68,14 @@ def hook_options(function: Any) -> Any:
     """`-k` and `-d`: commands to run around the change, and whether to show what they say."""
     for option in (
         click.option(
-            "-d", "--debug", is_flag=True, envvar="MIG_PARTED_DEBUG", help="Show the output of hooks, on stderr."
+            "-d", "--debug", is_flag=True, envvar="MIG_PARTED_DEBUG", help="Print the output of hooks on stderr."
         ),
         click.option(
             "-k",
             "--hooks-file",
             metavar="FILE",
             envvar="MIG_PARTED_HOOKS_FILE",
-            help="Commands to run before and after the change.",
+            help="File with commands to run before and after the change.",
         ),
     ):
         function = option(function)
@@ -85,11 +85,9 @@ def hook_options(function: Any) -> Any:
 def wait_options(function: Any) -> Any:
     """`--wait` and `--timeout`: patience with what is in use."""
     for option in (
+        click.option("--timeout", type=DurationType(), metavar="TIME", help=f"{TIMEOUT_HELP} Needs --wait."),
         click.option(
-            "--timeout", type=DurationType(), metavar="TIME", help="With --wait: how long to wait, such as 30s or 10m."
-        ),
-        click.option(
-            "--wait", is_flag=True, help="Wait while something in use stands in the way, instead of refusing."
+            "--wait", is_flag=True, help="Wait while something in use blocks the change. Default: fail at once."
         ),
     ):
         function = option(function)

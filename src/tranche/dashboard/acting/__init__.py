@@ -1,6 +1,6 @@
 """Acting from a page: `tranche dashboard --act`.
 
-What can be done is an action (`action`, `release`, `layout`). Its plan is shown first, with a form whose key (`form_keys`) is for
-that session, that action and that plan alone, and once. `action_handler` checks what comes back; `operations` does it on a thread
-of its own.
+An action is one thing a page can do (`action`, `release`, `layout`). The page first shows its plan, with a form. The form's key
+(`form_keys`) is valid once, for that session, action and plan alone. `action_handler` checks submitted forms; `operations` runs
+each on its own thread.
 """

@@ -1,4 +1,4 @@
-"""Something that can be done from a page: the plan that is shown, and the work that follows that plan or does nothing."""
+"""One thing that a page can do: it shows a plan, then follows that plan or does nothing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tranche.node.host import Host
 from tranche.node.state.session import StateFolder
 
 Tell = Callable[[str], None]
-"""Is told each step as it begins; from several threads."""
+"""Called with each step as it begins, from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionPlan:
-    """What would be done now. `steps` say where and what, `facts` what else a person has to know.
+    """What would be done now. `steps` say where and what; `facts` are what else the user has to know.
 
-    `refused` says why it cannot be done now. `digest` is another one when anything of the plan is another. `command` does the
-    same in a terminal. `ends` names the processes that it ends, "" where it ends none.
+    `refused` says why it cannot be done now. `digest` changes whenever anything in the plan does. `command` does the same in a
+    terminal. `ends` names the processes that it ends, "" for none.
     """
 
     steps: tuple[tuple[str, str], ...]
@@ -34,16 +34,16 @@ class ActionPlan:
 
     @property
     def possible(self) -> bool:
-        """Whether there is something to do, and nothing in the way."""
+        """Whether there is something to do and nothing in the way."""
         return bool(self.steps) and not self.refused
 
 
 @dataclass(frozen=True, slots=True)
 class ActionRef:
-    """What tells an action from others: its kind, which is in its page's address, and the field that names what it is done to.
+    """Identifies an action: its kind, which is in its page's address, and the field that names its target.
 
-    `title` says what it is, in words, `verb` is on its button. `asks` is what its form asks for besides, in the
-    field `reason`; "" for nothing.
+    `title` says what it does; `verb` is on its button. `asks` is what its form also asks for, in the field `reason`; "" for
+    nothing.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class ActionRef:
 
     @property
     def name(self) -> str:
-        """What no other action is called."""
+        """Unique among actions."""
         return f"{self.kind} {self.value}"
 
     @property
@@ -69,21 +69,21 @@ class DashboardAction(Protocol):
 
     @property
     def label(self) -> ActionRef:
-        """Which one it is."""
+        """Which action it is."""
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
-        """What it takes; TrancheError where it cannot be. Asks no driver."""
+        """What it would do; TrancheError where it is impossible. Asks no driver."""
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
-        """Do it by the plan of that digest, and say how it went; StateMoved, and nothing is done, when it takes another one."""
+        """Carry out the plan with that digest and say how it went; StateMoved, with nothing done, when the plan has changed."""
 
 
 def digest_of(facts: Any) -> str:
-    """The digest of a plan, from the facts that it consists of, as JSON data."""
+    """The digest of a plan, from its facts as JSON data."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def refuse_another(confirmed: str, now: str) -> None:
-    """StateMoved when the plan is not the one that was confirmed."""
+    """Raise StateMoved unless the plan is the confirmed one."""
     if confirmed != now:
         raise StateMoved("the machine has changed since the plan was shown, and another plan comes out")

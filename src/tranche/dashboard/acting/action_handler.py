@@ -1,11 +1,15 @@
-"""Where forms come in: whether one counts, whether its plan still comes out, and then the work begins."""
+"""Handles forms: checks that each is valid and that its plan still holds, then starts the work.
+
+Where the server acts, the views link to the plans.
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from http import HTTPStatus
 
 from tranche.core.errors import TrancheError
@@ -19,6 +23,8 @@ from tranche.dashboard.acting.pages import operation_page, plan_address, plan_pa
 from tranche.dashboard.acting.release import ReleaseAction
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.snapshot import MachineSnapshot
+from tranche.documents.markup import Element, element
+from tranche.documents.slices import why_withheld
 from tranche.node.host import Host
 from tranche.node.state.session import StateFolder
 
@@ -28,7 +34,7 @@ ONLY_SHOWS = RefusalReason(
 
 
 class ActionHandler:
-    """Without `open_host`, which opens the machine to change it, plans are shown and nothing is done."""
+    """Without `open_host`, which opens the machine for changes, it shows plans and does nothing."""
 
     def __init__(
         self,
@@ -43,15 +49,15 @@ class ActionHandler:
 
     @property
     def acts(self) -> bool:
-        """Whether anything can be done here."""
+        """Whether this server acts."""
         return self._open_host is not None
 
     def page(
         self, path: str, query: Mapping[str, str], seen: MachineSnapshot, session: str, *, part: bool
     ) -> DashboardPage | str | None:
-        """The page of that path; None where there is none. Or the address of the plan of now, where its address names another.
+        """The page at that path, or None. For a plan's outdated address, the address of the current plan.
 
-        A `part` of a page goes with a plan that is on it already.
+        A `part` is for a page that already shows a plan, and is never redirected.
         """
         match path.strip("/").split("/"):
             case ["actions", id]:
@@ -63,7 +69,7 @@ class ActionHandler:
                 return None
 
     def refusal(self, kind: str, fields: Mapping[str, str], session: str) -> RefusalReason | None:
-        """Why a form does not count; one that does is used up."""
+        """Why a form is refused; an accepted form is used up."""
         if not self.acts:
             return ONLY_SHOWS
         action = deed_of(kind, fields)
@@ -73,7 +79,7 @@ class ActionHandler:
         return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else None
 
     def answer(self, kind: str, fields: Mapping[str, str], seen: MachineSnapshot) -> str | RefusalReason:
-        """Begin what a form that counts asks for, if the plan that it confirms still comes out; where to see what came of it."""
+        """Begin what an accepted form asks for if its plan still holds; returns the address of what came of it."""
         action, confirmed, open_host = deed_of(kind, fields), fields["plan"], self._open_host
         assert action is not None
         assert open_host is not None
@@ -110,7 +116,7 @@ class ActionHandler:
 
 
 def deed_of(kind: str, fields: Mapping[str, str]) -> DashboardAction | None:
-    """The action of a form or of its page's address; None when there is none."""
+    """The action that a form or its page's address names; None when there is none."""
     if kind == "release" and (id := fields.get("id", "")):
         return ReleaseAction(id)
     if kind == "cordon" and (gpu := fields.get("gpu", "")):
@@ -120,3 +126,36 @@ def deed_of(kind: str, fields: Mapping[str, str]) -> DashboardAction | None:
     if kind == "layout" and (layout := fields.get("layout", "")):
         return LayoutAction(layout)
     return None
+
+
+def with_ways(page: DashboardPage, path: str, query: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:
+    """The page with links to the plans of its actions. Nothing is done before its plan is shown."""
+    ways = [_way(action) for action in _deeds(path, query, seen)]
+    if not ways:
+        return page
+    listed = element("nav", element("ul", ways, class_="choices acts"), aria_label="What can be done")
+    return replace(page, live=element("div", page.live, listed))
+
+
+def _way(action: DashboardAction) -> Element:
+    link = element(
+        "a", f"{action.label.title}…", href=plan_address(action), id=f"way-{action.label.name.replace(' ', '-')}"
+    )
+    return element("li", link)
+
+
+def _deeds(path: str, query: Mapping[str, str], seen: MachineSnapshot) -> Iterator[DashboardAction]:
+    match path.strip("/").split("/"):
+        case ["shares", id] if any(each.id == id for each in seen.view.allocations):
+            yield ReleaseAction(id)
+        case ["gpus", uuid]:
+            for gpu in seen.view.node:
+                if gpu.uuid == uuid:
+                    yield UncordonAction(uuid) if why_withheld(seen.view, gpu) else CordonAction(uuid)
+        case ["queue"]:
+            for waiter in seen.queue:
+                yield ReleaseAction(waiter.id)
+        case ["layouts"] if layout := query.get("layout", ""):
+            yield LayoutAction(layout)
+        case _:
+            return

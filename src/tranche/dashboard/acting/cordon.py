@@ -1,4 +1,4 @@
-"""Giving nothing more of a GPU away, or giving it away again: what `tranche cordon` and `uncordon` do."""
+"""Cordoning and uncordoning a GPU, as `tranche cordon` and `uncordon` do."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _ASKS = "Why, for whoever waits because of it"
 
 @dataclass(frozen=True, slots=True)
 class CordonAction:
-    """The GPU of that UUID; `reason` is in the words of whoever sends the form, and no part of the plan."""
+    """Cordons the GPU with that UUID. `reason` is the sender's own words, not part of the plan."""
 
     gpu_uuid: str
     reason: str = ""
 
     @property
     def label(self) -> ActionRef:
-        """Which one it is."""
+        """Which action it is."""
         return ActionRef("cordon", "gpu", self.gpu_uuid, "Cordon the GPU", "Cordon it", _ASKS)
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
-        """What it takes."""
+        """What it would do."""
         gpu = seen.view.node.gpu(self.gpu_uuid)
         why = why_withheld(seen.view, gpu)
         steps = () if why else ((gpu.label, "give nothing more of it away"),)
@@ -40,7 +40,7 @@ class CordonAction:
         return ActionPlan(steps, tuple(facts), self._digest(gpu, why), f"tranche cordon {gpu.index}")
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
-        """Do it by that plan."""
+        """Carry out that plan."""
         view = host.view()
         gpu = view.node.gpu(self.gpu_uuid)
         refuse_another(plan, self._digest(gpu, why_withheld(view, gpu)))
@@ -54,17 +54,17 @@ class CordonAction:
 
 @dataclass(frozen=True, slots=True)
 class UncordonAction:
-    """The GPU of that UUID."""
+    """Uncordons the GPU with that UUID."""
 
     gpu_uuid: str
 
     @property
     def label(self) -> ActionRef:
-        """Which one it is."""
+        """Which action it is."""
         return ActionRef("uncordon", "gpu", self.gpu_uuid, "Give the GPU away again", "Give it away again")
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
-        """What it takes."""
+        """What it would do."""
         gpu = seen.view.node.gpu(self.gpu_uuid)
         why = why_withheld(seen.view, gpu)
         steps = ((gpu.label, "give it away again"),) if why else ()
@@ -72,7 +72,7 @@ class UncordonAction:
         return ActionPlan(steps, facts, self._digest(gpu, why), f"tranche uncordon {gpu.index}")
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
-        """Do it by that plan."""
+        """Carry out that plan."""
         view = host.view()
         gpu = view.node.gpu(self.gpu_uuid)
         refuse_another(plan, self._digest(gpu, why_withheld(view, gpu)))

@@ -1,4 +1,4 @@
-"""The keys of forms: one lets one session do one action by one plan, once, for an hour. No key is kept before it is used."""
+"""Keys of forms. One key lets one session do one action by one plan, once, within an hour. Unused keys are not stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_SPENT = 10_000
 
 
 class FormKeyStore:
-    """To be used on one thread. The secret is this server's own: what an earlier one gave out counts for nothing."""
+    """Use it on one thread. The secret is this server's own, so an earlier server's keys are invalid."""
 
     def __init__(self, secret: bytes, *, clock: Callable[[], float], new_id: Callable[[], str]) -> None:
         """`clock` is in seconds and never goes back."""
@@ -21,12 +21,12 @@ class FormKeyStore:
         self._spent: dict[str, float] = {}
 
     def key(self, session: str, action: str, plan: str) -> str:
-        """A new key for a form that shows that session that plan."""
+        """A new key for a form that shows this plan to this session."""
         head = f"{self._clock():.0f}.{self._new_id()}"
         return f"{head}.{self._seal(head, session, action, plan)}"
 
     def spend(self, key: str, session: str, action: str, plan: str) -> str:
-        """Use the key up; why it does not count, "" when it does."""
+        """Use the key up; returns why it is not valid, "" when it is."""
         head, _, seal = key.rpartition(".")
         if not hmac.compare_digest(seal.encode(), self._seal(head, session, action, plan).encode()):
             return "the form is not of this page as you see it now, or of an earlier start of the server"
@@ -43,6 +43,6 @@ class FormKeyStore:
         return ""
 
     def _seal(self, head: str, *parts: str) -> str:
-        # Lengths come along, so that no two lists of parts are one text.
+        # Include the lengths, so that no two lists of parts make the same text.
         text = "".join(f"{len(part)}:{part}" for part in (head, *parts))
         return hmac.new(self._secret, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()

@@ -1,4 +1,4 @@
-"""Cutting the GPUs as a layout declares: what `tranche layout apply` does."""
+"""Cutting GPUs as a layout declares, as `tranche layout apply` does."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tranche.planning.steps.plan import plan_to_dict, with_daemons
 
 @dataclass(frozen=True, slots=True)
 class LayoutAction:
-    """The layout of that name, of those that are generated for the machine."""
+    """Applies the layout of that name, one of those generated for the machine."""
 
     layout: str
 
     @property
     def label(self) -> ActionRef:
-        """Which one it is."""
+        """Which action it is."""
         return ActionRef("layout", "layout", self.layout, f"Apply the layout {self.layout}", "Apply the layout")
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
-        """What it takes."""
+        """What it would do."""
         view = seen.view
         decision = self._decided(view)
         labels = {gpu.uuid: gpu.label for gpu in view.node}
@@ -50,7 +50,7 @@ class LayoutAction:
         )
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
-        """Do it by that plan."""
+        """Carry out that plan."""
 
         def decide(view: NodeView) -> LayoutDecision:
             decision = self._decided(view)

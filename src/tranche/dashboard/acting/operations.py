@@ -1,6 +1,6 @@
-"""What was begun from pages: each on a thread of its own, so that a driver that hangs holds up nobody else.
+"""Operations begun from pages, each on its own thread, so that a hanging driver blocks nothing else.
 
-Threads end with the process, like a command that is killed: what one left half done, the next look at the machine undoes.
+The threads end with the process, as if a command were killed. The next look at the machine undoes what one left half done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_RUNNING = 8
 _KEPT = 200
 
 Work = Callable[[Callable[[str], None]], str]
-"""Does it, tells each step as it begins, and returns how it went, in words."""
+"""Does the work, tells each step as it begins, and says how it went."""
 
 
 class OperationState(StrEnum):
@@ -33,7 +33,7 @@ class OperationState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """How far something is: `steps` have begun, of `expected`; `said` is how it went. `again` is the address of its plan."""
+    """How far an operation is: `steps` of `expected` have begun; `said` is the outcome. `again` is the address of its plan."""
 
     id: str
     title: str
@@ -45,7 +45,7 @@ class Operation:
 
 
 class OperationRunner:
-    """Safe to use from several threads. `news` is called whenever something is another, from any thread."""
+    """Safe to use from several threads. `news` is called on every change, from any thread."""
 
     def __init__(self, news: Callable[[], None], new_id: Callable[[], str]) -> None:
         self._news = news
@@ -54,7 +54,7 @@ class OperationRunner:
         self._known: dict[str, Operation] = {}
 
     def begin(self, title: str, again: str, expected: int, work: Work) -> str | None:
-        """Begin it, and return its id; None while too many run."""
+        """Begin an operation and return its id; None while too many run."""
         with self._lock:
             running = [each for each in self._known.values() if each.state is OperationState.RUNNING]
             if len(running) >= _MOST_RUNNING:
@@ -68,7 +68,7 @@ class OperationRunner:
         return begun.id
 
     def get(self, id: str) -> Operation | None:
-        """The operation as it is now; None when nobody knows it any more."""
+        """The operation as it is now; None when it is no longer known."""
         with self._lock:
             return self._known.get(id)
 
@@ -80,7 +80,7 @@ class OperationRunner:
         try:
             said = work(tell)
         except TrancheError as error:
-            # Before the first step these have changed nothing.
+            # Raised before the first step, these errors mean that nothing was changed.
             refused = isinstance(error, AllocationUnknown | GpuBusy | StateMoved) and not self._begun(id)
             state = OperationState.REFUSED if refused else OperationState.FAILED
             said = f"{error.message}. {error.hint}".strip() if error.hint else f"{error.message}."

@@ -1,4 +1,4 @@
-"""An action's plan with the form that does it, and how far it is."""
+"""An action's plan with the form that carries it out, and an operation's progress."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _WORDS = {
 
 
 def plan_address(action: DashboardAction, plan: str = "", *, moved: bool = False) -> str:
-    """Where the plan of an action is shown: that of now, or the one of a digest. `moved` says that another one was confirmed."""
+    """The address of an action's current plan, or of that digest's. `moved` says that another plan was confirmed."""
     more = {**({"plan": plan} if plan else {}), **({"moved": "1"} if moved else {})}
     return f"/act/{action.label.kind}?{urlencode({**action.label.fields, **more})}"
 
 
 def plan_page(action: DashboardAction, plan: ActionPlan, key: str, *, same: bool, moved: bool) -> DashboardPage:
-    """The plan, and with a key the form that carries it out; without one this server only shows.
+    """The plan, and with a key the form that carries it out; without a key this server only shows.
 
-    The plan stays on the page as it was when somebody began to read it. `same` says whether it still comes out. `moved` says that
-    another one was confirmed.
+    The plan stays as it was when the user opened the page. `same` says whether it still holds. `moved` says that another plan was
+    confirmed.
     """
     again = element("a", "Show the plan of now", href=plan_address(action))
     fresh = element("p", "The plan is that of now.") if same else element("p", _CHANGED, " ", again, class_="note")
@@ -44,7 +44,7 @@ def trouble_page(action: DashboardAction, trouble: str, *, moved: bool) -> Dashb
 
 
 def operation_page(found: Operation) -> DashboardPage:
-    """How far it is."""
+    """An operation's progress and outcome."""
     begun = element("ol", [element("li", each) for each in found.steps], id="steps") if found.steps else None
     many = f"Begun: {len(found.steps)} of {found.expected} steps." if found.state is OperationState.RUNNING else None
     live = element(

@@ -1,4 +1,4 @@
-"""Taking a share back, or cancelling a request that waits: what `tranche release --terminate` does."""
+"""Taking a share back or cancelling a waiting request, as `tranche release --terminate` does."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _LONGEST_COMMAND = 40
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAction:
-    """The share or the request of that id."""
+    """Takes back the share or cancels the request with that id."""
 
     id: str
 
     @property
     def label(self) -> ActionRef:
-        """Which one it is."""
+        """Which action it is."""
         return ActionRef("release", "id", self.id, f"Take {self.id} back", "Take it back")
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
-        """What it takes."""
+        """What it would do."""
         waiter = next((each for each in seen.queue if each.id == self.id), None)
         if waiter is not None:
             step = f"cancel the request {waiter.request}, and send SIGTERM to its command: {waiter.command}"
@@ -58,7 +58,7 @@ class ReleaseAction:
         )
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
-        """Do it by that plan."""
+        """Carry out that plan."""
         waiter = next((each for each in host.waiters() if each.id == self.id), None)
         if waiter is not None:
             refuse_another(plan, _of_waiter(self.id, waiter.pid))
@@ -74,7 +74,7 @@ class ReleaseAction:
 
         ended = take_back(host, self.id, terminate=True, grace=_GRACE_SECONDS, confirm=confirm)
         said = [
-            f"killed without being drained, since the MPS daemon of {each.device_uuid} did not let go: {each.why}; "
+            f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
             "programs that share the device may fail."
             for each in ended.undrained
         ]

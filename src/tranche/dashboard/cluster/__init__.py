@@ -1,1 +1,1 @@
-"""The page of a cluster: what is seen of all its nodes, and who may see whose names."""
+"""The page of a cluster: what it shows of all nodes, and who may see whose names."""

@@ -1,13 +1,15 @@
-"""Who may ask a cluster's page at all, by the headers of a request, and as whom. Pure; the application asks for each request.
+"""Authenticates requests to a cluster's page by their headers. The application calls it for each request.
 
-Browsers come with the cookie of a session, programs with a token, and where it was set up so a proxy that knows its users with
-their names. A request that could be two of these is refused.
+Browsers send a session cookie and programs send a token. A proxy, where one is set up, sends its users' names. A request that
+could be two of these is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from unicodedata import category
@@ -19,20 +21,23 @@ _SECRET_HEADER = "x-tranche-proxy-secret"
 _SYSTEM = "system:"
 _AUTHENTICATED = "system:authenticated"
 _UNSEEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
-"""Control and format characters and ends of lines, as Unicode calls them."""
+"""Unicode's categories of control and format characters and line ends."""
+LONGEST_SECONDS = 8 * 3600.0
+"""How long a session lasts. A token that expires earlier ends its session too."""
+_MOST_SESSIONS = 2_000
 LEAST_SECRET = 16
-"""Characters without which a secret can be guessed, and opens nothing."""
+"""Fewer characters make a secret guessable; a shorter secret opens nothing."""
 PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
 TWICE = RefusalReason(
     HTTPStatus.UNAUTHORIZED,
     "the request says twice who asks; what your browser kept of when you entered is taken away: load the page again",
 )
-"""A browser that is told this is to forget its session: else it would say so for ever."""
+"""A browser that gets this answer must forget its session, or it would repeat the request forever."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedProxySettings:
-    """A proxy in front that has asked who its users are. `secret` is what it shows for itself, and nobody else can."""
+    """A proxy in front that has authenticated its users. It proves itself with `secret`, which no one else knows."""
 
     secret: str = field(repr=False)
     user_header: str = "x-remote-user"
@@ -41,7 +46,7 @@ class TrustedProxySettings:
 
 @dataclass(frozen=True, slots=True)
 class RequestCredentials:
-    """What a request shows of who asks: one of the three."""
+    """What a request says about its sender: one of the three."""
 
     token: str = field(default="", repr=False)
     session: str = field(default="", repr=False)
@@ -50,16 +55,16 @@ class RequestCredentials:
 
 @dataclass(frozen=True, slots=True)
 class RequestAuthenticator:
-    """`hosts` are the names by which browsers call the server, beside the loopback's, which `kubectl port-forward` uses."""
+    """`hosts` are the names that browsers use for the server, besides the loopback's, which `kubectl port-forward` uses."""
 
     hosts: frozenset[str] = frozenset()
     proxy: TrustedProxySettings | None = None
 
     def strange(self, method: str, headers: Mapping[str, str]) -> RefusalReason | None:
-        """Why a request is not one of our own pages'; `headers` have lower-case names.
+        """Why a request comes from none of our own pages. `headers` have lower-case names.
 
-        The server speaks plain HTTP, and so does whoever calls it by a name of the loopback. Before one of `hosts` there may be
-        an ingress that speaks TLS, and only a browser that has its cookie from there says so.
+        The server speaks plain HTTP, and so do clients that use a name of the loopback. In front of `hosts` there may be an
+        ingress that speaks TLS, and only a browser with a cookie from there can tell.
         """
         host = headers.get("host", "")
         if not self._called(host):
@@ -72,7 +77,7 @@ class RequestAuthenticator:
         return foreign_page(method, headers, origins)
 
     def presented(self, headers: Sequence[tuple[str, str]]) -> RequestCredentials | RefusalReason:
-        """As whom a request comes; `headers` have lower-case names, each as often as it was sent."""
+        """Who a request claims to come from; `headers` have lower-case names, repeated as sent."""
         named = [value for name, value in headers if name == "authorization"]
         scheme, _, token = (named[0] if len(named) == 1 else "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
@@ -88,12 +93,12 @@ class RequestAuthenticator:
             return RefusalReason(HTTPStatus.UNAUTHORIZED, "send a token: Authorization: Bearer TOKEN")
         if bearer:
             return RequestCredentials(token=bearer)
-        # Nobody but this host, over TLS, can have given a browser the first; the other may be of a neighbour.
+        # Only this host, over TLS, can have set the first cookie; a neighbour may have set the other.
         return RequestCredentials(session=dict(kept).get(SECURE_COOKIE) or dict(kept).get(PLAIN_COOKIE, ""))
 
     @staticmethod
     def sessions(headers: Sequence[tuple[str, str]]) -> frozenset[str]:
-        """Every session that a request names, whatever else it says."""
+        """Every session that a request names, regardless of its other headers."""
         return frozenset(session for name, value in headers if name == "cookie" for _, session in _cookies(value))
 
     def _called(self, host: str) -> bool:
@@ -101,7 +106,7 @@ class RequestAuthenticator:
         return name in LOOPBACK_NAMES or name.lower() in self.hosts
 
     def _of_proxy(self, headers: Sequence[tuple[str, str]]) -> KubeUser | RefusalReason | None:
-        """Whom the proxy names; None where no proxy is trusted, and what one would say counts for nothing."""
+        """The user whom the proxy names; None without a trusted proxy, whose headers are then ignored."""
         if self.proxy is None:
             return None
         shown = [value for name, value in headers if name == _SECRET_HEADER]
@@ -122,15 +127,15 @@ class RequestAuthenticator:
 
 
 def _cookies(header: str) -> list[tuple[str, str]]:
-    """Our own in a Cookie header, each as often as it is there."""
+    """Our own cookies in a Cookie header, repeated as sent."""
     pairs = (each.strip().partition("=") for each in header.split(";"))
     return [(name, value) for name, _, value in pairs if name in (PLAIN_COOKIE, SECURE_COOKIE)]
 
 
 def _named(value: str) -> str:
-    """The name in a header, in UTF-8 as Kubernetes reads it, without more taken off than HTTP does; "" where it is none.
+    """The name in a header, in UTF-8 as Kubernetes reads it, stripped only as HTTP demands; "" where it is not a valid name.
 
-    What cannot be seen is in no name: pages, events and logs would show another one.
+    A name has no invisible characters: pages, events and logs would show a different one.
     """
     try:
         name = value.encode("latin-1").decode().strip(" \t")
@@ -140,16 +145,60 @@ def _named(value: str) -> str:
 
 
 def forgotten_cookies() -> list[str]:
-    """The headers that take both cookies away."""
+    """The headers that delete both cookies."""
     return [session_cookie("", origin) for origin in ("http://", "https://")]
 
 
 def session_cookie(session: str, origin: str) -> str:
-    """The header that lets a browser in; where the page came over TLS, the cookie goes over nothing else.
+    """The header that lets a browser in. If the page came over TLS, the browser sends the cookie over TLS only.
 
-    `origin` is what the browser said of the page whose form was sent. With "" for the session it takes the cookie away.
+    `origin` is what the browser said about the page whose form was sent. With "" for the session it deletes the cookie.
     """
     secure = origin.startswith("https://")
     name, more = (SECURE_COOKIE, "; Secure") if secure else (PLAIN_COOKIE, "")
     ended = "" if session else "; Max-Age=0"
     return f"{name}={session}; Path=/; HttpOnly; SameSite=Strict{more}{ended}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    token: str
+    began: float
+
+
+class SessionStore:
+    """Viewers who have entered with a token. Browsers hold the name of a session; the token stays here, in memory.
+
+    `clock` is monotonic, in seconds.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], random: Callable[[], str] = lambda: secrets.token_urlsafe(32)
+    ) -> None:
+        self._clock = clock
+        self._random = random
+        self._known: dict[bytes, _Session] = {}
+
+    def begin(self, token: str) -> str:
+        """The name of a new session. When there are too many, the oldest ends."""
+        now = self._clock()
+        self._known = {key: each for key, each in self._known.items() if now - each.began < LONGEST_SECONDS}
+        while len(self._known) >= _MOST_SESSIONS:
+            del self._known[next(iter(self._known))]
+        name = self._random()
+        self._known[_digest(name)] = _Session(token, now)
+        return name
+
+    def token(self, name: str) -> str:
+        """The token of that session's viewer; "" without one."""
+        found = self._known.get(_digest(name))
+        return "" if found is None or self._clock() - found.began >= LONGEST_SECONDS else found.token
+
+    def end(self, name: str) -> None:
+        """Forget it."""
+        self._known.pop(_digest(name), None)
+
+
+def _digest(name: str) -> bytes:
+    # Looks up by digest, so that the time it takes reveals nothing about existing names.
+    return hashlib.sha256(name.encode()).digest()

@@ -1,4 +1,4 @@
-"""What somebody can do from a cluster's page, in words, and what is asked of the API server for it, which judges it. Pure."""
+"""The actions of a cluster's page, in words, and the requests that they send to the API server, which judges them. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS = ("cordon", "uncordon", "layout", "release")
 
 @dataclass(frozen=True, slots=True)
 class ClusterAction:
-    """What is meant: `kind` with the node, and a layout's name or a share's id where it is about one."""
+    """An action: `kind` with the node, and a layout's name or a share's id if it concerns one."""
 
     kind: str
     node: str
@@ -31,7 +31,7 @@ class ClusterAction:
 
     @classmethod
     def asked(cls, fields: Mapping[str, str]) -> ClusterAction:
-        """The action of an address or a form; UsageError where it is none."""
+        """The action in an address or a form; UsageError if there is none."""
         action = cls(*(fields.get(each, "").strip() for each in ("kind", "node", "layout", "share")))
         layout = action.layout.replace("-", "").replace("_", "").replace(".", "")
         if action.kind not in _KINDS or not action.node:
@@ -44,13 +44,13 @@ class ClusterAction:
 
     @property
     def fields(self) -> Mapping[str, str]:
-        """As an address and a form have them."""
+        """The fields for an address or a form."""
         every = {"kind": self.kind, "node": self.node, "layout": self.layout, "share": self.share}
         return {name: value for name, value in every.items() if value}
 
     @property
     def address(self) -> str:
-        """Where its plan is shown."""
+        """The address that shows its plan."""
         return f"/act?{urlencode(self.fields)}"
 
     @property
@@ -66,7 +66,7 @@ class ClusterAction:
 
 @dataclass(frozen=True, slots=True)
 class PodIdentity:
-    """A pod as it is now; with its uid none that comes after it is meant."""
+    """A pod as it is now. The uid keeps a later pod of the same name out."""
 
     namespace: str
     name: str
@@ -75,7 +75,7 @@ class PodIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """The action in words, the rights that it needs, and what is asked of the API server.
+    """The action in words, the rights that it needs, and its requests to the API server.
 
     A request is method, path, body and content type; `pods` are those that are deleted.
     """
@@ -88,13 +88,13 @@ class ClusterPlan:
 
     @property
     def digest(self) -> str:
-        """Two plans with one digest are one plan."""
+        """Two plans with the same digest are the same plan."""
         whole = json.dumps([self.action.fields, self.lines, self.requests], sort_keys=True)
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
-    """What becomes of the node; UsageError where there is nothing to do."""
+    """What happens to the node; UsageError where there is nothing to do."""
     right = KubePermission("patch", "nodes", name=node.name)
     path = f"/api/v1/nodes/{quote(node.name, safe='')}"
     if action.kind == "layout":
@@ -118,7 +118,7 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
 
 
 def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClaim]) -> list[tuple[str, str]]:
-    """Namespace and name of each pod that has the share; UsageError where that is nobody's to say, or no pod's."""
+    """Namespace and name of each pod that has the share; UsageError where they are unknown, or no pod has it."""
     found: Document | None = next((each for each in node.overview["allocations"] if each["id"] == action.share), None)
     if found is None:
         raise UsageError(f"node {node.name} has no share {action.share} any more")
@@ -138,7 +138,7 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
 
 
 def release_plan(action: ClusterAction, pods: Sequence[PodIdentity]) -> ClusterPlan:
-    """What becomes of the pods that have the share."""
+    """What happens to the pods that have the share."""
     lines = tuple(
         f"Pod {each.namespace}/{each.name} is deleted, with the time to end that it has. A controller that made it makes another."
         for each in pods

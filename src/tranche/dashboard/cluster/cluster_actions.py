@@ -1,17 +1,25 @@
-"""Does what viewers ask for from a cluster's page: each by his own rights, as the API server judges them."""
+"""Carries out what viewers ask for on a cluster's page: each with their own rights, as the API server judges them.
+
+It uses the viewer's own account through their token, or the page's account for viewers whom a proxy names. The API server judges
+each request by the rights of its account. The page's account may do more than most viewers, so it does nothing before the API
+server has said, just then, that the viewer may do exactly that.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Protocol
+from urllib.parse import quote
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
 from tranche.dashboard.acting.form_keys import FormKeyStore
-from tranche.dashboard.cluster.acting_accounts import ActingClient, ActingClientSource
 from tranche.dashboard.cluster.cluster_action import (
     ClusterAction,
     ClusterPlan,
@@ -21,19 +29,27 @@ from tranche.dashboard.cluster.cluster_action import (
     release_plan,
 )
 from tranche.dashboard.cluster.fleet_reader import FleetReader
+from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef
 
+_NO_TOKEN = (
+    "you came through a proxy, which shows no token of yours, and this page does nothing for those: reach it without the proxy, "
+    "and enter with a token"
+)
+_LONGEST_NAME = 900
+"""Characters of a viewer's name in a header: the API server's audit log cuts a user agent at 1,024."""
 _REASON = "DoneFromDashboard"
 
 _log = logging.getLogger(__name__)
 
 
 class ClusterActionHandler:
-    """`accounts` say with whose account something is done. Events are written over `own`, with the page's."""
+    """`accounts` choose the account for an action. Events are written over `own`, with the page's account."""
 
     def __init__(
         self,
@@ -51,7 +67,7 @@ class ClusterActionHandler:
         self._keys = keys
 
     async def plan(self, viewer: KubeUser, action: ClusterAction, node: SeenNode) -> ClusterPlan:
-        """What would be done now. `node` is as the viewer sees it. UsageError where nothing can be; errors of the API server."""
+        """What would be done now. `node` is as the viewer sees it. UsageError if it is impossible; errors of the API server."""
         account = self._accounts.of(viewer)
         if action.kind != "release":
             return node_plan(action, node)
@@ -63,23 +79,23 @@ class ClusterActionHandler:
         return release_plan(action, pods)
 
     def said(self, viewer: KubeUser) -> str:
-        """Whose rights decide, in words for him; UsageError where nothing is done for him."""
+        """Whose rights decide, in words for the viewer; UsageError if this viewer may do nothing here."""
         return self._accounts.of(viewer).said
 
     async def why_not(self, viewer: KubeUser, plan: ClusterPlan) -> str:
-        """Which right the viewer lacks for it; "" when he has all. The API server judges again when it is done."""
+        """Which right the viewer lacks for it; "" if none. The API server judges again when it is done."""
         return await self._accounts.of(viewer).lacks(plan.rights)
 
     def key(self, viewer: KubeUser, plan: ClusterPlan) -> str:
-        """The key of a form that shows him that plan."""
+        """The key of a form that shows the viewer that plan."""
         return self._keys.key(_session(viewer), plan.action.address, plan.digest)
 
     def spend(self, viewer: KubeUser, plan: ClusterPlan, key: str) -> str:
-        """Use the key up; why it does not count, "" when it does."""
+        """Use up the key. Returns why it is invalid, or ""."""
         return self._keys.spend(key, _session(viewer), plan.action.address, plan.digest)
 
     async def act(self, viewer: KubeUser, plan: ClusterPlan) -> None:
-        """Do it in the viewer's name. The API server's refusal, as it is; what was done before it is told of all the same."""
+        """Do it in the viewer's name. Passes on the API server's refusal; what was done before it still gets its events."""
         account, title = self._accounts.of(viewer), plan.action.title
         if why_not := await account.refuses(plan.rights):
             raise KubernetesForbidden(why_not.removesuffix("."))
@@ -131,6 +147,113 @@ async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodIdent
 
 
 def _session(viewer: KubeUser) -> str:
-    # Whoever is in other groups now is somebody else: a form that was shown to him before does not count.
+    # A viewer whose groups have changed counts as someone else: forms shown before are no longer valid.
     token = hashlib.sha256(viewer.token.encode()).hexdigest()
     return json.dumps([viewer.user, viewer.uid, sorted(viewer.groups), token])
+
+
+class ActingClient(Protocol):
+    """The account for one viewer's actions."""
+
+    @property
+    def said(self) -> str:
+        """Whose rights decide, in words for the viewer."""
+
+    @property
+    def done_by(self) -> str:
+        """Who acts with this account, in the words of an event."""
+
+    async def lacks(self, rights: Sequence[KubePermission]) -> str:
+        """Which of these rights the viewer lacks, in words for the viewer; "" only if the viewer is known to have all."""
+
+    async def refuses(self, rights: Sequence[KubePermission]) -> str:
+        """Why requests that need these rights must not be sent now; "" where they may be."""
+
+    def connect(self) -> ApiConnection:
+        """A connection with that account. The caller closes it."""
+
+
+class ActingClientSource:
+    """Acts on `server`. With `for_proxied`, viewers named by a proxy act with its own credentials; else they cannot act."""
+
+    def __init__(self, server: ApiServer, reviews: AccessReviewClient, *, for_proxied: bool) -> None:
+        self._server = server
+        self._reviews = reviews
+        self._for_proxied = for_proxied
+
+    def of(self, viewer: KubeUser) -> ActingClient:
+        """The viewer's account; UsageError where there is none."""
+        if viewer.token:
+            return _OwnAccount(viewer, self._server, self._reviews)
+        if not self._for_proxied:
+            raise UsageError(_NO_TOKEN)
+        if len(quote(viewer.user)) > _LONGEST_NAME:
+            raise UsageError("your name is too long for an audit log, so nothing is done in it")
+        return _PagesAccount(viewer, self._server, self._reviews)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnAccount:
+    """The viewer's own account: the API server judges each of its requests, so the rights known here only serve for words."""
+
+    viewer: KubeUser
+    server: ApiServer
+    reviews: AccessReviewClient
+
+    @property
+    def said(self) -> str:
+        return "Kubernetes judges it by your own rights."
+
+    @property
+    def done_by(self) -> str:
+        return self.viewer.user
+
+    async def lacks(self, rights: Sequence[KubePermission]) -> str:
+        for each in rights:
+            if not await self.reviews.may(self.viewer, each):
+                return _lacking(each)
+        return ""
+
+    async def refuses(self, rights: Sequence[KubePermission]) -> str:
+        return ""
+
+    def connect(self) -> ApiConnection:
+        token = self.viewer.token
+        return ApiConnection(replace(self.server, token=lambda: token))
+
+
+@dataclass(frozen=True, slots=True)
+class _PagesAccount:
+    """The page's own account. It remembers no viewer's rights, and takes anything but a plain yes as a no."""
+
+    viewer: KubeUser
+    server: ApiServer
+    reviews: AccessReviewClient
+
+    @property
+    def said(self) -> str:
+        return (
+            "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of "
+            "its own. Your name is written down with it."
+        )
+
+    @property
+    def done_by(self) -> str:
+        return f"{self.viewer.user}, whom the proxy named,"
+
+    async def lacks(self, rights: Sequence[KubePermission]) -> str:
+        try:
+            answers = await asyncio.gather(*(self.reviews.may_now(self.viewer, each) for each in rights))
+        except TrancheError as error:
+            return f"Nobody can say now whether you may do it ({error.reason}), so it is not done."
+        return next((_lacking(each) for each, allowed in zip(rights, answers, strict=True) if not allowed), "")
+
+    async def refuses(self, rights: Sequence[KubePermission]) -> str:
+        return await self.lacks(rights)
+
+    def connect(self) -> ApiConnection:
+        return ApiConnection(self.server, user_agent=f"tranche-dashboard (for {quote(self.viewer.user)})")
+
+
+def _lacking(right: KubePermission) -> str:
+    return f"You may not {right}."

@@ -1,8 +1,8 @@
-"""How each GPU was cut and who held what of it, as the server itself has seen it since it began to watch.
+"""How each GPU was cut and who held what of it, as the server has seen it since it began to watch.
 
-Agents tell what is now, and nobody keeps the past of all nodes. What was there when the server began was there before, as far as
-it knows; what came and went between two words of an agent, a second apart, it has not seen. What has gone while nobody was heard
-is shown until the node was last heard. The oldest is forgotten first, and since when nothing was is said of each GPU.
+Agents report only the present, and nothing else keeps the past of all nodes. What existed when the server started may be older.
+The server does not see what comes and goes between two reports of an agent, a second apart. What goes while nothing is heard
+is shown until the node was last heard. The oldest is forgotten first, and each GPU says since when its history is complete.
 """
 
 from __future__ import annotations
@@ -13,26 +13,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
 from tranche.dashboard.cluster.visibility import namespace_of
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.history import HistoryPlace, place_of, seconds_of
 
 MOST_SPANS = 200_000
-"""What has ended of the whole cluster and is kept: about 60 MB, and an hour of 50 changes a second."""
+"""Kept ended spans of the whole cluster: about 60 MB, and an hour of 50 changes a second."""
 MOST_SILENCES = 20
-"""Of each node, and of the server itself."""
+"""Kept for each node, and for the server itself."""
 
 MOST_GONE = 64
-"""GPUs of each node of which it tells no more, and that may come back."""
+"""GPUs kept for each node that it no longer reports, and that may come back."""
 
 GpuPlace = tuple[str, str]
-"""A GPU by its node's name and its UUID: two nodes may name theirs alike."""
+"""A GPU by its node's name and its UUID: two nodes may report the same UUID."""
 
 
 class EndedSpan(NamedTuple):
-    """A slice that was there, or with an id a share that was held, of whom in which namespace. Times as in `HistorySpan`.
+    """A slice that existed, or with an id a share that was held, with its owner and namespace. Times as in `HistorySpan`.
 
     `owned` is whether Tranche made the slice, None where that is not known.
     """
@@ -47,7 +46,7 @@ class EndedSpan(NamedTuple):
 
 
 class UnreportedSpan(NamedTuple):
-    """A time for which a node was not heard, or nothing was; `until` is None where it still is so."""
+    """A time without reports from a node, or from all; `until` is None while it lasts."""
 
     since: float
     until: float | None
@@ -55,7 +54,7 @@ class UnreportedSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuHistory:
-    """What is known of one GPU since `since`: what has ended, when slices that are there were made, and what was not heard."""
+    """What is known of one GPU since `since`: what has ended, when its present slices were made, and when nothing was heard."""
 
     since: float
     ended: tuple[EndedSpan, ...]
@@ -64,8 +63,8 @@ class GpuHistory:
 
 
 def too_many_gone(kept: Iterable[GpuPlace], before: SeenNode, node: SeenNode) -> list[GpuPlace]:
-    """GPUs of which the node tells no more, but for the newest few: a GPU may come back, and whoever tells of new ones all the
-    time must not fill the server's memory.
+    """GPUs that the node no longer reports, except the newest few. A GPU may come back, but a node that keeps reporting new ones
+    must not fill the server's memory.
     """
     told = {gpu["uuid"] for gpu in node.overview["gpus"]}
     if told.issuperset(gpu["uuid"] for gpu in before.overview["gpus"]):
@@ -74,7 +73,7 @@ def too_many_gone(kept: Iterable[GpuPlace], before: SeenNode, node: SeenNode) ->
 
 
 class ClusterHistory:
-    """Takes each snapshot, in the order in which they were seen."""
+    """Takes each snapshot, in the order seen."""
 
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._most = most
@@ -92,7 +91,7 @@ class ClusterHistory:
         self._places: dict[HistoryPlace, HistoryPlace] = {}
 
     def take(self, snapshot: ClusterSnapshot, trouble: str = "") -> None:
-        """The cluster is as this one says; with `trouble` the server hears nothing of it, or not of all."""
+        """Take the cluster's state from this snapshot; with `trouble` the server hears nothing of it, or not everything."""
         if self._last is None:
             self._since = snapshot.taken
         self._listen(snapshot.taken, deaf=bool(trouble))
@@ -124,7 +123,7 @@ class ClusterHistory:
             self._deaf.append(UnreportedSpan(self._deaf.pop().since, now))
 
     def _known(self, node: SeenNode, heard: float) -> float:
-        """Until when what was there is known to have been there, of a node that is heard of at `heard`."""
+        """Until when the node's former state is known to have lasted, for a node heard at `heard`."""
         last = None if self._last is None else self._last.nodes.get(node.name)
         if last is None or last.seen is None:
             return heard
@@ -153,7 +152,7 @@ class ClusterHistory:
         self._heard[node.name] = node
 
     def _compare(self, at: GpuPlace, gpu: Document, seen: float, known: float) -> None:
-        """What is on the GPU beside what was; of one that the driver cannot reach nobody knows what is on it."""
+        """Compare the GPU with its former state; the contents of a GPU that the driver cannot reach are unknown."""
         if gpu["lost"]:
             return
         before, self._reached[at] = self._reached.get(at), gpu
@@ -180,7 +179,7 @@ class ClusterHistory:
                 )
 
     def _slices(self, gpu: Document) -> dict[HistoryPlace, bool | None]:
-        """Those that are there, each with whether Tranche made it."""
+        """The present slices, each with whether Tranche made it."""
         return {self._place(each): each["owned"] for each in gpu["slices"] if each["gpuInstanceId"] is not None}
 
     def _place(self, document: Document) -> HistoryPlace:
@@ -196,7 +195,7 @@ class ClusterHistory:
                 self._forgotten[oldest] = kept.popleft().ended
 
     def _forget(self, name: str) -> None:
-        """The node is not of this cluster any more."""
+        """The node has left the cluster."""
         del self._heard[name]
         self._silent.pop(name, None)
         self._silences.pop(name, None)

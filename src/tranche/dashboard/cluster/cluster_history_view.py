@@ -9,7 +9,7 @@ from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.dashboard.gauges_view import gauges_view
 from tranche.dashboard.history_view import hours_choice, spans_drawn
-from tranche.dashboard.parts import moment, share_link, table
+from tranche.dashboard.parts import maker, moment, share_link, table
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.history import HistorySpan, place_of, seconds_of
@@ -17,7 +17,7 @@ from tranche.documents.markup import Child, Element, element
 from tranche.kubernetes.telling.use_report import KEPT_DAYS, LINES_KEPT_HOURS, NO_USE, UseReport
 
 Row = tuple[HistorySpan, Child]
-"""A span, and what is said of it: who made it, or for whom it was."""
+"""A span, and its caption: who made it, or for whom."""
 
 _GAUGES = (
     "The node's agent reads the gauges once a minute. "
@@ -40,7 +40,7 @@ def past_view(
     hours: int,
     use: UseReport = NO_USE,
 ) -> Element:
-    """The last so many hours, as far as they are known. `node` and `gpu` are as the viewer may see them."""
+    """The last so many hours, as far as known. `node` and `gpu` are as the viewer may see them."""
     since = now - hours * 3600
     charts = gauges_view(gpu, *use.over(hours, now), _GAUGES, (since, now))
     slices = [each for each in _in_order(_slices(gpu, past)) if each[0].meets(since)]
@@ -88,7 +88,7 @@ def _in_order(rows: Iterator[Row]) -> list[Row]:
 
 
 def _maker(owned: bool | None) -> str:
-    return "not known" if owned is None else "Tranche" if owned else "others"
+    return maker(owned) or "not known"
 
 
 def _silence(each: UnreportedSpan) -> Element:

@@ -1,4 +1,4 @@
-"""The page of a cluster as a process: watches, serves until a signal, and says how it is."""
+"""The page of a cluster as a process: watches, serves until a signal, and reports its health."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from pathlib import Path
 
 from tranche.core.errors import UsageError
 from tranche.dashboard.acting.form_keys import FormKeyStore
-from tranche.dashboard.cluster.acting_accounts import ActingClientSource
-from tranche.dashboard.cluster.authentication import LEAST_SECRET, RequestAuthenticator, TrustedProxySettings
-from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
+from tranche.dashboard.cluster.authentication import (
+    LEAST_SECRET,
+    RequestAuthenticator,
+    SessionStore,
+    TrustedProxySettings,
+)
+from tranche.dashboard.cluster.cluster_actions import ActingClientSource, ClusterActionHandler
 from tranche.dashboard.cluster.cluster_app import ClusterRequestHandler
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
-from tranche.dashboard.cluster.sessions import SessionStore
 from tranche.dashboard.cluster.source import ClusterSource
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.kubernetes.api.connection import ApiConnection
@@ -39,9 +42,10 @@ _log = logging.getLogger(__name__)
 class ClusterPageOptions:
     """How the page is served.
 
-    `namespace` is the agents', "" the one that the way to the API server names. `hosts` are the names by which browsers call the
-    server, beside the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With `act`,
-    viewers can do what Kubernetes lets them; with `proxy_act` also those whom the proxy names, with the server's own account.
+    `namespace` is the agents'; "" means the one of the connection to the API server. `hosts` are the names that browsers use for
+    the server, besides the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With
+    `act`, viewers can do what Kubernetes lets them; with `proxy_act` so can viewers whom the proxy names, with the server's own
+    account.
     """
 
     kubeconfig: str | None
@@ -62,7 +66,7 @@ class ClusterPageOptions:
 def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] = os.environ) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is none.
+    KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is invalid.
     """
     asyncio.run(_serve(options, environ))
 
@@ -70,7 +74,7 @@ def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] =
 async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> None:
     server = find_api_server(options.kubeconfig, environ)
     if options.act and server.tls is not None and (options.kubeconfig or environ.get("KUBECONFIG")):
-        # A client certificate of the kubeconfig would come along with a viewer's token, and say that its owner acts.
+        # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
         raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
     if options.proxy_act and not (options.act and options.proxy_secret is not None):
         raise UsageError(
@@ -114,7 +118,7 @@ def _acts(accounts: ActingClientSource, own: ApiConnection, fleets: FleetReader)
 
 
 def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:
-    """The proxy that is trusted, if one is; a secret that is none trusts nobody, and is refused instead."""
+    """The trusted proxy, if any. An invalid secret is refused with an error rather than ignored."""
     if options.proxy_secret is None:
         return None
     try:

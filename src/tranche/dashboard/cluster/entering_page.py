@@ -1,4 +1,4 @@
-"""The page on which somebody enters, and the one that says as whom he is here."""
+"""The page where a viewer enters, and the one that says as whom."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.user_view import ViewerPermission
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, figures, notes
+from tranche.dashboard.refusal_page import plain_page
 from tranche.documents.markup import Element, element
 
 
 def login_page(trouble: str = "") -> str:
-    """Asks for a token. It loads nothing but its style."""
+    """Asks for a token. It loads nothing."""
     form = element(
         "form",
         element(
@@ -23,34 +24,19 @@ def login_page(trouble: str = "") -> str:
         element("button", "Enter"),
         action="/login",
         method="post",
-        class_="ask",
     )
-    body = element(
-        "main",
-        element("h1", "Who are you?"),
-        element("p", trouble, class_="note", role="alert") if trouble else None,
-        element(
-            "p",
-            "The page shows what Kubernetes lets you see. Enter with a token of yours, such as ",
-            code("kubectl create token ACCOUNT -n NAMESPACE"),
-            " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
-        ),
-        form,
+    said = element(
+        "p",
+        "The page shows what Kubernetes lets you see. Enter with a token of yours, such as ",
+        code("kubectl create token ACCOUNT -n NAMESPACE"),
+        " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
     )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", "Enter – Tranche"),
-        element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
-        element("link", rel="stylesheet", href="/static/page.css"),
-    )
-    return "<!doctype html>\n" + str(element("html", head, element("body", body), lang="en"))
+    alert = element("p", trouble, role="alert") if trouble else None
+    return plain_page("Who are you?", alert, said, form)
 
 
 def you_page(viewer: KubeUser, rights: ViewerPermission, said: Sequence[str], acting: str) -> DashboardPage:
-    """As whom somebody is here, how he came, and what he sees; `acting` says what he can do."""
+    """Who the viewer is, how they entered, and what they see; `acting` says what they can do."""
     some = "some" if rights.sight.everywhere or rights.sight.namespaces else "none"
     spaces = "all" if rights.sight.everywhere else ", ".join(sorted(rights.sight.namespaces)) or "none"
     live = element(

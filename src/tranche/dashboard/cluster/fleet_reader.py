@@ -1,5 +1,5 @@
-"""What nodes offer to claims and what claims have, and which way shares are given, read when a page needs it: it is too much to
-be watched for nobody.
+"""Reads what nodes offer to claims, what claims have, and how the cluster gives shares. It reads on demand: a watch without
+viewers would cost too much.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Read = TypeVar("Read")
 
 
 class FleetReader:
-    """With the rights of the dashboard's own account, which reads leases in its namespace alone. `clock` is monotonic, in
+    """Reads with the dashboard's own account, which may read leases in its namespace alone. `clock` is monotonic, in
     seconds.
     """
 
@@ -31,11 +31,11 @@ class FleetReader:
         self._backend = _Fresh(partial(backend_in_force, connection, namespace), clock)
 
     async def fleet(self) -> Fleet:
-        """As it is now, or was five seconds ago; empty in a cluster without claims. KubernetesUnavailable when nobody answers."""
+        """As of now or five seconds ago; empty in a cluster without claims. KubernetesUnavailable without an answer."""
         return await self._fleet.get()
 
     async def backend(self) -> AllocationBackend:
-        """Which way the cluster gives shares now, or did five seconds ago. KubernetesUnavailable when nobody answers."""
+        """How the cluster gives shares, as of now or five seconds ago. KubernetesUnavailable without an answer."""
         return await self._backend.get()
 
 
@@ -47,7 +47,7 @@ async def _fleet(connection: ApiConnection, namespace: str) -> Fleet:
 
 
 class _Fresh(Generic[Read]):
-    """What was read, until it is too old: one at a time reads it again."""
+    """A reading, until it is too old. One caller at a time reads it again."""
 
     def __init__(self, read: Callable[[], Awaitable[Read]], clock: Callable[[], float]) -> None:
         self._read = read

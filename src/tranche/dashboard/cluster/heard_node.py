@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeardNode:
-    """What a node's agent has told; `told` and `overview` are None where it cannot be read.
+    """What a node's agent has reported; `told` and `overview` are None if the report is unreadable.
 
-    `renewed` is the agent's text of the last renewal. `seen` is when that was heard here, in seconds since the epoch, and `lasts`
-    for how many seconds it counts. `unreadable` says why it cannot be read, for the log alone; "" where it can.
+    `renewed` is the agent's text of the last renewal. `seen` is when the server heard it, in seconds since the epoch, and `lasts`
+    is how many seconds it stays valid. `unreadable` says why the report is unreadable, for the log alone; "" if it is readable.
     """
 
     node: str
@@ -51,8 +51,8 @@ class HeardNode:
 
 
 def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
-    """What the lease tells. When it was renewed is by the agent's clock, and counts only where a lease is first heard,
-    for it may be of long ago.
+    """What the lease says. Its renewal time, by the agent's clock, counts only for a lease heard for the first time, which may be
+    old.
     """
     first = min(now, _moment(lease.renewed, now))
     seen = first if before is None else before.seen if before.renewed == lease.renewed else now
@@ -61,8 +61,8 @@ def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
         told = told_from_lease(lease)
         return replace(bare, told=told, overview=overview_data(told.view, (), ()))
     except Exception as error:
-        # Whatever it is: what one node tells must not hide the others. What is in it is not said on a page, for nobody knows
-        # who may see that.
+        # Catch everything: one node's report must not hide the others. No page shows its contents, because who may see them is
+        # unknown.
         said = error.message if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         why = shortened(said, _LONGEST_REASON)
         if before is None or before.unreadable != why:
@@ -82,12 +82,12 @@ def seen_node(name: str, told: HeardNode | None, node: FleetNode | None, now: fl
 
 
 def has_gpus(node: FleetNode) -> bool:
-    """Whether a node whose agent has told nothing is one that has something to tell."""
+    """Whether a node without a report should have one."""
     return bool(node.resources) or any(node.labels.get(each) not in (None, "", "false") for each in _HAS_GPUS)
 
 
 def standing_of(node: FleetNode | None) -> KubeNodeState:
-    """What Kubernetes says of it."""
+    """What Kubernetes says of the node."""
     if node is None:
         return KubeNodeState()
     shown: Mapping[str, str] = {key: node.labels[key] for key in _SHOWN_LABELS if key in node.labels}

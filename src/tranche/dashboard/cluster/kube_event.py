@@ -1,8 +1,8 @@
-"""Events of Kubernetes that programs of Tranche have written, as far as can be told. Pure.
+"""Kubernetes events written by programs of Tranche, as far as can be told. Pure.
 
-Whoever may write events in a namespace can write any about its objects, in our programs' names and with any time. So no event is
-taken from another namespace than the API server puts it in, no time that is still to come counts, and nobody's events push out
-those of others.
+Anyone who may write events in a namespace can write any event about its objects, in our programs' names and with any time. So
+only an event from the namespace where the API server puts it counts, a time in the future does not, and no writer's events push
+out those of others.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tranche.dashboard.cluster.redaction import redacted_text
 from tranche.dashboard.cluster.visibility import NameVisibility
 
 COMPONENTS = ("tranche", "tranche-controller", "tranche-dashboard")
-"""What our programs call themselves in events: the agent, the controller, and this page."""
+"""The names of our programs in events: the agent, the controller, and this page."""
 
 
 _OF_NODES = "default"
-"""Where the API server has events about what is in no namespace."""
+"""The namespace of events about objects without a namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class KubeEvent:
     """An event about an object. `namespace` is that of the object, "" for a node; `written_in` that of the event itself.
 
-    `last` is RFC 3339 as its writer says, "" where he does not, and `created` as the API server does. `at` is what counts, in
-    seconds since the epoch.
+    `last` is its writer's RFC 3339 time, "" if missing, and `created` the API server's. `at` is the time that counts, in seconds
+    since the epoch.
     """
 
     uid: str
@@ -47,7 +47,7 @@ class KubeEvent:
     at: float = 0.0
 
     def believed(self, now: float) -> KubeEvent | None:
-        """The event with the time that counts at `now`; None where it is about something that is not where it was written."""
+        """The event with the time that counts at `now`; None if its object belongs to another namespace than the event."""
         about_node = self.kind == "Node"
         if (about_node and (self.namespace or self.written_in != _OF_NODES)) or self.namespace not in (
             "",
@@ -88,8 +88,8 @@ def decode_kube_event(raw: Mapping[str, Any]) -> KubeEvent:
 
 
 def newest_fairly(events: Iterable[KubeEvent], most: int) -> Sequence[KubeEvent]:
-    """So many of them at most, newest first: in turns one about a node and one about something else, of that one of each
-    namespace, and of each namespace one of each component; what some leave over, the others have.
+    """The newest events, at most `most`, shared fairly: in turns one about a node and one about something else, there one of each
+    namespace, and there one of each component. Room that some leave goes to the others.
     """
     groups = (lambda each: each.kind == "Node", lambda each: each.written_in, lambda each: each.component)
     return sorted(_in_turns(events, groups)[:most], key=_age)

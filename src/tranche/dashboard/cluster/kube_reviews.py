@@ -1,7 +1,7 @@
-"""Asks the API server who somebody is and what he may do, and remembers a yes for half a minute, a no for two.
+"""Asks the API server who a viewer is and what they may do. Remembers a yes for half a minute, a no for two.
 
-Whoever could not be asked about sees nothing. While the API server does not answer, an answer that it has given stands for five
-minutes more: nobody sees more than before, and a page that is open does not go blank at each restart of a control plane.
+A viewer without an answer sees nothing. While the API server does not answer, its last answer stands for five minutes: no viewer
+sees more than before, and open pages do not go blank whenever a control plane restarts.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 _ASKING = "ask what a viewer may do"
 
 FRESH_SECONDS = 30.0
-"""For so long a yes is taken for true without asking again."""
+"""How long a yes counts without asking again."""
 REFUSED_SECONDS = 120.0
-"""And a no: of many namespaces most are others', and whoever watches would ask of each of them twice a minute."""
+"""How long a no counts. Of many namespaces most belong to others, and a watching viewer would ask for each twice a minute."""
 STANDING_SECONDS = 300.0
-"""For so long it stands when the API server cannot be asked."""
+"""How long an answer stands while the API server does not answer."""
 NOW_SECONDS = 5.0
-"""For so long somebody waits for an answer that must be of now."""
+"""How long a viewer waits for a current answer."""
 _MOST_KEPT = 20_000
 _AT_ONCE = 16
 
@@ -55,20 +55,20 @@ class AccessReviewClient:
         self._gate = asyncio.Semaphore(_AT_ONCE)
 
     async def who(self, token: str) -> KubeUser | None:
-        """Whose token that is; None where it is nobody's. KubernetesUnavailable when nobody can say."""
+        """The user of that token; None if it has none. KubernetesUnavailable without an answer."""
         if not token or not token.isascii() or any(each.isspace() for each in token):
             return None
         return await self._known(("who", hashlib.sha256(token.encode()).digest()), lambda: self._ask_who(token))
 
     async def may(self, viewer: KubeUser, right: KubePermission) -> bool:
-        """Whether he has that right. KubernetesUnavailable when nobody can say."""
+        """Whether the viewer has that right. KubernetesUnavailable without an answer."""
         who = (viewer.user, viewer.groups, viewer.uid, viewer.extra)
         return await self._known(("may", who, right), lambda: self._ask_may(viewer, right))
 
     async def may_now(self, viewer: KubeUser, right: KubePermission) -> bool:
-        """Whether he has that right now, by an answer that is of now and a plain yes.
+        """Whether the viewer has that right now, by a current answer that is a plain yes.
 
-        KubernetesUnavailable when nobody says, as well as what a refusal of the question stands for.
+        KubernetesUnavailable without an answer; the error for a refusal if the question itself is refused.
         """
         try:
             async with asyncio.timeout(NOW_SECONDS), self._gate:
@@ -77,7 +77,7 @@ class AccessReviewClient:
             raise KubernetesUnavailable(f"cannot {_ASKING}: no answer within {NOW_SECONDS:.0f} s") from error
 
     async def sight(self, viewer: KubeUser, namespaces: Iterable[str]) -> NameVisibility:
-        """Of those namespaces, the ones whose pods he may list: he sees names in them."""
+        """The given namespaces whose pods the viewer may list: these show their names."""
         if await self.may(viewer, LIST_PODS):
             return NameVisibility(everywhere=True)
         asked = sorted({each for each in namespaces if each})
@@ -90,7 +90,7 @@ class AccessReviewClient:
         if known is not None and self._clock() - known.at < (FRESH_SECONDS if known.value else REFUSED_SECONDS):
             found: Found = known.value
             return found
-        # Many who wait for one answer ask once.
+        # Concurrent callers share one question.
         asking = self._asking.get(key)
         if asking is None:
             asking = asyncio.ensure_future(self._asked(key, ask))
@@ -115,7 +115,7 @@ class AccessReviewClient:
         return value
 
     def _forget(self) -> None:
-        """What is too old to stand goes, and if that is not enough all."""
+        """Drop answers that are too old to stand, and all of them if too many remain."""
         now = self._clock()
         self._answers = {key: each for key, each in self._answers.items() if now - each.at < STANDING_SECONDS}
         if len(self._answers) > _MOST_KEPT:

@@ -1,4 +1,4 @@
-"""Who looks at the page of a cluster: somebody whom Kubernetes knows. Pure."""
+"""The viewer of a cluster's page: a user known to Kubernetes. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class KubePermission:
 
 @dataclass(frozen=True, slots=True)
 class KubeUser:
-    """A user as Kubernetes knows it. `token` is his own; "" where a proxy vouches for him. It is in no text of this."""
+    """A user as Kubernetes knows it. `token` is the user's own; "" if a proxy vouches for the user. The repr omits it."""
 
     user: str
     groups: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class KubeUser:
     token: str = field(default="", repr=False)
 
     def question(self, right: KubePermission) -> dict[str, Any]:
-        """Whether he has that right, as a SubjectAccessReview."""
+        """Whether the user has that right, as a SubjectAccessReview."""
         wanted = {
             "verb": right.verb,
             "resource": right.resource,
@@ -55,7 +55,7 @@ class KubeUser:
 
 
 def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeUser | None:
-    """Whom a TokenReview's answer names; None where it names nobody."""
+    """The user that a TokenReview's answer names; None if it names none."""
     status = review.get("status")
     user = status.get("user") if isinstance(status, Mapping) and status.get("authenticated") is True else None
     name = user.get("username") if isinstance(user, Mapping) else None
@@ -74,7 +74,7 @@ def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeUser | None:
 
 
 def plainly_allowed(question: Mapping[str, Any], review: Mapping[str, Any]) -> bool:
-    """Whether a SubjectAccessReview's answer is a yes to that question, without a "but"."""
+    """Whether a SubjectAccessReview's answer is a yes to that question, without reservation."""
     status = review.get("status")
     return (
         isinstance(status, Mapping)
@@ -86,7 +86,7 @@ def plainly_allowed(question: Mapping[str, Any], review: Mapping[str, Any]) -> b
 
 
 def _has(found: object, asked: object) -> bool:
-    """Whether all that was asked is in what came back; an API server adds fields, and leaves none out."""
+    """Whether the answer contains the whole question; an API server adds fields, and leaves none out."""
     if isinstance(asked, Mapping):
         return isinstance(found, Mapping) and all(_has(found.get(key), value) for key, value in asked.items())
     return found == asked or (not found and not asked)

@@ -1,6 +1,7 @@
-"""The layouts that a node can be given, as its agent tells, and what one would do there. Pure.
+"""The layouts that a node can have, as its agent reports, and what one would do there. Pure.
 
-What the agent does not tell is said, and nothing is made up in its place.
+What the agent does not report is shown as unknown; nothing is made up. The outlook comes from the planning that the agent itself
+uses, and holds for the moment of the view.
 """
 
 from __future__ import annotations
@@ -9,16 +10,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError, UsageError
-from tranche.dashboard.cluster.layout_outlook import LayoutPreview, foresee_layout
+from tranche.core.errors import GpuBusy, TrancheError, UsageError
+from tranche.core.layout import Layout
+from tranche.core.state import GpuInstance, GpuState
 from tranche.dashboard.cluster.redaction import redacted_text, redacted_view
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.documents.blocks import Document
+from tranche.documents.layout_change import counted
+from tranche.documents.machine import gpu_document
 from tranche.kubernetes.claims.node_mode import NodeMode
+from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, ReportReason
 from tranche.kubernetes.telling.told_view import ViewReport
 from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.partial import view_after_blockers
+from tranche.planning.layouts.reconfigure import plan_layout
+from tranche.planning.occupancy.layout_occupancy import User
+from tranche.planning.steps import Step
+from tranche.planning.steps.plan import apply
 
 _NOT_TOLD = (
     "What a layout would do is not known: its agent tells nothing of layouts, or in words that are not known here."
@@ -33,10 +44,122 @@ _ANEW = "The agent looks and decides anew when the label is set; pods that start
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLayoutView:
-    """A node with what its agent told of it, None where nothing can be read; as the viewer of that sight may know it.
+class _GpuOutlook:
+    """A GPU that the layout names: what is done at once, what is done once nothing is in the way, and what stays."""
 
-    `named` are the namespaces whose names are known, of which he is told those that he sees.
+    gpu: GpuState
+    now: tuple[Step, ...]
+    later: tuple[Step, ...]
+    kept: tuple[GpuInstance, ...]
+    blockers: tuple[User, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutPreview:
+    """`after` are the GPUs once all that is in the way has ended; empty while another change is at work."""
+
+    layout: str
+    policy: InUsePolicy
+    gpus: tuple[_GpuOutlook, ...]
+    after: tuple[Document, ...]
+    warnings: tuple[str, ...]
+    lost: tuple[str, ...]
+
+    @property
+    def blockers(self) -> tuple[User, ...]:
+        """The users that must end, or be evicted, before everything is as declared."""
+        return tuple(user for each in self.gpus for user in each.blockers)
+
+    @property
+    def changing(self) -> bool:
+        """Whether another change, with an unknown result, is at work."""
+        return any(user.changing for user in self.blockers)
+
+    @property
+    def nothing_to_do(self) -> bool:
+        """Whether the GPUs are already as declared."""
+        return not self.blockers and not any(each.now or each.later for each in self.gpus)
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All of it in sentences. Equal sentences mean equal outlooks."""
+        if self.nothing_to_do:
+            return (*_warned(self), f"Its GPUs have the layout {self.layout} already.")
+        return (*_warned(self), *_taken(self), *_done(self), *_kept(self))
+
+
+def foresee_layout(view: NodeView, layout: Layout, policy: InUsePolicy) -> LayoutPreview:
+    """What the agent would do now; the errors of `plan_layout` where it is impossible."""
+    decision = plan_layout(view, layout)
+    ended = view_after_blockers(view, decision)
+    last = plan_layout(ended, layout)
+    try:
+        now = work_plan(view, layout, policy)
+    except GpuBusy:
+        now = None
+    kept = {change.gpu.uuid: change.cut.kept for change in last.changes}
+    gpus = tuple(
+        _GpuOutlook(
+            change.gpu,
+            () if now is None else now.steps_on(change.gpu.uuid),
+            last.plan.steps_on(change.gpu.uuid),
+            kept.get(change.gpu.uuid, ()),
+            change.blockers,
+        )
+        for change in decision.changes
+    )
+    found = LayoutPreview(layout.name, policy, gpus, (), decision.warnings, decision.lost)
+    if found.changing:
+        return found
+    expected = apply(last.plan, ended)
+    after = tuple(gpu_document(expected, expected.node.gpu(each.gpu.uuid)) for each in gpus)
+    return LayoutPreview(layout.name, policy, gpus, after, decision.warnings, decision.lost)
+
+
+def _warned(outlook: LayoutPreview) -> list[str]:
+    lost = [f"The driver cannot reach {each}, which stays as it is." for each in outlook.lost]
+    return [*outlook.warnings, *lost]
+
+
+def _taken(outlook: LayoutPreview) -> list[str]:
+    if not outlook.blockers:
+        return ["Nothing in use is in its way."]
+    said = {
+        InUsePolicy.WAIT: "This has to end first; the agent waits for it, and gives its place to nobody new:",
+        InUsePolicy.REFUSE: "The agent refuses it while this is in use, and changes nothing:",
+        InUsePolicy.DRAIN: "The agent cordons the node, evicts pods that got these by the device plugin, and waits for the rest:",
+    }[outlook.policy]
+    return [said, *(f"{user}." for user in outlook.blockers)]
+
+
+def _done(outlook: LayoutPreview) -> list[str]:
+    now = sum(len(each.now) for each in outlook.gpus)
+    if not outlook.blockers:
+        return [f"{each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
+    found = [f"At once on {each.gpu.label}: {'; '.join(map(str, each.now))}." for each in outlook.gpus if each.now]
+    if not now and outlook.policy is not InUsePolicy.REFUSE:
+        found.append("Nothing is done at once.")
+    if outlook.changing:
+        return [*found, "Another change is at work on its GPUs; what is to be done after it is not known."]
+    for each in outlook.gpus:
+        rest = [step for step in each.later if step not in each.now]
+        if rest:
+            found.append(f"When nothing is in the way, on {each.gpu.label}: {'; '.join(map(str, rest))}.")
+    return found
+
+
+def _kept(outlook: LayoutPreview) -> list[str]:
+    if outlook.changing:
+        return []
+    kept = sum(len(each.kept) for each in outlook.gpus)
+    return [f"Kept as they are, with their UUIDs: {counted(kept, 'slice')}." if kept else "No slice stays."]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLayoutView:
+    """A node with its agent's report, None if unreadable, as a viewer with that sight may know it.
+
+    `named` are the namespaces whose names are known. The viewer reads only those in sight.
     """
 
     node: SeenNode
@@ -46,7 +169,7 @@ class NodeLayoutView:
 
     @property
     def unknown(self) -> str:
-        """Why nobody can say here what a layout would do; "" where that can be said."""
+        """Why the effect of a layout is unknown here; "" if it is known."""
         if self.told is None:
             return self.node.unknown or _UNREAD
         layouts = self.told.layouts
@@ -62,16 +185,16 @@ class NodeLayoutView:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of what is shown."""
+        """What to know about the page."""
         return () if self.unknown or self.told is None else tuple(self._notes(self.told))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The layouts that the node can have; none where that is not known."""
+        """The layouts that the node can have; none if unknown."""
         return () if self.unknown else self._offer.names(self._view.node)
 
     def outlook(self, name: str) -> LayoutPreview:
-        """What that layout would do; TrancheError with words for the viewer where there is no such layout, or nobody can say."""
+        """What that layout would do; TrancheError with words for the viewer if the layout or its effect is unknown."""
         if self.unknown or self.told is None or self.told.layouts is None:
             raise UsageError(self.unknown.rstrip("."))
         view = self._view
@@ -91,7 +214,7 @@ class NodeLayoutView:
 
     @property
     def _view(self) -> NodeView:
-        """What the agent decides by: a GPU that is only marked for another layout is free for this one."""
+        """The view that the agent decides by: a GPU that is only marked for another layout is free for this one."""
         if self.told is None:
             raise UsageError(self.unknown)
         view = redacted_view(self.told.view, self.sight)

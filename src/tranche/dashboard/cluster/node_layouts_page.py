@@ -1,24 +1,23 @@
-"""What a layout would do on a node of the cluster, before anybody sets it: what it keeps, and what it takes from whom."""
+"""What a layout would do on a node of the cluster before it is set: what it keeps, and what it takes from whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from tranche.dashboard.cluster.cluster_action import ClusterAction
-from tranche.dashboard.cluster.layout_outlook import LayoutPreview
-from tranche.dashboard.cluster.node_layouts import NodeLayoutView
-from tranche.dashboard.cluster.node_page import layouts_address, node_link, not_of_now
+from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
+from tranche.dashboard.cluster.node_page import layouts_address, not_of_now
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.layouts_page import before_and_after
-from tranche.dashboard.parts import notes, table
-from tranche.documents.markup import Child, Element, element
+from tranche.dashboard.parts import layout_choice, node_link, notes, table
+from tranche.documents.markup import Child, element
 
 
 def node_layouts_page(
     layouts: NodeLayoutView, chosen: str, outlook: LayoutPreview | None, trouble: str, *, acts: bool
 ) -> DashboardPage:
-    """The choice of layouts, and what the chosen one would do, or why that is not known. With `acts` it leads to setting it."""
+    """The choice of layouts, and what the chosen one would do, or why that is unknown. With `acts` it links to setting it."""
     node = layouts.node
     shown: list[Child] = [element("p", "Of node ", node_link(node.name))]
     if layouts.told is not None:
@@ -35,7 +34,9 @@ def node_layouts_page(
             shown.append(element("p", element("a", f"{action.title}: show the plan", href=action.address)))
     names = layouts.names
     return DashboardPage(
-        f"Layouts of node {node.name}", element("div", shown), _choice(node.name, names, chosen) if names else None
+        f"Layouts of node {node.name}",
+        element("div", shown),
+        layout_choice(names, chosen, layouts_address(node.name)) if names else None,
     )
 
 
@@ -58,16 +59,3 @@ def _kept(outlook: LayoutPreview) -> Iterator[Sequence[Child | None]]:
         for each in gpu.kept:
             uuids = ", ".join(piece.uuid for piece in each.compute_instances)
             yield gpu.gpu.label, f"{each.profile} at {each.placement}", uuids
-
-
-def _choice(node: str, names: Iterable[str], chosen: str) -> Element:
-    options = [element("option", each, value=each, selected=each == chosen) for each in names]
-    return element(
-        "form",
-        element("label", "Layout", element("select", options, name="layout", id="layout")),
-        element("button", "What would it do?"),
-        action=layouts_address(node),
-        method="get",
-        class_="ask",
-        aria_label="Preview a layout",
-    )

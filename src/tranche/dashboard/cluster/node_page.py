@@ -1,4 +1,4 @@
-"""One node of a cluster: what is on its GPUs, who has it, and since when that is known."""
+"""One node of a cluster: what is on its GPUs, who has it, and as of when."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from urllib.parse import quote
 
-from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.snapshot import SeenNode, apart
 from tranche.dashboard.events_page import share_page
 from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key, used_in_words
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
-from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, notes, share_link, span_since
+from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, node_link, notes, share_link, span_since
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, blocks_of, holder_without_id, whose
@@ -31,7 +30,7 @@ def node_page(
     order: TableOrder = _NO_ORDER,
     use: UseReport = NO_USE,
 ) -> DashboardPage:
-    """The node; `acts` are forms by which somebody changes it."""
+    """The node; `acts` are forms that change it."""
     used = {each["gpuUUID"]: used_in_words(each) for each in _readings(node, use, now)}
     drawn = blocks_of(node.overview["gpus"], node.overview["allocations"])
     live = element(
@@ -57,7 +56,7 @@ def node_gpu_page(
     use: UseReport = NO_USE,
     order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
-    """One GPU of the node; `past` is what the server has seen of it, and the agent of its use."""
+    """One GPU of the node; `past` is what the server has seen of it, and `use` the agent's readings."""
     readings, said = _readings(node, use, now), [*said, *not_of_now(node)]
     page = gpu_page(uuid, node.overview, readings, (), said, now, hours, past=past, order=order)
     return None if page is None else _of_node(page, node)
@@ -66,8 +65,8 @@ def node_gpu_page(
 def node_share_page(
     nodes: Sequence[SeenNode], allocation_id: str, now: float, act: Callable[[str, str], Element] | None = None
 ) -> DashboardPage | None:
-    """The share of that name. Each node names its own: where several have one, they are named. `act` gives the way to what can be
-    done with it.
+    """The share of that name. Each node names its own shares: if several have one, they are listed. `act` gives the link to its
+    actions.
     """
     pages = [(each, apart(each.name, partial(_share_of, each, allocation_id, now), lambda: None)) for each in nodes]
     found = [(node, page) for node, page in pages if page is not None]
@@ -83,7 +82,7 @@ def node_share_page(
 
 
 def several_page(title: str, said: str, address: str, nodes: Sequence[SeenNode]) -> DashboardPage:
-    """The ways to what each of the nodes has under one address."""
+    """Links to what each of the nodes has under one address."""
     ways = [element("a", each.name, href=f"{address}?node={quote(each.name, safe='')}") for each in nodes]
     return DashboardPage(
         title, element("div", element("p", said), element("ul", [element("li", each) for each in ways]))
@@ -94,18 +93,13 @@ def _share_of(node: SeenNode, allocation_id: str, now: float) -> DashboardPage |
     return share_page(allocation_id, node.overview, (), now)
 
 
-def node_link(name: str) -> Element:
-    """To a node's page."""
-    return element("a", name, href=f"/nodes/{quote(name, safe='')}")
-
-
 def layouts_address(node: str) -> str:
-    """Of what layouts would do on a node."""
+    """The address of the page on what layouts would do on a node."""
     return f"/nodes/{quote(node, safe='')}/layouts"
 
 
 def not_of_now(node: SeenNode) -> Iterator[str]:
-    """Why what is shown is not of now, and of when it is."""
+    """Why the page is not current, and its time."""
     if node.trouble and node.seen is not None:
         yield f"Not seen since {describe.said_in_utc(node.seen)}: {node.trouble}. What is shown is of then."
     elif node.unknown:
@@ -113,7 +107,7 @@ def not_of_now(node: SeenNode) -> Iterator[str]:
 
 
 def _readings(node: SeenNode, use: UseReport, now: float) -> Sequence[Document]:
-    """How much the GPUs and the slices that are still there are used now; nothing where what is known is older than that."""
+    """How much the GPUs and the slices that still exist are used now; empty if the reading is too old."""
     if node.trouble or abs(now - use.taken) >= _LATE_SECONDS:
         return ()
     there = [

@@ -1,16 +1,14 @@
-"""A node as one row: what is on its GPUs as small bars, in numbers and in words. It names no holder: all see the same."""
+"""A node as one row: its GPUs as small bars, in numbers and in words. It names no holder: all viewers see the same."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
-from tranche.dashboard.cluster.apart import apart, unshown
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
 from tranche.dashboard.cluster.visibility import namespace_of
-from tranche.dashboard.parts import moment
+from tranche.dashboard.parts import moment, node_link
 from tranche.documents import describe
 from tranche.documents.blocks import BarBlock, BlockRow, BlockStatus, blocks_of, short_holder
 from tranche.documents.markup import Child, Element, KeptElement, element
@@ -23,10 +21,10 @@ COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "Used", "State")
 
 NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
 WITHHELD, CHANGING = "not given away", "being changed"
-"""Of single GPUs; why one is not given away may name somebody, and is said on its node's page."""
+"""States of single GPUs. Why one is not given away may name someone, and only its node's page says it."""
 UNKNOWN = "unknown"
 _ROOM = frozenset({BlockStatus.FREE, BlockStatus.IDLE})
-"""What somebody could be given; of a node that is not heard nobody knows whether it still can."""
+"""Room that can be given; whether a node that is not heard still has it is unknown."""
 NEEDING: Mapping[str, str] = {
     BlockStatus.LOST: "a GPU is lost",
     BlockStatus.FAULTY: "a GPU is faulty",
@@ -34,15 +32,15 @@ NEEDING: Mapping[str, str] = {
     NOT_READY: "not ready",
     BlockStatus.MISSING: "a slice is missing",
 }
-"""The states in which a node needs somebody, the worst first, in words."""
+"""The states in which a node needs attention, the worst first, in words."""
 _TROUBLING = frozenset(NEEDING)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """How many of what there are; shares of one node or of many.
+    """Counts of GPUs, slices and shares, for one node or for many.
 
-    `slices` are all that are known of; those of nodes that are not heard are `unknown`, and neither `held` nor `idle`.
+    `slices` are all known slices; those of nodes that are not heard are `unknown`, and neither `held` nor `idle`.
     """
 
     nodes: int = 0
@@ -56,7 +54,7 @@ class NodeSummary:
 
     @staticmethod
     def total(of: Iterable[NodeSummary]) -> NodeSummary:
-        """All of them together."""
+        """The sum of all of them."""
         each = [
             (one.nodes, one.unheard, one.gpus, one.slices, one.unknown, one.held, one.idle, one.shares) for one in of
         ]
@@ -65,11 +63,11 @@ class NodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A row, and what it is found by. `changed` is the version in which the node became what it is.
+    """A row, and what finds it. `changed` is the version in which the node became what it is.
 
-    `said` is all that is said of it but for names of holders, in lower case. `holders` are those: of each allocation the
-    namespace and the name, in lower case. `keys` are what it is sorted by, in the order of the columns after its name; None where
-    that is not known.
+    `said` is the row's text without the holders' names, in lower case. `holders` are those names: of each allocation the
+    namespace and the name, in lower case. `keys` are the sort keys, in the order of the columns after the node's name; None if
+    unknown.
     """
 
     name: str
@@ -84,7 +82,7 @@ class NodeRow:
 
 
 class RowCache:
-    """The rows of a cluster's nodes; those of nodes that are as they were are not made again."""
+    """The rows of a cluster's nodes. Rows of unchanged nodes are reused."""
 
     def __init__(self) -> None:
         self._rows: dict[str, NodeRow] = {}
@@ -140,7 +138,7 @@ def node_row(node: SeenNode) -> NodeRow:
 
 
 def _keys(node: SeenNode, drawn: Sequence[BlockRow], states: frozenset[str]) -> tuple[float | None, ...]:
-    """How many GPUs, what is held, idle and free of them, how much memory is used, and how bad its state is."""
+    """How many GPUs there are, what is held, idle and free of them, how much memory is used, and how bad the state is."""
     looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
     counts = (looks[BlockStatus.HELD] + looks[BlockStatus.SHARED], looks[BlockStatus.IDLE], _free(drawn), _used(node))
     known: Sequence[float | None] = counts if _heard(node) else (None,) * len(counts)
@@ -149,7 +147,7 @@ def _keys(node: SeenNode, drawn: Sequence[BlockRow], states: frozenset[str]) -> 
 
 
 def told_in_short(gpus: Sequence[BlockRow]) -> str:
-    """What is on the GPUs, for who does not see the bars; neighbours that are alike are said once."""
+    """The contents of the GPUs, in words for screen readers; equal neighbours are said once."""
     groups: list[tuple[int, int, str]] = []
     for place, gpu in enumerate(gpus):
         counts = Counter(str(each.look) for each in gpu.blocks)
@@ -176,7 +174,7 @@ def _shown(node: SeenNode, drawn: Sequence[BlockRow], told: str, state: str) -> 
         "tr",
         element(
             "th",
-            element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),
+            node_link(node.name),
             element("span", told, class_="muted"),
             scope="row",
             role="rowheader",
@@ -189,7 +187,7 @@ def _shown(node: SeenNode, drawn: Sequence[BlockRow], told: str, state: str) -> 
 
 
 def _heard(node: SeenNode) -> bool:
-    """Whether what is known of it is of now."""
+    """Whether its report is current."""
     return not node.trouble and node.seen is not None
 
 
@@ -206,7 +204,7 @@ def _free(drawn: Sequence[BlockRow]) -> float | None:
 
 
 def _used(node: SeenNode) -> float | None:
-    """How much of the GPUs' memory programs use, of 1; None where that is not known."""
+    """The fraction of the GPUs' memory that programs use; None if unknown."""
     known = [
         (each["memoryBytes"], each["memoryFreeBytes"])
         for each in node.overview["gpus"]
@@ -217,7 +215,7 @@ def _used(node: SeenNode) -> float | None:
 
 
 def _states(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
-    # Of a GPU that is cordoned says `_marked`; the word is that of nodes.
+    # A cordoned GPU is the business of `_marked`; this word is for nodes.
     looks = {each.look for gpu in drawn for each in gpu.blocks} - {BlockStatus.CORDONED}
     found = {str(look) for look in (looks if _heard(node) else looks - _ROOM)} | set(_standing(node))
     found |= {word for word, count in _marked(node) if count}
@@ -262,7 +260,7 @@ def _state_words(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
 
 
 def _bars(gpus: Sequence[BlockRow], said_first: str) -> Element:
-    """The bars of all GPUs, eight in a line; blocks that look alike are one path, for there may be tens of thousands."""
+    """The bars of all GPUs, eight to a line. Blocks that look alike are one path, because there may be tens of thousands."""
     paths: dict[tuple[BlockStatus, bool], list[str]] = {}
     for place, gpu in enumerate(gpus):
         for each in gpu.blocks:
@@ -296,7 +294,7 @@ def _paths(look: BlockStatus, foreign: bool, d: str) -> Iterator[Element]:
 
 
 def shown_looks(rows: Iterable[NodeRow]) -> Mapping[str, str]:
-    """The states that any of the rows is in, each with its word, in the order in which they are offered."""
+    """The states of these rows, each with its word, in the order of the filter."""
     present = frozenset[str]().union(*(row.states for row in rows))
     words = {TROUBLE: "in trouble", NOT_SEEN: NOT_SEEN, NOT_READY: NOT_READY, CORDONED: CORDONED}
     words |= {WITHHELD: WITHHELD, CHANGING: CHANGING} | {str(look): str(look) for look in BlockStatus}

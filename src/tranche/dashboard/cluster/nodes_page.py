@@ -1,17 +1,18 @@
-"""The first view of a cluster: a row for each node, those that somebody looks for, and how many of what there are."""
+"""The first view of a cluster: a row for each chosen node, and counts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from urllib.parse import urlencode
 
-from tranche.dashboard.cluster.choice import NodeFilter
-from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeSummary, shown_looks
+from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeSummary, RowCache, shown_looks
+from tranche.dashboard.cluster.snapshot import ClusterChange, ClusterSnapshot
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.needs import DashboardFinding, needs_line
-from tranche.dashboard.parts import figures, notes
+from tranche.dashboard.live import PageUpdate, message
+from tranche.dashboard.parts import DashboardFinding, figures, needs_line, notes, select
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents.bar import swatch
 from tranche.documents.blocks import BlockStatus
@@ -23,24 +24,68 @@ _CAPTION = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class NodeFilter:
+    """What an address asks for; "" is everything. `q` matches the text of a node or of a holder. `sort` is the order."""
+
+    q: str = ""
+    state: str = ""
+    model: str = ""
+    namespace: str = ""
+    sort: str = ""
+
+    @classmethod
+    def asked(cls, query: Mapping[str, str]) -> NodeFilter:
+        """What the address asks for."""
+        return cls(*(query.get(name, "").strip() for name in ("q", "state", "model", "namespace", "sort")))
+
+    @property
+    def query(self) -> str:
+        """The same in an address; "" for everything."""
+        return urlencode(self.asked_for, errors="replace")
+
+    @property
+    def asked_for(self) -> Mapping[str, str]:
+        """The fields of the address that ask for something."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether it leaves anything out."""
+        return bool(self.q or self.state or self.model or self.namespace)
+
+    def takes(self, row: NodeRow, sight: NameVisibility) -> bool:
+        """Whether the node matches, as far as the viewer may know."""
+        if (self.state and self.state not in row.states) or (self.model and self.model not in row.models):
+            return False
+        if self.namespace and not any(each == self.namespace and sight.sees(each) for each, _ in row.holders):
+            return False
+        wanted = self.q.casefold()
+        return (
+            not wanted
+            or wanted in row.said
+            or any(wanted in f"{name} {namespace}" and sight.sees(namespace) for namespace, name in row.holders)
+        )
+
+
 def nodes_page(
     rows: Sequence[NodeRow], said: Sequence[str], choice: NodeFilter, sight: NameVisibility
 ) -> DashboardPage:
-    """The nodes that are chosen, of all; `said` is what is not known of the cluster as a whole."""
+    """The chosen nodes; `said` is what is unknown about the cluster as a whole."""
     chosen = [each for each in rows if choice.takes(each, sight)]
     order = TableOrder("/", choice.asked_for)
     live = element("div", notes(said), nodes_summary(rows, len(chosen), choice), _key(), _table(chosen, order))
-    # Single rows are told in the order of their names; in any other, the whole table is asked for when something has changed.
+    # Single rows are sent in the order of their names; with any other order, a change makes the page ask for the whole table.
     return DashboardPage("Fleet", live, _form(rows, choice, sight), feed="" if choice.sort else feed_of(choice))
 
 
 def feed_of(choice: NodeFilter) -> str:
-    """The address that tells of the rows of these nodes."""
+    """The address of the updates for these rows."""
     return f"/live?rows=1{'&' if choice.query else ''}{choice.query}"
 
 
 def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> Element:
-    """How many of what there are in the cluster, and how many nodes are chosen."""
+    """The counts of the cluster, and how many nodes are chosen."""
     total = NodeSummary.total(each.tally for each in rows)
     counted = {
         "nodes": total.nodes,
@@ -62,8 +107,31 @@ def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> E
     )
 
 
+def change_of(news: PageUpdate[ClusterSnapshot]) -> ClusterChange | None:
+    """What has changed since the page's last update; None if the page has to reload everything."""
+    return None if news.since is None else news.snapshot.since(news.since)
+
+
+def rows_message(news: PageUpdate[ClusterSnapshot], cache: RowCache, choice: NodeFilter, sight: NameVisibility) -> str:
+    """The chosen rows that have changed, and the names of those that have gone; "" for nothing."""
+    change = change_of(news)
+    if change is None or not (change.nodes or change.gone):
+        return ""
+    changed = [cache.row(each) for each in change.nodes]
+    taken = [each for each in changed if choice.takes(each, sight)]
+    out = {each.name for each in changed} - {each.name for each in taken}
+    every = cache.rows(news.snapshot)
+    count = sum(choice.takes(each, sight) for each in every) if choice.query else len(every)
+    told = {
+        "rows": "".join(str(each.shown) for each in taken),
+        "gone": sorted({*change.gone, *out}),
+        "summary": str(nodes_summary(every, count, choice)),
+    }
+    return message("rows", told)
+
+
 def _needs(rows: Sequence[NodeRow]) -> list[DashboardFinding]:
-    """The states in which nodes are in trouble, each with the way to those nodes."""
+    """The states of nodes in trouble, each with the link to those nodes."""
     counted = Counter(state for row in rows for state in row.states)
     return [
         DashboardFinding(
@@ -76,7 +144,7 @@ def _needs(rows: Sequence[NodeRow]) -> list[DashboardFinding]:
 
 
 def _key() -> Element:
-    """What the looks of the blocks mean: all of them, for the next change may bring any."""
+    """The legend of the blocks: all of them, because the next change may bring any."""
     marks: list[tuple[BlockStatus | str, str]] = [("tr-foreign", "not made by Tranche"), ("tr-changing", CHANGING)]
     entries = [
         element("li", element("svg", swatch(look, 0, 0), width=22, height=14, aria_hidden="true"), " ", word)
@@ -86,7 +154,7 @@ def _key() -> Element:
 
 
 def _in_order(rows: Sequence[NodeRow], order: TableOrder) -> Sequence[NodeRow]:
-    """The rows, which are by name, in the order that is asked for; what is not known comes last."""
+    """The rows, given by name, in the wanted order; unknown values come last."""
     if order.is_by("nodes", COLUMNS[0]):
         return rows[::-1] if order.down else rows
     by = next((place for place, each in enumerate(COLUMNS[1:]) if order.is_by("nodes", each)), None)
@@ -99,7 +167,7 @@ def _in_order(rows: Sequence[NodeRow], order: TableOrder) -> Sequence[NodeRow]:
 
 
 def _table(chosen: Sequence[NodeRow], order: TableOrder) -> Element:
-    # Roles are named, for a table whose rows are laid out by themselves is none to some screen readers.
+    # Roles are explicit: some screen readers do not recognise a table whose rows have a layout of their own.
     heads = [each.with_attributes(role="columnheader") for each in order.heads("nodes", COLUMNS)]
     head = element("tr", heads, role="row")
     return element(
@@ -122,9 +190,9 @@ def _form(rows: Sequence[NodeRow], choice: NodeFilter, sight: NameVisibility) ->
     return element(
         "form",
         element("label", "Find", element("input", type="search", name="q", value=choice.q, id="q")),
-        _select("state", "State", "any", shown_looks(rows), choice.state),
-        _select("model", "Model", "every", models, choice.model),
-        _select("namespace", "Namespace", "every", {each: each for each in sorted(spaces)}, choice.namespace),
+        select("state", "State", {"": "any", **shown_looks(rows)}, choice.state),
+        select("model", "Model", {"": "every", **models}, choice.model),
+        select("namespace", "Namespace", {"": "every", **{each: each for each in sorted(spaces)}}, choice.namespace),
         element("input", type="hidden", name="sort", value=choice.sort) if choice.sort else None,
         element("button", "Show"),
         action="/",
@@ -132,9 +200,3 @@ def _form(rows: Sequence[NodeRow], choice: NodeFilter, sight: NameVisibility) ->
         role="search",
         class_="ask",
     )
-
-
-def _select(name: str, word: str, none: str, offered: Mapping[str, str], chosen: str) -> Element:
-    every = {"": none, **offered} | ({chosen: offered.get(chosen, chosen)} if chosen else {})
-    options = [element("option", said, value=value, selected=value == chosen) for value, said in every.items()]
-    return element("label", word, element("select", options, name=name, id=name))

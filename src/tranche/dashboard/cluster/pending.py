@@ -1,4 +1,4 @@
-"""Pods that wait and ask for GPUs: why, and what would help, in words that name nobody whom the viewer may not see. Pure."""
+"""Waiting pods that ask for GPUs: why they wait and what would help. The words name no one hidden from the viewer. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request
-from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.redaction import redacted_view
+from tranche.dashboard.cluster.snapshot import apart
 from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PendingPod:
-    """A pod that waits since `created`, RFC 3339."""
+    """A pod that has waited since `created`, RFC 3339."""
 
     pod: FleetPod
     created: str = ""
@@ -59,7 +59,7 @@ def decode_pending_pod(raw: Mapping[str, Any]) -> PendingPod:
 
 
 def redacted_fleet(fleet: Fleet, sight: NameVisibility) -> Fleet:
-    """The fleet in which claims of other namespaces have no names."""
+    """The fleet without the names of claims in hidden namespaces."""
     if sight.everywhere:
         return fleet
     return replace(
@@ -78,7 +78,7 @@ def gate_fleet(views: Mapping[str, NodeView], nodes: Mapping[str, FleetNode], si
 
 
 def giving(gates: GateFleet, fleet: Fleet, backend: AllocationBackend) -> GateFleet:
-    """The same with the views of those nodes alone that give shares as the cluster does: with the mode's label, others do not."""
+    """The same with only those nodes that give shares as the cluster does: with the mode's label, others do not."""
     if backend in BY_CLAIMS:
         found = {name for name, pool in fleet.pools.items() if pool.devices}
     else:
@@ -89,19 +89,19 @@ def giving(gates: GateFleet, fleet: Fleet, backend: AllocationBackend) -> GateFl
 def explain_pending(
     pending: PendingPod, fleet: Fleet, gates: GateFleet, backend: AllocationBackend
 ) -> WaitingPod | None:
-    """Why it waits, in a cluster that gives shares that way; None where it wants no GPU of ours. Both are redacted."""
+    """Why it waits, in a cluster that gives shares that way; None if it wants no GPU of ours. Both are redacted."""
     pod = pending.pod
     try:
         answer = explain_waiting(pod, gates if pod.asks_at_gate else fleet, backend)
     except Exception:
-        # Whatever it is: who wrote one pod must not take the queue from all others.
+        # Catch everything: the author of one pod must not take the queue from all others.
         _log.exception("why a pod waits cannot be said", extra={"pod": str(pod)})
         answer = FleetExplanation(pod.name, WaitStatus.WAITING, _UNSAID, ())
     return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
 
 
 def explain_request(request: Request, gates: GateFleet, backend: AllocationBackend) -> FleetExplanation:
-    """What a request would get now, were it a pod that tolerates nothing, made as the cluster gives shares now."""
+    """What a request would get now, as a pod without tolerations, made as the cluster gives shares now."""
     pod = FleetPod("", "a pod", gated=True, by_gate=request)
     if backend is AllocationBackend.NONE:
         return FleetExplanation(pod.name, WaitStatus.IMPOSSIBLE, _NEITHER, (str(request),))
@@ -115,7 +115,7 @@ def explain_request(request: Request, gates: GateFleet, backend: AllocationBacke
 
 
 def in_order(pods: Sequence[PendingPod]) -> list[PendingPod]:
-    """Who came first comes first."""
+    """The pods, oldest first."""
     return sorted(pods, key=lambda each: (each.created, str(each.pod)))
 
 

@@ -1,7 +1,7 @@
-"""What is known of a node as a viewer may see it: whoever is in a namespace that he may not see has no name. Pure.
+"""What is known of a node, as a viewer may see it: holders in hidden namespaces have no name. Pure.
 
-A name is shown because it is known to be in a namespace that he sees, and for no other reason: what is of unknown namespaces, as
-processes that no holder accounts for, is hidden from everybody who does not see all of them.
+A name is shown only because it is known to be in a namespace that the viewer sees. What is in unknown namespaces, such as
+processes without a known holder, is hidden from all viewers who do not see everything.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tranche.documents.blocks import Document
 
 _PROCESS = "a process"
 _WITHHELD = "nothing more of it is given away"
-"""What stands for the reason, which is in an administrator's own words."""
+"""Stands for the reason, which is in an administrator's own words."""
 _WORDED = frozenset({"cordoned", "faulty", "kept"})
-"""The states of vacant room whose reason is in such words."""
+"""The states of vacant room that have such a reason."""
 _WORD = re.compile(r"[\w./:@-]*\w")
 _BORDER = re.compile(r"[./:@_]")
 _LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
-"""What a namespace can be called."""
+"""A valid name of a namespace."""
 _OBJECT = re.compile(r"[a-z0-9](?:[-.a-z0-9]*[a-z0-9])?")
 _ACCOUNT = re.compile(r"system:serviceaccounts?:([^:/@]+)")
-"""How Kubernetes calls an account, or all accounts, of a namespace."""
+"""Kubernetes' name of an account, or of all accounts, of a namespace."""
 _BELOW = re.compile(r"(?:^|/)(?:namespaces?|ns)/+([^/:@]+)")
 _KINDS = frozenset(
     each + more for each in ("pod", "claim", "resourceclaim", "job", "event", "lease") for more in ("", "s")
@@ -35,7 +35,7 @@ _KINDS = frozenset(
 
 
 def redacted_overview(overview: Document, sight: NameVisibility) -> Document:
-    """An Overview as the viewer may see it; the same object where there is nothing to hide."""
+    """An Overview as the viewer may see it; the same object if there is nothing to hide."""
     if sight.everywhere:
         return overview
     seen = {each["id"] for each in overview["allocations"] if sight.sees(namespace_of(each))}
@@ -63,10 +63,10 @@ def redacted_view(view: NodeView, sight: NameVisibility) -> NodeView:
 
 
 def redacted_text(text: str, sight: NameVisibility, named: Collection[str]) -> str:
-    """A message in which nothing that is of another namespace has a name, nor such a namespace, as far as that can be told.
+    """A message without the names of hidden namespaces and their objects, as far as they can be recognised.
 
-    `named` are the namespaces whose names are known: no word that is one of them, or has one as a part, is left. Of others a word
-    goes that names an object by its namespace, as `namespace/name`.
+    `named` are the known namespaces: every word that is the name of a hidden one, or contains it as a part, is removed. For other
+    namespaces, words of the form `namespace/name` are removed.
     """
     if sight.everywhere:
         return text
@@ -117,7 +117,7 @@ def _redacted_gpu(gpu: Document, seen: set[str]) -> Document:
 
 
 def _redacted_processes(processes: Sequence[Document], holders: Sequence[str], seen: set[str]) -> list[Document]:
-    """Processes of a device; whose they are is known only where all who hold it are seen."""
+    """Processes of a device; their owner is known only if all holders of the device are visible."""
     if holders and seen.issuperset(holders):
         return list(processes)
     return [{**each, "name": _PROCESS} for each in processes]
@@ -141,7 +141,7 @@ def _namespace(allocation: Allocation) -> str:
 
 
 def _nameless_holder(allocation: Allocation) -> Allocation:
-    return replace(allocation, request=replace(allocation.request, gpu_model=""), command=HIDDEN, keeper=NOT_KNOWN_YET)
+    return allocation._replace(request=replace(allocation.request, gpu_model=""), command=HIDDEN, keeper=NOT_KNOWN_YET)
 
 
 def _nameless_gpu(gpu: GpuState, known: set[tuple[str, InstanceKey | None]]) -> GpuState:
@@ -153,16 +153,15 @@ def _nameless_gpu(gpu: GpuState, known: set[tuple[str, InstanceKey | None]]) -> 
 
 
 def _nameless_instance(instance: GpuInstance) -> GpuInstance:
-    return replace(
-        instance,
+    return instance._replace(
         stray_processes=_nameless_processes(instance.stray_processes),
         compute_instances=tuple(map(_nameless_piece, instance.compute_instances)),
     )
 
 
 def _nameless_piece(piece: ComputeInstance) -> ComputeInstance:
-    return replace(piece, processes=_nameless_processes(piece.processes))
+    return piece._replace(processes=_nameless_processes(piece.processes))
 
 
 def _nameless_processes(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
-    return tuple(replace(each, name=_PROCESS) for each in processes)
+    return tuple(each._replace(name=_PROCESS) for each in processes)

@@ -1,26 +1,33 @@
-"""A cluster at one moment: of each node its documents and its facts, and which nodes have changed since when.
+"""A cluster at one moment: each node's documents and facts, and when each node changed.
 
-A snapshot is never changed. The next one shares every node that is as it was, so that fifty changes a second among a thousand
-nodes cost fifty new nodes and one dictionary.
+A snapshot is immutable. The next one shares every unchanged node, so fifty changes a second among a thousand nodes cost fifty new
+nodes and one dictionary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from tranche.dashboard.cluster.visibility import namespace_of
 from tranche.documents.blocks import Document
 
 _NOTHING: Document = {"gpus": [], "allocations": [], "waiters": []}
 _GONE_KEPT = 1_000
+UNSHOWN = "what its agent tells cannot be shown; the log of this page says more"
+
+_log = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
 class KubeNodeState:
-    """What Kubernetes says of a node. `mode` is the administrator's word for how its GPUs are given away, "" where there is none.
+    """What Kubernetes says of a node. `mode` is the administrator's word for how its GPUs are given away, "" if there is none.
 
-    `ready` and `unschedulable` are None where nobody could read them. `labels` are those that a page shows.
+    `ready` and `unschedulable` are None if they could not be read. `labels` are those that a page shows.
     """
 
     ready: bool | None = None
@@ -31,10 +38,10 @@ class KubeNodeState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenNode:
-    """A node as it was seen at `seen`, in seconds since the epoch; None where its agent has never been heard.
+    """A node as it was seen at `seen`, in seconds since the epoch; None if its agent has never been heard.
 
     `overview` is the document that `tranche top -o json` prints there: `gpus`, `allocations` and `waiters`. `trouble` says why
-    what is known is not of now, "" where it is. `changed` is the version of the snapshot in which it became what it is.
+    it is out of date, "" if it is current. `changed` is the version of the snapshot in which the node became what it is.
     """
 
     name: str
@@ -46,24 +53,24 @@ class SeenNode:
 
     @property
     def namespaces(self) -> Mapping[str, str]:
-        """The namespace of the holder of each allocation, by the allocation's id; "" where it has none."""
+        """The namespace of each allocation's holder, by the allocation's id; "" where it has none."""
         return {each["id"]: namespace_of(each) for each in self.overview["allocations"]}
 
     @property
     def unknown(self) -> str:
-        """That nothing is known of its GPUs, and why, as a sentence; "" where something is."""
+        """A sentence that nothing is known of its GPUs, and why; "" if something is known."""
         end = "" if self.trouble.endswith((".", "?", "!")) else "."
         return "" if self.seen is not None else f"Nothing is known of its GPUs: {self.trouble}{end}"
 
     def shows_the_same(self, other: SeenNode) -> bool:
-        """Whether a page of the other one would look the same, but for when it was seen."""
+        """Whether a page of the other one would look the same, except for its time."""
         mine = (self.name, self.standing, self.trouble, self.overview)
         return mine == (other.name, other.standing, other.trouble, other.overview)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterChange:
-    """The nodes that are new or other than they were, by name, and the names of those that have gone."""
+    """The nodes that are new or changed, by name, and the names of those that have gone."""
 
     nodes: tuple[SeenNode, ...]
     gone: tuple[str, ...]
@@ -73,8 +80,8 @@ class ClusterChange:
 class ClusterSnapshot:
     """All nodes by name, in that order, at `taken`. `version` grows with each change of any of them.
 
-    `gone` are nodes that are not there any more, with the version in which they went; what went before `first` is not told
-    any more. `notes` say what is not known of the cluster as a whole.
+    `gone` are nodes that have gone, with the version in which they went. Nodes that went before `first` are forgotten. `notes`
+    say what is unknown about the cluster as a whole.
     """
 
     nodes: Mapping[str, SeenNode] = field(default_factory=dict)
@@ -92,7 +99,7 @@ class ClusterSnapshot:
         gone: Iterable[str] = (),
         notes: tuple[str, ...] | None = None,
     ) -> ClusterSnapshot:
-        """The next snapshot, of when these nodes were seen and those have gone; this one's version where all is as it was."""
+        """The next snapshot, with these nodes seen and those gone. It keeps this one's version if nothing has changed."""
         version = self.version + 1
         nodes, left = dict(self.nodes), dict(self.gone)
         changed = notes is not None and notes != self.notes
@@ -116,10 +123,25 @@ class ClusterSnapshot:
         )
 
     def since(self, version: int) -> ClusterChange | None:
-        """What has changed after that version; None where nobody knows any more, or it is of another run."""
+        """What has changed after that version; None if it is too old, or from another run."""
         if not self.first <= version <= self.version:
             return None
         return ClusterChange(
             tuple(each for each in self.nodes.values() if each.changed > version),
             tuple(name for name, went in self.gone.items() if went > version),
         )
+
+
+def apart(node: str, make: Callable[[], Made], instead: Callable[[], Made]) -> Made:
+    """What `make` returns; what `instead` returns if `make` fails."""
+    try:
+        return make()
+    except Exception:
+        # Catch everything: one node must not take down a page of a thousand nodes.
+        _log.exception("a node cannot be shown", extra={"node": node})
+        return instead()
+
+
+def unshown(node: SeenNode) -> SeenNode:
+    """The node with nothing but what Kubernetes says of it."""
+    return SeenNode(node.name, node.standing, trouble=UNSHOWN, changed=node.changed)

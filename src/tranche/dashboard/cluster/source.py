@@ -1,6 +1,6 @@
-"""Watches a cluster: what agents tell, nodes, pods that wait, and events. Everything that pages show is made of what is here.
+"""Watches a cluster: agents' reports, nodes, waiting pods, and events. All pages are made from these.
 
-With the rights of the dashboard's own account; who may see what of it is decided for each viewer.
+It uses the rights of the dashboard's own account; what each viewer may see is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 from tranche.core.errors import TrancheError
-from tranche.dashboard.cluster.apart import apart
 from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
 from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent
 from tranche.kubernetes.api.leases import Lease, decode_lease
@@ -40,9 +39,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class ClusterObservation:
-    """All that is known at one moment. `trouble` says why nothing newer is known; "" where it is of now.
+    """All that is known at one moment. `trouble` says why nothing newer is known; "" if it is current.
 
-    `told` is what agents tell, by their nodes' names; `pods` wait, and `events` are those of our programs.
+    `told` are the agents' reports, by node name; `pods` wait, and `events` are those of our programs.
     """
 
     snapshot: ClusterSnapshot
@@ -54,7 +53,7 @@ class ClusterObservation:
 
     @cached_property
     def namespaces(self) -> frozenset[str]:
-        """Every namespace that has something on a page. It is asked for by each user_view."""
+        """Every namespace that appears on a page. Each user_view asks for it."""
         held: set[str] = set()
         for node in self.snapshot.nodes.values():
             spaces: list[str] = apart(node.name, partial(_spaces_of, node), list)
@@ -68,8 +67,8 @@ def _spaces_of(node: SeenNode) -> list[str]:
 
 
 class ClusterSource:
-    """A component: calls `report` on the event loop with what is newest, and `lose` with why nothing newer is known when that is
-    no matter of the API server's. `now` is seconds since the epoch.
+    """A component. It calls `report` on the event loop with the newest state, and `lose` with a fault that keeps it from reading
+    what the API server sends. `now` is seconds since the epoch.
     """
 
     name = "cluster"
@@ -119,7 +118,7 @@ class ClusterSource:
         self._fault = ""
 
     def ready(self) -> Readiness:
-        """Ready once nodes and what they tell were read, and while the page can make out what it reads."""
+        """Ready once nodes and their reports are read, and while the page can make sense of them."""
         if self._fault:
             return Readiness(False, self._fault)
         missing = self._trouble() if not self._synced() else ""
@@ -159,12 +158,12 @@ class ClusterSource:
                     self._report(self._seen)
                     self._fault = ""
                 except Exception as error:
-                    # Whatever it is: pages say that they are not live, and it is tried again with what is heard next.
+                    # Catch everything: pages say that they are not live, and the next change tries again.
                     self._fail(error)
             await self._sleep(_PACE_SECONDS)
 
     def _settled(self) -> bool:
-        """Whether of everything that is followed it is known how it is now, or why not."""
+        """Whether the present state of everything followed is known, or why it is not."""
         return all(each.heard or each.trouble for each in self._all())
 
     def _fail(self, error: Exception) -> None:
@@ -190,7 +189,7 @@ class ClusterSource:
         objects = {each.name: each for each in nodes.values()}
         names = {*self._heard, *(name for name, each in objects.items() if has_gpus(each))}
         before = self._seen
-        # While nothing is heard, a node must not look as if its agent were silent: it is we who hear nothing.
+        # While nothing is heard, a node must not look as if its agent were silent: this server hears nothing.
         at = before.snapshot.taken if trouble else now
         seen = [seen_node(name, self._heard.get(name), objects.get(name), at) for name in sorted(names)]
         gone = [name for name in before.snapshot.nodes if name not in names]
@@ -207,7 +206,7 @@ class ClusterSource:
 
 
 class _Followed(Generic[Item]):
-    """A collection as it was last heard of, and why nothing is heard of it now. `heard`: since it is followed anew."""
+    """A collection as last heard, and why nothing is heard of it now. `heard`: since `run` last began."""
 
     def __init__(self, source: ObjectSource[Item]) -> None:
         self._source = source
@@ -221,7 +220,7 @@ class _Followed(Generic[Item]):
         return self._source.label
 
     async def list(self) -> ObjectList[Item]:
-        """Everything now; that it fails is remembered until it does not."""
+        """Everything now; remembers a failure until the next success."""
         try:
             found = await self._source.list()
         except TrancheError as error:

@@ -1,6 +1,6 @@
-"""A cluster as some viewers see it: those with the same rights. What they may not see is not in it, whatever is made of it.
+"""A cluster as viewers with the same rights see it. It does not contain what they may not see, whatever pages make of it.
 
-Each has a page of nodes, streams and versions of its own, so that not even the pace of changes tells of what is hidden.
+Each set of rights has its own page of nodes, streams and versions, so not even the pace of changes reveals what is hidden.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tranche.core.errors import UsageError
-from tranche.dashboard.cluster.apart import apart, unshown
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
-from tranche.dashboard.cluster.layout_outlook import LayoutPreview
-from tranche.dashboard.cluster.live import ClusterPublisher
-from tranche.dashboard.cluster.node_layouts import NodeLayoutView
+from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
 from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, redacted_fleet
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.live import Publisher
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
@@ -29,6 +27,7 @@ from tranche.kubernetes.telling.use_report import NO_USE, UseReport, use_from_te
 MOST_EVENTS = 300
 """Events that a page shows."""
 _MOST_OUTLOOKS = 32
+_PACE_SECONDS = 0.25
 
 _SEES_NOTHING = (
     "You may list neither the nodes of this cluster nor the pods of a namespace that has something here. The role "
@@ -39,25 +38,25 @@ _SEES_OWN_NODES = "You may not list nodes: those are shown on which pods are tha
 
 @dataclass(frozen=True, slots=True)
 class ViewerPermission:
-    """What decides what somebody is shown: whose names, and whether all nodes or only those with something that he sees."""
+    """Decides what a viewer sees: whose names, and whether all nodes or only those with something visible to the viewer."""
 
     sight: NameVisibility
     all_nodes: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What he has to know of the picture."""
+        """What the viewer has to know about the picture."""
         if self.all_nodes:
             return ()
         return (_SEES_NOTHING,) if self.see_nothing else (_SEES_OWN_NODES,)
 
     @property
     def see_nothing(self) -> bool:
-        """Whether he may know no more than that there is a page."""
+        """Whether the viewer may know no more than that there is a page."""
         return not (self.all_nodes or self.sight.everywhere or self.sight.namespaces)
 
     def shown(self, node: SeenNode) -> SeenNode | None:
-        """The node as he sees it; None where he may not know of it."""
+        """The node as the viewer sees it; None if it is hidden."""
         return apart(node.name, lambda: self._shown(node), lambda: unshown(node) if self.all_nodes else None)
 
     def _shown(self, node: SeenNode) -> SeenNode | None:
@@ -68,11 +67,11 @@ class ViewerPermission:
 
 
 class UserView:
-    """To be used on the event loop. `live` tells of what changes."""
+    """To be used on the event loop. `live` announces changes."""
 
     def __init__(self, rights: ViewerPermission) -> None:
         self.rights = rights
-        self.live = ClusterPublisher()
+        self.live = Publisher[ClusterSnapshot](_PACE_SECONDS)
         self._base: ClusterSnapshot | None = None
         self._shown = ClusterSnapshot()
         self._seen: ClusterObservation | None = None
@@ -82,12 +81,12 @@ class UserView:
         self._outlooks: dict[tuple[str, str], tuple[ViewReport | None, LayoutPreview]] = {}
 
     def lose(self, why: str) -> None:
-        """Nothing newer is known, because of that."""
+        """Say why nothing newer is known."""
         self._seen = replace(self._known, trouble=why)
         self.live.take(None, why)
 
     def take(self, seen: ClusterObservation) -> None:
-        """This is the newest that is known."""
+        """Take the newest known state."""
         change = None if self._base is None else seen.snapshot.since(self._base.version)
         changed: Iterable[SeenNode] = seen.snapshot.nodes.values() if change is None else change.nodes
         shown = {each.name: self.rights.shown(each) for each in changed}
@@ -111,17 +110,17 @@ class UserView:
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """The nodes that are shown, as they are shown."""
+        """The visible nodes, as they are shown."""
         return self._shown
 
     @property
     def pods(self) -> tuple[PendingPod, ...]:
-        """Pods that wait and may be named."""
+        """Waiting pods that may be named."""
         return tuple(each for each in self._known.pods if self.rights.sight.sees(each.pod.namespace))
 
     @property
     def hidden_pods(self) -> int:
-        """How many wait beside them, for whoever may know that."""
+        """How many others wait, for viewers who may know that."""
         return 0 if self.rights.see_nothing else len(self._known.pods) - len(self.pods)
 
     @property
@@ -130,7 +129,7 @@ class UserView:
         return self._events
 
     def fleet(self, fleet: Fleet) -> Fleet:
-        """What claims have, as it may be known."""
+        """What claims have, as the viewer may know it."""
         if not self.rights.all_nodes:
             nodes = tuple(each for each in fleet.nodes if each.name in self._shown.nodes)
             pools = {name: each for name, each in fleet.pools.items() if name in self._shown.nodes}
@@ -147,8 +146,8 @@ class UserView:
         return giving(gates, fleet, backend)
 
     def use(self, name: str) -> UseReport:
-        """How much the GPUs of that node are and were used, for those who may list nodes or see all names; nothing where nobody
-        can read it. Others would learn what went on before they came.
+        """How much the GPUs of that node are and were used, for viewers who may list nodes or see all names; empty if it is
+        unreadable. Others would learn what went on before they came.
         """
         seen = name in self._shown.nodes and (self.rights.all_nodes or self.rights.sight.everywhere)
         told = self._known.told.get(name) if seen else None
@@ -158,17 +157,17 @@ class UserView:
             return NO_USE
 
     def layouts(self, name: str) -> NodeLayoutView | None:
-        """The layouts of that node, and what they would do; None where it is not shown."""
+        """The layouts of that node, and what they would do; None if the node is hidden."""
         node = self._shown.nodes.get(name)
         if node is None:
             return None
         return NodeLayoutView(node, self._known.told.get(name), self.rights.sight, self._known.namespaces)
 
     def outlook(self, layouts: NodeLayoutView, layout: str) -> LayoutPreview:
-        """What that layout would do on that node; TrancheError where nobody can say.
+        """What that layout would do on that node; TrancheError if that is unknown.
 
-        It takes a while, and open pages ask whenever anything in the cluster has changed: what was found stands while the node's
-        agent has told nothing new.
+        It takes a while, and open pages ask whenever anything in the cluster has changed. So the result is kept until the node's
+        agent reports something new.
         """
         place = (layouts.node.name, layout)
         found = self._outlooks.get(place)
@@ -181,7 +180,7 @@ class UserView:
         return made
 
     def _shown_events(self, seen: ClusterObservation) -> tuple[KubeEvent, ...]:
-        """One about a node may tell of anybody's pods, and is for those who see all namespaces."""
+        """An event about a node may name pods of any namespace, so only viewers of all namespaces see it."""
         sight = self.rights.sight
         found = newest_fairly((each for each in seen.events if sight.sees(each.namespace)), MOST_EVENTS)
         return tuple(each.redacted(sight, seen.namespaces) for each in found)

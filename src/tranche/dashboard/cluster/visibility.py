@@ -1,32 +1,28 @@
-"""Whose names a viewer may see: of a cluster's namespaces some or all. Pure; who has which sight is decided elsewhere."""
+"""Which names a viewer may see: those of some namespaces or of all. Pure; others decide who has which sight."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tranche.documents.blocks import IN_NAMESPACES, Document
 
 HIDDEN = "another namespace"
-"""What stands for a name that a viewer may not see."""
+"""Stands for a name that a viewer may not see."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameVisibility:
-    """Names in the namespaces of `namespaces` may be seen; with `everywhere` those of all, and of whoever is in none."""
+    """Names in `namespaces` are visible; with `everywhere` all names, also those in no namespace."""
 
     namespaces: frozenset[str] = frozenset()
     everywhere: bool = False
 
     def sees(self, namespace: str) -> bool:
-        """Whether names in that namespace may be seen; "" is where no namespace is known."""
+        """Whether names in that namespace may be seen; "" means that the namespace is unknown."""
         return self.everywhere or (namespace != "" and namespace in self.namespaces)
-
-    def narrowed_to(self, namespace: str) -> NameVisibility:
-        """Of what this sight sees, that namespace alone."""
-        return replace(self, namespaces=frozenset({namespace} if self.sees(namespace) else ()), everywhere=False)
 
 
 def namespace_of(allocation: Document) -> str:
-    """The namespace of whoever holds an allocation; "" where it is no pod's and no claim's."""
+    """The namespace of an allocation's holder; "" if it is neither a pod nor a claim."""
     keeper = allocation.get("keeper", {})
     return str(keeper.get("namespace") or "") if keeper.get("kind") in IN_NAMESPACES else ""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.cluster.kube_event import KubeEvent
-from tranche.dashboard.cluster.node_page import node_link
 from tranche.dashboard.cluster.pending import WaitingPod
 from tranche.dashboard.events_page import EventFilter
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import code, moment, notes, span_since, table
-from tranche.dashboard.queue_page import ask_form, nothing_asked
+from tranche.dashboard.parts import code, moment, node_link, notes, span_since, table
+from tranche.dashboard.queue_page import with_ask_form
 from tranche.documents.markup import Child, Element, element
 from tranche.kubernetes.fleet.explanation import GROUP_COLUMNS, FleetExplanation, group_row, tail_lines
 
@@ -23,7 +22,7 @@ _VOUCHED = (
 def cluster_queue_page(
     waiting: Sequence[WaitingPod], hidden: int, unasked: int, said: Sequence[str], now: float
 ) -> DashboardPage:
-    """Pods that wait, first come first; `hidden` are of other namespaces, and `unasked` are too many to explain."""
+    """Waiting pods, first come first; `hidden` counts those of hidden namespaces, `unasked` those too many to explain."""
     rows = [_row(each, now) for each in waiting]
     more = []
     if hidden:
@@ -37,27 +36,21 @@ def cluster_queue_page(
         table("Pods that wait for GPUs, first come first", columns, rows, "No pod that you may see waits for GPUs."),
         [element("p", each) for each in more],
     )
-    below = element("section", element("h2", "What would a request get now?"), ask_form({}))
-    return DashboardPage("Queue", live, below=below)
+    return with_ask_form(live)
 
 
-def cluster_ask_page(fields: Mapping[str, str], answer: FleetExplanation | None, trouble: str) -> DashboardPage:
-    """The form with what was asked, and its answer, or why there is none."""
-    if answer is None:
-        return DashboardPage("What would a request get now?", nothing_asked(trouble), ask_form(fields))
-    live = element(
-        "div",
-        element("p", element("strong", str(answer.status)), f": {answer.message}"),
-        _groups(answer, "nodes"),
-        [element("p", line) for line in tail_lines(answer) if line],
-    )
-    return DashboardPage("What would a request get now?", live, ask_form(fields))
+def answered(answer: FleetExplanation) -> Iterator[Child]:
+    """What a request would get."""
+    yield element("p", element("strong", str(answer.status)), f": {answer.message}")
+    if (groups := _groups(answer, "nodes")) is not None:
+        yield groups
+    yield from (element("p", line) for line in tail_lines(answer) if line)
 
 
 def cluster_events_page(
     events: Sequence[KubeEvent], said: Sequence[str], all_nodes: bool, query: Mapping[str, str]
 ) -> DashboardPage:
-    """What agents, controller and this page have written down, or what `query` asks for of it."""
+    """The events of agents, controller and this page, filtered by `query`."""
     choice = EventFilter.asked(query)
     found = [each for each in events if choice.takes(each.reason, f"{each.reason} {_told(each)} {each.message}")]
     found = found[::-1] if choice.oldest else found

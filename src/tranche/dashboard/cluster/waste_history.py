@@ -1,7 +1,7 @@
-"""How much each namespace held of a cluster over the last day, and how much of that without a process in it.
+"""How much each namespace held of a cluster over the last day, and how much of that had no process in it.
 
-Nobody keeps the past of all nodes, so the server adds up what it sees; after a restart it begins anew, and says since when it has
-looked. What nodes have that nobody hears of is counted for nobody.
+Nothing else keeps the past of all nodes, so the server adds up what it sees; after a restart it starts over, and says since when
+it has looked. What nodes hold while they are not heard counts for no namespace.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
 from tranche.documents.held_now import held_now
 
 SLOT_SECONDS = 900.0
@@ -22,7 +21,7 @@ SLOTS = 96
 
 @dataclass(slots=True)
 class NamespaceUsage:
-    """Of one namespace: bytes that it holds now, and of them those without a process; and bytes times seconds of both."""
+    """A namespace's use: bytes that it holds now, those of them without a process, and both in byte-seconds."""
 
     held: int = 0
     unused: int = 0
@@ -32,7 +31,7 @@ class NamespaceUsage:
 
 @dataclass(frozen=True, slots=True)
 class WasteReport:
-    """What was added up from `since` to `until`, by namespace; "" is who has none. `unheard` nodes are not counted now."""
+    """The sums from `since` to `until`, by namespace; "" is for those without one. `unheard` nodes are not counted now."""
 
     since: float
     until: float
@@ -47,7 +46,7 @@ class _Slot:
 
 
 class WasteHistory:
-    """Takes each snapshot, in the order in which they were seen."""
+    """Takes each snapshot, in the order seen."""
 
     def __init__(self) -> None:
         self._last: ClusterSnapshot | None = None
@@ -56,7 +55,7 @@ class WasteHistory:
         self._slots: deque[_Slot] = deque(maxlen=SLOTS)
 
     def take(self, snapshot: ClusterSnapshot) -> None:
-        """The cluster was as the last one says until now, and is as this one says."""
+        """The last snapshot's state held until now; from now on this one's does."""
         if self._last is not None:
             self._add(snapshot.taken - self._last.taken, snapshot.taken)
         change = None if self._last is None else snapshot.since(self._last.version)
@@ -90,7 +89,7 @@ class WasteHistory:
         return WasteReport(self._slots[0].began, self._last.taken, spaces, unheard)
 
     def _add(self, seconds: float, until: float) -> None:
-        """So many seconds of what is now; a clock that was set back adds none."""
+        """Add so many seconds of the present state; a clock that was set back adds none."""
         if seconds <= 0:
             return
         if until - self._slots[-1].began >= SLOT_SECONDS:
@@ -110,7 +109,7 @@ class WasteHistory:
 
 
 def _uses_of(node: SeenNode) -> Mapping[str, NamespaceUsage] | None:
-    """What each namespace has of the node; None where nobody knows how it is now."""
+    """What each namespace has of the node; None if its present state is unknown."""
     if node.trouble or node.seen is None:
         return None
     found: dict[str, NamespaceUsage] = {}

@@ -1,19 +1,17 @@
-"""What namespaces hold of a cluster and do not use, as somebody may see it: over the last day, and now."""
+"""What namespaces hold of a cluster and do not use, as a viewer may see it: over the last day, and now."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from tranche.core.quantity import GIB
-from tranche.dashboard.cluster.apart import apart
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waste_history import NamespaceUsage, WasteReport
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, memory, moment, notes, share_link, span_since
+from tranche.dashboard.parts import figures, memory, moment, node_link, notes, share_link, span_since
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
@@ -29,7 +27,7 @@ _Unused = tuple[int, "Sequence[Child | None]"]
 
 
 def waste_data(report: WasteReport, sight: NameVisibility, others: bool) -> dict[str, Any]:
-    """The fields of a ClusterWaste document; with `others` the namespaces that may not be named are one, `null`."""
+    """The fields of a ClusterWaste document; with `others` the hidden namespaces are added up as one, `null`."""
     named = [(name, use) for name, use in report.spaces.items() if sight.sees(name)]
     hidden = [use for name, use in report.spaces.items() if not sight.sees(name)]
     rows = [_row(name, use) for name, use in sorted(named, key=lambda pair: (-pair[1].unused_seconds, pair[0]))]
@@ -46,7 +44,7 @@ def waste_data(report: WasteReport, sight: NameVisibility, others: bool) -> dict
 def cluster_waste_page(
     waste: Document | None, seen: ClusterSnapshot, sight: NameVisibility, order: TableOrder = _NO_ORDER
 ) -> DashboardPage:
-    """A ClusterWaste document, and what is held and unused now of the nodes as they are shown."""
+    """A ClusterWaste document, and what the visible nodes have held and unused now."""
     if waste is None:
         return DashboardPage("Waste", element("div", notes(seen.notes), element("p", "Nothing was seen yet.")))
     rows = [_shown(each) for each in waste["namespaces"]]
@@ -122,7 +120,7 @@ def _hours(byte_seconds: int) -> str:
 
 
 def _unused(seen: ClusterSnapshot, sight: NameVisibility) -> Iterator[_Unused]:
-    """Each device that somebody holds who may be named, and that no process is in, with its bytes."""
+    """Each device with a visible holder and no process, with its bytes."""
     for node in seen.nodes.values():
         if not node.trouble and node.seen is not None:
             rows: list[_Unused] = apart(node.name, partial(_unused_of, node, seen.taken, sight), list)
@@ -139,7 +137,7 @@ def _unused_of(node: SeenNode, now: float, sight: NameVisibility) -> list[_Unuse
         name = holder_without_id(allocation)
         row: Sequence[Child | None] = (
             _what(each.gpu, each.device),
-            element("a", node.name, href=f"/nodes/{quote(node.name, safe='', errors='replace')}"),
+            node_link(node.name),
             element("span", share_link(each.allocation_id), f" {name}"),
             memory(each.memory),
             span_since(allocation["created"], now),

@@ -1,23 +1,23 @@
-// Keeps a page true: asks for its live part anew when the server says that something has changed, says so when it is not live,
-// and writes moments in the viewer's zone. Without this script a page is a picture of the moment at which it was loaded.
+// Keeps a page current: fetches its live part again when the server reports a change, says when the page is not live, and writes
+// times in the viewer's zone. Without this script a page shows the moment at which it was loaded.
 "use strict";
 
 (() => {
-  const SILENT_MS = 7000; // the server says something every two seconds
+  const SILENT_MS = 7000; // the server sends something every two seconds
   const line = document.getElementById("live");
   let shown = document.body.dataset.version;
   let wanted = shown;
-  let heard = Date.now(); // when the server last said something, by this clock
+  let heard = Date.now(); // when the server was last heard, by this clock
   let taken = Date.parse(line.dataset.taken); // when the machine was last seen, by the server's clock
-  let unseen = 0; // for how long it had not been seen when the server last said something: a silent server says nothing of it
-  let turns = false; // many pages of this browser are open: this one is told in turns
-  let offset = 0; // the server's clock less this one
+  let unseen = 0; // how long the machine had been unseen when the server was last heard: a silent server does not report it
+  let turns = false; // many pages of this browser are open: the server updates them in turns
+  let offset = 0; // the server's clock minus this one
   let trouble = "";
   let refused = false;
-  let same = ""; // the live part as it was fetched last
-  let told = shown; // the version that the stream told last
-  let stale = false; // what is shown has to be fetched as a whole
-  const feed = () => document.body.dataset.feed; // where there is one, it brings single rows, and `rows.js` puts them in
+  let same = ""; // the live part as last fetched
+  let told = shown; // the stream's latest version
+  let stale = false; // the whole page has to be fetched again
+  const feed = () => document.body.dataset.feed; // a feed brings single rows, and `rows.js` inserts them
   let fetching = false;
 
   const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
@@ -54,7 +54,7 @@
   function say(state, text) {
     if (line.className !== state) line.className = state;
     const said = document.getElementById("live-said");
-    if (said.textContent !== text) said.textContent = text; // a screen reader reads what changes, so nothing does without need
+    if (said.textContent !== text) said.textContent = text; // a screen reader reads every change, so avoid needless ones
   }
 
   function liveness() {
@@ -67,7 +67,7 @@
     return say("live", `live${apart}${turns ? ", every two seconds: this browser has many pages open" : ""}`);
   }
 
-  // What a person is doing on the page stays: the focus, what is open, where it is scrolled to.
+  // Keeps the viewer's place: the focus, what is open, the scroll position.
   function replace(fresh) {
     const old = document.getElementById("view");
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
@@ -89,7 +89,7 @@
         const goal = wanted;
         const answer = await fetch(location.href, { headers: { "Tranche-Part": "view" }, cache: "no-store" });
         if (answer.status === 401) { refused = true; break; }
-        if (answer.status === 404) document.getElementById("view").textContent = "This is not there any more.";
+        if (answer.status === 404) document.getElementById("view").textContent = "This no longer exists.";
         if (!answer.ok) break;
         const text = await answer.text();
         const made = text === same ? null : new DOMParser().parseFromString(text, "text/html").getElementById("view");
@@ -98,7 +98,7 @@
         shown = goal;
         stale = false;
       }
-    } catch { /* the server is away; the stream says so, and begins anew */ } finally {
+    } catch { /* the server is away; the stream says so, and reconnects */ } finally {
       fetching = false;
       liveness();
     }
@@ -127,7 +127,7 @@
       renew();
     });
     opened.onerror = async () => {
-      if (opened.readyState !== EventSource.CLOSED) return; // the browser tries again by itself
+      if (opened.readyState !== EventSource.CLOSED) return; // the browser retries by itself
       const answer = await fetch("/live", { method: "HEAD" }).catch(() => null);
       refused = answer !== null && answer.status === 401;
       liveness();
@@ -141,7 +141,7 @@
     if (stream) listen();
   });
 
-  // A browser has few connections for one server: a page that nobody sees needs none.
+  // A browser has few connections for one server: a hidden page needs none.
   document.addEventListener("visibilitychange", () => {
     if (document.hidden) {
       stream?.close();
@@ -151,7 +151,7 @@
     }
   });
 
-  // A clock that is set back must not make a silent server look like a talking one.
+  // A clock that is set back must not make a silent server look live.
   let before = Date.now();
   setInterval(() => {
     if (Date.now() < before - 1000) heard = Math.min(heard, Date.now());
@@ -160,7 +160,7 @@
     liveness();
   }, 1000);
 
-  // What changes all the time, and nobody tells of, is asked for now and then.
+  // What changes all the time without updates is fetched from time to time.
   const every = Number(document.body.dataset.every);
   if (every) setInterval(() => {
     if (document.hidden) return;

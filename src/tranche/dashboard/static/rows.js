@@ -1,5 +1,5 @@
-// Keeps a table of nodes true: puts the rows in that the server says have changed, and asks anew while somebody types what he looks for.
-// Without this script the page is a picture of the moment at which it was loaded, and the form asks when it is sent.
+// Keeps a table of nodes current: inserts the rows that the server reports as changed, and searches again while the viewer types.
+// Without this script the page shows the moment at which it was loaded, and the form searches when it is sent.
 "use strict";
 
 (() => {
@@ -7,7 +7,7 @@
   const byName = (id) => id.slice("node-".length);
   const elements = (html) => new DOMParser().parseFromString(html, "text/html").body.firstElementChild;
 
-  // Rows are in the order of their ids, as the server sorts them.
+  // Rows are in the order of their ids, as on the server.
   function placeFor(rows, id) {
     let low = 0;
     let high = rows.length;
@@ -52,7 +52,7 @@
     const address = `${form.action}?${chosen}`;
     const answer = await fetch(address, { headers: { "Tranche-Part": "view" }, cache: "no-store" }).catch(() => null);
     const text = answer?.ok ? await answer.text() : "";
-    if (!text || mine !== asked) return; // somebody types on
+    if (!text || mine !== asked) return; // the viewer is still typing
     document.getElementById("view").replaceWith(document.adoptNode(elements(text)));
     history.replaceState(null, "", address);
     document.body.dataset.feed = `/live?rows=1&${chosen}`;

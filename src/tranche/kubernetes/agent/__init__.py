@@ -1,1 +1,1 @@
-"""The agent's process: it starts the parts, wires them, and says how they are."""
+"""The agent's process: starts and wires the parts, and reports their state."""

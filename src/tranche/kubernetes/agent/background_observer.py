@@ -1,4 +1,4 @@
-"""A look that may block for ever, on a thread of its own: never two at once, and what was seen last stays known."""
+"""Runs a read that may block forever on its own thread: one at a time, keeping the last result."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TimedObservation(Generic[Seen]):
-    """What was seen, and when the look began, in seconds of a monotonic clock."""
+    """What was read, and when the read began, in seconds of a monotonic clock."""
 
     what: Seen
     at: float
 
 
 class BackgroundReader(Generic[Seen]):
-    """To be used from one event loop. The thread is a daemon, which no end of the process waits for."""
+    """For use from one event loop. Its daemon thread does not keep the process from exiting."""
 
     def __init__(self, name: str, *, clock: Callable[[], float]) -> None:
         self._name = name
@@ -37,9 +37,9 @@ class BackgroundReader(Generic[Seen]):
         self._thread: threading.Thread | None = None
 
     async def latest(self, look: Callable[[], Seen], patience: float) -> TimedObservation[Seen] | None:
-        """The newest sight, after a look if it ends within that many seconds; None when nothing was ever seen.
+        """Read, and return the newest result; waits at most `patience` seconds. None when no read ever succeeded.
 
-        While a look hangs no other begins: the last sight is given again, as old as it is.
+        While a read hangs, no other begins, and callers get the last result with its age.
         """
         if self._looking is None:
             self._looking = asyncio.Event()
@@ -53,7 +53,7 @@ class BackgroundReader(Generic[Seen]):
         return self._last
 
     def join(self) -> None:
-        """Wait for the end of the look that is under way, if one is; from any thread, and maybe for ever."""
+        """Wait for a running read to end, if any. Callable from any thread; may block forever."""
         if self._thread is not None:
             self._thread.join()
 
@@ -68,7 +68,7 @@ class BackgroundReader(Generic[Seen]):
         except Exception as defect:
             failure = f"{type(defect).__name__}: {defect}"
             _log.exception("%s failed", self._name)
-        with suppress(RuntimeError):  # the loop has ended meanwhile
+        with suppress(RuntimeError):  # the loop has ended in the meantime
             loop.call_soon_threadsafe(self._done, seen, failure)
 
     def _done(self, seen: TimedObservation[Seen] | None, failure: str) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the cut at boot installed on the node's machine for as long as the agents' DaemonSet asks for it."""
+"""Keeps the boot unit, which cuts the GPUs at boot, installed for as long as the agents' DaemonSet asks for it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _log = logging.getLogger(__name__)
 
 
 class Installation(Protocol):
-    """What is installed on the machine; each says in words what it did, and blocks."""
+    """Installs on the machine. Both methods block and return a description of what they did."""
 
     def install(self) -> str:
-        """Write what is not there as it should be."""
+        """Write whatever is missing or differs."""
         ...
 
     def remove(self) -> str:
-        """Take it away again."""
+        """Remove it again."""
         ...
 
 
 class BootUnit:
-    """A component of the node agent: installs once, since nobody but an agent or a person changes it afterwards."""
+    """A component of the node agent. It installs once: only an agent or an administrator changes the unit later."""
 
     name = "boot-unit"
 
@@ -42,16 +42,16 @@ class BootUnit:
         return Readiness(not self._trouble, self._trouble)
 
     async def run(self) -> None:
-        """Install it, and do nothing more until cancelled."""
+        """Install the unit, then wait to be cancelled."""
         said = await asyncio.to_thread(self._installation.install)
         self._trouble = ""
         _log.info("boot unit installed", extra={"done": said})
         await asyncio.Event().wait()
 
     def end(self, daemon_set: DaemonSet | None) -> None:
-        """Take the unit away when the DaemonSet is deleted, or asks for it no more.
+        """Remove the unit if the DaemonSet is being deleted or no longer asks for it.
 
-        An upgrade or a restart of the machine ends an agent as well, and the unit stays. So it does when nobody knows (None).
+        The unit stays after an upgrade or a reboot, which end an agent too, and when the DaemonSet is unknown (None).
         """
         if daemon_set is None or not (daemon_set.deleting or not daemon_set.has_option(OPTION)):
             return

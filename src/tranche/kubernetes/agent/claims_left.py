@@ -1,4 +1,4 @@
-"""Which pods have something by claims when the agents leave for good: nobody is there who could take it back from them."""
+"""Lists the pods that still have GPUs by claims when the agents leave for good: no agent can take these back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED = 20
 
 
 def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Name the pods that end only when an agent is there again. Nothing is said where the cluster knows no claims.
+    """Name the pods that cannot end until an agent runs again. Says nothing where the cluster has no claims.
 
     Raises KubeconfigInvalid when no API server is known, and KubernetesUnavailable when it does not answer.
     """

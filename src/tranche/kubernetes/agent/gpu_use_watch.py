@@ -1,6 +1,6 @@
 """The agent's part that reads the GPUs' gauges once a minute and keeps their means over days, where people are to be told.
 
-The node's report holds what it keeps: after a restart it goes on from there.
+It stores them in the node's report and continues from there after a restart.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from tranche.kubernetes.telling.use_report import (
 
 _RETRY_SECONDS = 5.0
 _SET_SECONDS = 10.0
-"""A clock that has moved by more than that between two readings was set."""
+"""If a clock drifts by more than this between two readings, somebody set it."""
 
 _log = logging.getLogger(__name__)
 
 
 class GpuUseWatch:
-    """A component: publishes in `use` what the annotation is to say, after each reading.
+    """A component: after each reading, publishes the annotation's text in `use`.
 
-    It keeps nobody waiting: while the driver hangs nothing is read, and that time is a gap. `now` is seconds since the epoch,
-    `clock` is monotonic: where they part somebody has set the clock, and what was read before is of no known time.
+    It never holds up other parts: while the driver hangs, it reads nothing and leaves a gap. `now` is seconds since the epoch;
+    `clock` is monotonic. If the two drift apart, the system clock was set, and the time of earlier samples is unknown.
     """
 
     name = "use"
@@ -64,11 +64,11 @@ class GpuUseWatch:
         self._sleep = sleep
 
     def ready(self) -> Readiness:
-        """Always: charts are no reason to take the node's agent out of service."""
+        """Always ready: charts are no reason to take the node's agent out of service."""
         return Readiness(True)
 
     async def run(self) -> None:
-        """Record until cancelled, from the moment when it is known what was recorded before."""
+        """Load what was recorded before, then record until cancelled."""
         await self._services.inventory.latest.first()
         use, since_line, offset = await self._kept(), list[GaugeSample](), self._now() - self._clock()
         while True:
@@ -87,7 +87,7 @@ class GpuUseWatch:
             await self._sleep(READ_SECONDS)
 
     async def _kept(self) -> UseReport:
-        """What the node's report says; nothing where it says none that can be read."""
+        """The use in the node's report; NO_USE where it holds none or cannot be read."""
         said = ""
         while True:
             try:
@@ -107,7 +107,7 @@ class GpuUseWatch:
 
 
 def _documents(node: NodeState, readings: Iterable[GpuReading]) -> tuple[Document, ...]:
-    """The readings with the places of their slices: another slice may have the same number when somebody looks."""
+    """The readings with their slices' placements: by the time somebody looks, another slice may have the same number."""
     places = {(gpu.uuid, each.id): each.placement for gpu in node for each in gpu.instances}
     found = []
     for reading in map(reading_document, readings):

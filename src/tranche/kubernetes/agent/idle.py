@@ -1,6 +1,6 @@
-"""An agent on a machine without a GPU: it serves nothing but its health, says so, and looks again now and then.
+"""An agent on a machine without a GPU: it serves only its health pages, says so, and checks for a GPU from time to time.
 
-Nothing that serves a node is imported before there is a GPU: this process may be on every node of a cluster.
+It imports nothing that serves a node until there is a GPU: this process may run on every node of a cluster.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _log = logging.getLogger(__name__)
 
 
 def machine_has_gpu(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this machine, or the simulated one of the environment, has a GPU; True when nothing says that it has none."""
+    """Whether this machine, or the environment's simulated one, has a GPU; True when nothing says otherwise."""
     simulated = environ.get("TRANCHE_SIM_STATE")
     return Path(simulated).exists() if simulated else has_nvidia_gpu() is not False
 
 
 def idle_until_gpu(host: str, port: int, has_gpu: Callable[[], bool], *, period: float = LOOK_SECONDS) -> bool:
-    """Serve the health pages, ready, until the machine has a GPU: True then, False at SIGTERM or SIGINT.
+    """Serve the health pages, ready, until the machine has a GPU: returns True then, False at SIGTERM or SIGINT.
 
     `period` is in seconds. UsageError when the port is taken.
     """

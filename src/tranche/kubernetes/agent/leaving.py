@@ -1,8 +1,8 @@
-"""Taking the agents off a cluster for good: ends them, then takes back what they have written on the nodes.
+"""Removes the agents from a cluster for good: ends them, then takes back what they wrote on the nodes.
 
-An agent cannot tell an uninstallation from an upgrade by the signal that ends it, and has no rights left when it is over. So
-the agents' DaemonSet is deleted first, while everything else is still there; an agent whose DaemonSet is deleted takes its files
-along.
+The signal that ends an agent does not tell it an uninstallation from an upgrade, and after an uninstallation it has no rights
+left. So the agents' DaemonSet is deleted first, while everything else is still there; an agent with a deleted DaemonSet removes
+its files.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def leave(
     patience: float,
     say: Say,
 ) -> None:
-    """Take the agents of that DaemonSet off the cluster.
+    """Remove that DaemonSet's agents from the cluster.
 
-    Waits `patience` seconds for the agents to end; those of nodes that do not answer never do, and their nodes are cleaned, too.
-    Nodes on which agents of another DaemonSet run stay as they are.
+    Waits `patience` seconds for the agents to end. Agents on nodes that do not answer never end; their nodes are cleaned too.
+    Nodes that run agents of another DaemonSet stay as they are.
     Raises KubeconfigInvalid when no API server is known, and what `KubeClient` says.
     """
 
@@ -86,7 +86,7 @@ def _leases_of(node: str) -> tuple[str, ...]:
 
 
 async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patience: float, say: Say) -> set[str]:
-    """Delete the DaemonSet and wait for its pods; the nodes that they ran on."""
+    """Delete the DaemonSet and wait for its pods to end; returns the nodes that they ran on."""
     found = await cluster.daemon_set(namespace, name)
     if found is None:
         say(f"there is no DaemonSet {namespace}/{name}")
@@ -106,7 +106,7 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
 
 
 async def _nodes_of_other_agents(cluster: ClusterClient, namespace: str, name: str, say: Say) -> set[str]:
-    """Where agents run that stay: what is written there is theirs. None where this account may not ask."""
+    """The nodes of agents that stay, which own what is written there. None where this account may not ask."""
     nodes: set[str] = set()
     try:
         for each in await cluster.daemon_sets():
@@ -128,11 +128,11 @@ async def _clean(cluster: ClusterClient, client: KubeClient, name: str, parts: C
             await client.set_unschedulable(name, False)
         if found.condition is not None:
             await cluster.remove_node_condition(name, found.condition)
-        # Last: while an annotation is there, the node is known for one that is not clean yet.
+        # Last: an annotation marks the node as not yet clean.
         if found.labels or found.annotations:
             await client.patch_node_metadata(name, labels=found.labels, annotations=found.annotations)
     except KubernetesNotFound:
-        return  # the node has left the cluster meanwhile
+        return  # the node has left the cluster in the meantime
     counts = f"{len(found.labels)} labels, {len(found.annotations)} annotations"
     say(
         f"node {name}: {counts}{' and a condition' if found.condition else ''} taken back"
@@ -142,9 +142,9 @@ async def _clean(cluster: ClusterClient, client: KubeClient, name: str, parts: C
 
 
 async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: str) -> DaemonSet | None:
-    """That DaemonSet as an agent finds it at its own end; None when the API server does not show it within a second.
+    """The DaemonSet as an ending agent finds it; None when it does not exist or the API server does not show it within a second.
 
-    One that is not there has perhaps never been: this agent may run without.
+    A missing DaemonSet proves nothing: this agent may run without one.
     """
     try:
         async with asyncio.timeout(_ASK_SECONDS):
@@ -154,9 +154,9 @@ async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: st
 
 
 def take_files_along(cdi_folder: Path, kubelet_folder: Path) -> None:
-    """Remove what an agent leaves on its node for containers to come, and the folder that it made in the kubelet's, once empty.
+    """Remove the files that the agent left for new containers, and its folder in the kubelet's if that is empty.
 
-    Its state folder stays: it says who holds what.
+    The state folder stays: it records who holds what.
     """
     write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)
     with suppress(OSError):  # another agent's socket is in it, or it was never made
@@ -164,13 +164,13 @@ def take_files_along(cdi_folder: Path, kubelet_folder: Path) -> None:
 
 
 async def give_gpus_back(host: Host, pods: PodRegister, say: Callable[[str], Awaitable[None]]) -> None:
-    """End the MPS daemons that nobody needs, with the compute modes of before; say which stay, since programs still use them.
+    """End unused MPS daemons and restore their GPUs' compute modes; say which daemons programs still use.
 
-    Nobody looks after these any more until there is another agent.
+    No agent looks after the remaining ones until another agent runs here.
     """
     try:
         async with asyncio.timeout(_DAEMONS_END_SECONDS):
-            with suppress(TrancheError):  # what a pod has that ended just now it then keeps
+            with suppress(TrancheError):  # on failure, the pods that ended just now keep what they have
                 await pods.look()
             left = await asyncio.to_thread(_end_idle_daemons, host)
             if left:
@@ -184,7 +184,7 @@ async def give_gpus_back(host: Host, pods: PodRegister, say: Callable[[str], Awa
 
 
 def _end_idle_daemons(host: Host) -> tuple[str, ...]:
-    """End what nobody needs; the devices of the daemons that stay."""
+    """End unused daemons; returns the devices of those that stay."""
     host.daemons.records.expire()
     view = host.view(seconds=_DAEMONS_END_SECONDS, thorough=True)
     return tuple(daemon.device_uuid for gpu in view.node for daemon in gpu.daemons)

@@ -1,7 +1,7 @@
-"""The component that serves /metrics: what the parts know already, and gauges that are read when somebody asks.
+"""The component that serves /metrics: what the parts already know, and gauges read on each scrape.
 
-A scrape never waits long for the driver or the ledger, and never reads what the inventory reads: the agent's work goes on while
-both hang, and the scrape says how old its values are.
+A scrape never waits long for the driver or the ledger, and never reads what the inventory reads. While both hang, the agent
+keeps working and the scrape reports how old its values are.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from tranche.metrics.samples import MetricNameSet, named_samples
 
 _OLDEST_READING_SECONDS = 120.0
 _SAID_AGAIN_SECONDS = 1.0
-"""Whoever asks within that time gets the same text: making it is work on the agent's event loop, and everybody may ask."""
+"""Requests within this time get the same text: rendering it takes time on the agent's event loop, and anyone may ask."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where metrics are served, and under which names; for how many seconds at most a scrape waits for driver and ledger.
+    """Where metrics are served and under which names, and how many seconds a scrape may wait for driver and ledger.
 
-    `default_layout` is that of a node whose label names none.
+    `default_layout` is the layout of a node whose label names none.
     """
 
     host: str
@@ -50,7 +50,7 @@ class MetricsSettings:
 
 
 class MetricsServer:
-    """A component. `readiness` is that of all components; `mismatched` counts GPUs that differ from the wanted layout.
+    """A component. `readiness` covers all components; `mismatched` counts GPUs that differ from the wanted layout.
 
     `clock` is monotonic, `now` the time of day, both in seconds.
     """
@@ -106,7 +106,7 @@ class MetricsServer:
             server.stop()
 
     def join(self) -> None:
-        """Wait for the end of what it asks of the driver and the ledger; from any thread, and maybe for ever."""
+        """Wait for its pending reads of the driver and the ledger. Callable from any thread; may block forever."""
         self._readings.join()
         self._ledger.join()
 
@@ -129,7 +129,7 @@ class MetricsServer:
         return said
 
     async def facts(self) -> NodeFacts:
-        """All that is known now."""
+        """Everything known now."""
         inventory = self._services.inventory
         view = inventory.latest.value.view if inventory.latest.synced else None
         host, patience = self._services.host, self._settings.patience
@@ -140,7 +140,7 @@ class MetricsServer:
                 node = view.node
                 gauges = looks.create_task(self._readings.latest(lambda: self._gauges.read(node), patience))
         known = ledger.result()
-        found = NodeFacts(now=self._now(), version=version("tranche")) if known is None else known.what
+        found = NodeFacts(now=self._now(), version=version("tranche-gpu")) if known is None else known.what
         found = replace(found, now=self._now(), nvml_errors=NVML_ERRORS.counts(), agent=self._agent())
         if view is not None:
             found = replace(found, view=view, view_age=inventory.age)

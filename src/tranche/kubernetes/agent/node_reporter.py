@@ -1,15 +1,14 @@
-"""The agent's part that tells of its node in a lease: people, where they are to be told, and a controller that chooses."""
+"""The agent's part that reports its node in a lease: to people, where that is on, and to a controller that chooses."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranche.core.allocation import WithheldDevice
-from tranche.core.errors import TrancheError, UsageError
+from tranche.core.errors import UsageError
 from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
@@ -40,18 +39,16 @@ from tranche.kubernetes.telling.told_view import (
 )
 
 CHECK_SECONDS = 300.0
-"""So often the lease is read again where nobody renews it: somebody may have deleted it."""
-
-_log = logging.getLogger(__name__)
+"""How often the lease is read again where it is not renewed: somebody may have deleted it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportSource:
-    """What there is to tell, each as it was last known.
+    """What there is to report, each as last known.
 
-    `node` is the node object. `fresh` says whether the latest of `snapshots` is of now. `refused` says why pods, by uid, cannot
-    have the share that a controller chose for them, and `layouts` is what the agent makes of the layout label: while there is
-    none it is not told. `use` is how much the GPUs are used, as an annotation says it: until there is one, what was told stands.
+    `node` is the node object. `fresh` says whether the latest of `snapshots` is current. `refused` says why pods, by uid, cannot
+    have the share that a controller chose for them. `layouts` is what the agent makes of the layout label; it is left out until
+    there is one. `use` is the GPUs' use as annotation text; until there is one, the previously reported one stays.
     """
 
     snapshots: LatestValue[Snapshot]
@@ -66,18 +63,18 @@ class ReportSource:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What is told, and what of it is news when it changes: amounts alone are not."""
+    """What is reported, and the part of it whose changes are news: changed amounts alone are not."""
 
     told: ViewReport = field(compare=False)
     news: ViewReport
 
 
 class NodeReporter:
-    """A component: writes the lease when something has changed, at most once in `pause` seconds.
+    """A component: writes the lease after changes, at most once in `pause` seconds.
 
-    With `to_people` it is written at least every `RENEWED_SECONDS` while the driver answers, so that nobody takes what is old for
-    true. Without it only a controller is told, where one chooses of the node's GPUs. `say` records an event of the node, by
-    reason and message. `clock` is monotonic, in seconds.
+    With `to_people` it writes at least every `RENEWED_SECONDS` while the driver answers, so that nobody mistakes an old report
+    for a current one. Without it, the report is only for a controller that chooses of the node's GPUs. `say` records an event of
+    the node, by reason and message. `clock` is monotonic, in seconds.
     """
 
     name = "report"
@@ -110,54 +107,50 @@ class NodeReporter:
         )
 
     def ready(self) -> Readiness:
-        """Ready when a controller that chooses could be told of the last change. A page that shows less is no reason to take the
-        node's agent out of service.
+        """Ready when the last change reached a controller that chooses. A page that shows less is no reason to take the node's
+        agent out of service.
         """
         trouble = self._lease.trouble if self._chosen_of else ""
         return Readiness(not trouble, trouble)
 
     async def run(self) -> None:
-        """Keep the lease true until cancelled. It stays then: what the node has is not free because nobody tells of it, and pages
-        say since when nobody has heard of the node.
+        """Keep the lease true until cancelled. The lease stays: without a reporter the node's shares are not free, and pages show
+        since when the node is silent.
         """
         news = self._news
         others: tuple[LatestValue[Any], ...] = (news.refused, news.faults, news.layouts)
         await self._lease.run((news.snapshots, news.node, news.backend), others)
 
     def about(self) -> KubeNode | None:
-        """The node, where somebody is to be told; people are while the driver answers."""
+        """The node, if it is to be reported; None otherwise. People get reports only while the driver answers."""
         node = self._news.node.value
         wanted = self._chosen_of or (self._to_people and self._news.fresh())
         return node if node is not None and node.uid and wanted else None
 
     def lease_name(self, node: KubeNode) -> str:
-        """That of the node's report."""
+        """The name of the lease with the node's report."""
         return lease_name(REPORT, node.name)
 
     def read(self, lease: Lease) -> _Said | None:
-        """What it says; None when it cannot be read."""
+        """What the lease says; None when it cannot be read."""
         try:
             return _said(told_from_lease(lease))
         except UsageError:
             return None
 
     async def now(self, node: KubeNode, before: _Said | None) -> _Said:
-        """What is to be told, of which what was withheld before has its say."""
+        """What to report now; devices withheld before influence which are withheld now."""
         offer = None if before is None else before.told.offer
         sizes = await self._sizes(node) if self._chosen_of else None
         return await asyncio.to_thread(self._to_say, node, sizes, () if offer is None else offer.withheld)
 
     async def to_lease(self, node: KubeNode, said: _Said, before: Lease | None, *, changed: bool) -> Lease:
-        """The next generation of the one before, whether the rest of that can be read or not."""
+        """The next generation after `before`, even where the rest of `before` cannot be read."""
         generation, use = (0 if before is None else generation_of(before)) + changed, ""
         if self._to_people:
             use = self._news.use.value if self._news.use.synced else "" if before is None else use_of_lease(before)
         report = replace(said.told, generation=generation, use=use)
         return await asyncio.to_thread(told_to_lease, report, (node.name, node.uid))
-
-    def not_told(self, error: TrancheError) -> None:
-        """A line of the log."""
-        _log.warning("node not told of", extra={"reason": error.reason, "error": str(error)})
 
     @property
     def _chosen_of(self) -> bool:
@@ -165,7 +158,7 @@ class NodeReporter:
         return self._news.backend.synced and self._news.backend.value is AllocationBackend.GATES
 
     async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
-        """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
+        """The room that the administrator has the node keep; none, with an event, where the annotation is invalid."""
         sizes, problem = kept_sizes(node.annotations)
         if problem and problem != self._unknown_size:
             await self._say_event(node, "KeptRoomUnknown", problem)

@@ -1,5 +1,5 @@
-"""Builds the agent's parts from what they share: device plugin, MIG manager, driver for claims and its slices, feature labels,
-the node's report.
+"""Builds the agent's parts from what they share: device plugin, MIG manager, claim driver and its slices, feature labels, the
+node's report.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from tranche.planning.layouts.layout_offer import LayoutList
 def device_plugin(
     services: NodeContext, config: ConfigSource, *, cdi_folder: Path, ways: AdvertisementState | None = None
 ) -> DevicePlugin:
-    """The device plugin for the machine that is meant: one with a driver, or a simulated one.
+    """The device plugin for this machine: one with a driver, or a simulated one.
 
     With `ways` it heeds the node's mode.
     """
@@ -88,9 +88,9 @@ def mig_manager(
     daemon_set: str,
     layouts: LatestValue[LayoutReport],
 ) -> MigManager:
-    """The MIG manager; with a budget it takes part in the rollout of all nodes that `daemon_set` runs on.
+    """The MIG manager; with a budget it takes part in the rollout across all nodes that run `daemon_set`.
 
-    `layouts` is told what it makes of the label that names a layout.
+    It reports in `layouts` what it makes of the label that names a layout.
     """
 
     def offered(offer: LayoutList) -> None:
@@ -128,8 +128,8 @@ def node_report(
     refused: LatestValue[Mapping[str, str]],
     use: LatestValue[str],
 ) -> NodeReporter:
-    """What tells of the node: people, and a controller where one chooses. `layouts` is what the MIG manager makes of a layout's
-    name, `refused` why pods, by uid, cannot have what was chosen for them, `use` how much the GPUs are used.
+    """The node's reporter: to people, and to a controller where one chooses. `layouts` is what the MIG manager makes of a
+    layout's name, `refused` why pods, by uid, cannot have their chosen share, `use` how much the GPUs are used.
     """
     inventory, health = services.inventory, services.device_health
 
@@ -150,14 +150,14 @@ def node_report(
 
 
 def gpu_use_watch(services: NodeContext, _: ConfigSource, *, use: LatestValue[str]) -> GpuUseWatch:
-    """What records how much the GPUs are used; `use` is told it as the node's report says it."""
+    """The recorder of the GPUs' use; it publishes in `use` the text for the node's report."""
     return GpuUseWatch(services, use)
 
 
 def share_driver(
     services: NodeContext, config: ConfigSource, *, cdi_folder: Path, refused: LatestValue[Mapping[str, str]]
 ) -> ShareDriver:
-    """What hands shares to pods that a controller chose for; `refused` is told why, by their uids, some cannot have theirs."""
+    """The driver that hands out shares chosen by a controller; `refused` is told why, by uid, pods cannot have theirs."""
 
     def files() -> DeviceFiles:
         return _device_files(config.latest.value)
@@ -189,9 +189,9 @@ def claim_driver(
     fallen: LatestValue[frozenset[str]],
     look_seconds: float = LOOK_SECONDS,
 ) -> BackendComponent:
-    """What claims need of this node; `instance` is the uid of the agent's pod. `registered` is told when the kubelet has it.
+    """The claim driver; `instance` is the uid of the agent's pod. `registered` is told whether the kubelet has the driver.
 
-    `reserved` tells what is shown as kept for larger requests; `fallen` is told which claims are over while their pods run on.
+    `reserved` holds the devices shown as kept for larger requests; `fallen` is told the ended claims whose pods run on.
     """
 
     def files() -> DeviceFiles:
@@ -209,7 +209,7 @@ def claim_driver(
         reserved=reserved,
         fallen=fallen,
     )
-    # A kubelet gives back what its pods have by claims to nobody else, and ends no such pod before.
+    # The kubelet returns its pods' claims to this driver alone, and ends no such pod before that.
     return BackendComponent(
         driver,
         services.backend,
@@ -220,7 +220,7 @@ def claim_driver(
 
 
 async def _claims_left(services: NodeContext) -> bool:
-    """Whether the kubelet may still have something to give back: a pod has claims, or the register says so."""
+    """Whether the kubelet may still have claims to give back: a pod has claims, or the register says so."""
     if services.node_pods.synced and any(pod.claims for pod in services.node_pods.value):
         return True
     try:
@@ -238,7 +238,7 @@ def claim_slices(
     fallen: LatestValue[frozenset[str]],
     ways: AdvertisementState | None = None,
 ) -> BackendComponent:
-    """What shows claims the devices of this node, once the driver is registered; with `ways` those that no kubelet counts."""
+    """The publisher of this node's devices, once the driver is registered; with `ways` only of those that no kubelet counts."""
 
     def roots(view: NodeView) -> Mapping[str, str]:
         return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
@@ -252,14 +252,14 @@ def claim_slices(
         fallen=fallen,
         ways=ways,
     )
-    # While the driver is still there the kubelet leaves them, and the scheduler would go on giving them away.
+    # While the driver is there, the kubelet leaves the slices alone, and the scheduler would keep allocating them.
     return BackendComponent(
         publisher, services.backend, BY_CLAIMS, owed=CleanupTask(partial(_claims_left, services), publisher.withdraw)
     )
 
 
 def cdi_obstacle(config: PluginConfig, *, cdi_folder: Path) -> str:
-    """Why this agent cannot write a CDI specification by which a container finds the driver; "" when it can. Blocks."""
+    """Why this agent cannot write a CDI specification through which containers find the driver; "" when it can. Blocks."""
     if not os.access(cdi_folder, os.W_OK):
         return f"there is no folder {cdi_folder} that the agent can write"
     return _device_files(config).why_no_cdi()

@@ -49,28 +49,28 @@ from tranche.node.host import Host
 
 _COMPONENTS_END_SECONDS = 1.0
 _THREADS_END_SECONDS = 0.7
-# The inventory, the driver's events, a plan for each GPU, and what the parts ask of the kubelet's files, all at once.
+# Enough for the inventory, driver events, a plan for each GPU, and the parts' reads of the kubelet's files, all at once.
 _THREADS = 24
-# How long one thread may keep the interpreter from others that wait: what answers the kubelet takes many short turns, and would
-# wait for Python's 5 ms before each of them while others compute what is published.
+# How long one thread may hold the interpreter: the threads that answer the kubelet take many short turns, and would wait
+# Python's default of 5 ms before each one while others compute what to publish.
 _TURN_SECONDS = 0.0005
 
 _log = logging.getLogger(__name__)
 
 
 Part = Callable[[NodeContext, ConfigSource], Component]
-"""How one part is built from what all share."""
+"""Builds one part from what all parts share."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """How one agent is set up.
 
-    `namespace` "" means the one that the way to the API server names; `period` is in seconds. `daemon_set` is the one that runs
-    the agent, if any does: when it is deleted, the agent removes what it keeps in `cdi_folder` and `kubelet_folder`. `metrics` is
-    None when none are
-    served. `boot` is what cuts the GPUs at boot, where the agent is to install it. With `stand_by` it is ready while it waits for
-    another agent's end. `backend` is the administrator's word on how the cluster gives shares by demand, None to find out.
+    `namespace` "" means the namespace named where the API server was found. `period` is in seconds. `daemon_set` is the DaemonSet
+    that runs the agent, if any: when it is deleted, the agent removes what it keeps in `cdi_folder` and `kubelet_folder`.
+    `metrics` is None when none are served. `boot` cuts the GPUs at boot, where the agent is to install it. With `stand_by` the
+    agent is ready while it waits for another agent's end. `backend` is the administrator's word on how the cluster gives shares
+    on demand, None to find out.
     """
 
     node_name: str
@@ -99,9 +99,9 @@ def run_agent(
     """Serve until SIGTERM or SIGINT.
 
     KubeconfigInvalid when no API server is known, PluginConfigInvalid when the device plugin's settings are wrong, UsageError
-    when the health port is taken, LedgerUnavailable when the state folder was deleted under it. Threads that are still at work
-    a moment after the components have ended are left: the process then exits under them, which is safe at any point, as the
-    ledger's journal is written for `kill -9`.
+    when the health port is taken, LedgerUnavailable when the state folder was deleted under it. Threads that still work a moment
+    after the components have ended are abandoned: the process exits under them. That is safe at any point, as the ledger's
+    journal is written for `kill -9`.
     """
     asyncio.run(_serve(host, options, parts, environ))
 
@@ -234,21 +234,21 @@ def metrics_server(
     *,
     clock: Callable[[], float] = time.monotonic,
 ) -> MetricsServer:
-    """The metrics of an agent of these parts; without the MIG manager nobody knows the layouts. `clock` is in seconds."""
+    """The metrics of an agent with these parts; without the MIG manager the layouts are unknown. `clock` is in seconds."""
     manager = next((part for part in parts if isinstance(part, MigManager)), None)
     mismatched = manager.mismatched if manager is not None else lambda: None
     return MetricsServer(services, settings, readiness=readiness, mismatched=mismatched, clock=clock)
 
 
 async def _serve_alone(state_folder: StateFolderWatch, serving: asyncio.Event, node_agent: Supervisor) -> None:
-    """Nothing is served before the folder is this agent's: another one may be at work, whose marks this one does not know."""
+    """Serve nothing until the folder is this agent's: another agent may be at work, with marks that this one does not know."""
     await state_folder.take()
     serving.set()
     await node_agent.run()
 
 
 def _end_threads(threads: ThreadPoolExecutor, metrics: MetricsServer | None, code: int) -> None:
-    """Nothing may be in the middle of a call when the driver is closed: that could wait for the call's end, which never comes."""
+    """Wait for pending calls: closing the driver during one could hang forever. Exits with `code` if they do not end."""
 
     def wait() -> None:
         threads.shutdown(cancel_futures=True)

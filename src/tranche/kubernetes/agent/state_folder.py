@@ -1,4 +1,4 @@
-"""One agent for each state folder: whoever comes second serves nothing, says why, and takes over when the first has ended."""
+"""One agent for each state folder: a second one serves nothing, says why, and takes over when the first has ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 class StateFolderWatch:
-    """A component: has the folder for this agent alone, and sees whether it is still there and can be written.
+    """A component: claims the folder for this agent alone, and checks that it stays in place and writable.
 
-    To be made while the ledger that the agent works with is open.
+    Create it while the agent's ledger is open.
     """
 
     name = "state-folder"
@@ -31,9 +31,9 @@ class StateFolderWatch:
     def __init__(
         self, places: StateFolder, *, stand_by: bool = False, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        """Who is to `stand_by` is ready while another agent has the folder: whoever upgrades then ends the other one."""
+        """With `stand_by` it is ready while another agent has the folder, so that an upgrade then ends the other one."""
         self.lost = asyncio.Event()
-        """Set when the folder was deleted or replaced: what this process has open there, nobody else sees any more."""
+        """Set when the folder was deleted or replaced: other processes no longer see the files that this one has open there."""
         self.problem: LatestValue[str] = LatestValue()
         """Why nothing can be written there; "" when it can."""
         self._places = places
@@ -41,7 +41,7 @@ class StateFolderWatch:
         self._another = False
         self._sleep = sleep
         self._lock: FileLock | None = None
-        # Open, so that no other file can come to have the same number.
+        # Kept open, so that no other file can get the same inode number.
         self._ledger = os.open(places.ledger, os.O_PATH | os.O_CLOEXEC)
         self._trouble = "the state folder was not taken yet"
 
@@ -50,13 +50,13 @@ class StateFolderWatch:
         return Readiness(not self._trouble or (self._stand_by and self._another), self._trouble)
 
     async def take(self) -> None:
-        """Return as soon as the folder is this agent's. It is let go when the process ends, however it ends."""
+        """Return once the folder is this agent's. The lock is released when the process ends, however it ends."""
         logged = ""
         while (lock := self._try_to_lock()) is None:
             if self._trouble != logged:
                 _log.warning("waiting for the state folder", extra={"error": self._trouble})
                 logged = self._trouble
-            # While nobody serves, no pod starts with a claim, and the kubelet may ask again only after more than a minute.
+            # While no agent serves, no pod with a claim starts, and the kubelet may not ask again for more than a minute.
             await self._sleep(_STAND_BY_SECONDS if self._stand_by else _PERIOD_SECONDS)
         os.ftruncate(lock.descriptor, 0)
         os.pwrite(lock.descriptor, b"%d\n" % os.getpid(), 0)
@@ -64,7 +64,7 @@ class StateFolderWatch:
         self.problem.publish("")
 
     async def run(self) -> None:
-        """Watch the folder, once it was taken, until cancelled."""
+        """Watch the folder, once taken, until cancelled."""
         while True:
             await self._sleep(_PERIOD_SECONDS)
             if self._lock is None:
@@ -77,7 +77,7 @@ class StateFolderWatch:
             self.problem.publish(self._trouble)
 
     def _try_to_lock(self) -> FileLock | None:
-        """The lock, or None; the trouble then says why not."""
+        """The lock, or None with the reason in `_trouble`."""
         self._another = False
         try:
             lock = FileLock(self._places.agent_lock, wait=False)
@@ -93,7 +93,7 @@ class StateFolderWatch:
             return None
         if lock.in_place:
             return lock
-        lock.release()  # deleted between its opening and its locking
+        lock.release()  # deleted between opening and locking
         return None
 
     def _named(self) -> str:

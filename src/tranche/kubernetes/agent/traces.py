@@ -1,4 +1,4 @@
-"""What agents have written on a node object, and how it is taken back when they leave the cluster for good."""
+"""What agents write on a node object, and how to take it back when they leave the cluster for good."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NOTHING_ASKED
 
 MIG_MANAGER, FEATURE_LABELS = "mig-manager", "feature-labels"
-"""The parts of an agent whose work on the node object another program may do; what claims can have, no other says."""
+"""The parts of an agent that another program may replace on the node object; no other reports what claims can have."""
 
 _ANNOTATION_PREFIXES = (CLAIM_PREFIX, "tranche.dev/")
 
 
 @dataclass(frozen=True, slots=True)
 class CleanupPlan:
-    """What takes the traces back: parts of a metadata patch, a condition to remove, and whether to uncordon."""
+    """How to take back the traces: parts of a metadata patch, a condition to remove, and whether to uncordon."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
@@ -34,14 +34,14 @@ class CleanupPlan:
 
 
 def is_marked(node: KubeNode) -> bool:
-    """Whether the node bears something that only an agent writes."""
+    """Whether the node has a mark that only agents write."""
     return bool(_annotations(node) or _free_labels(node)) or node.condition(CONDITION_TYPE) is not None
 
 
 def cleaning(node: KubeNode, parts: Collection[str]) -> CleanupPlan:
-    """How to take back what these parts of an agent have written on the node.
+    """How to take back what these parts of an agent wrote on the node.
 
-    What people have set stays, such as the wanted layout and the room to keep. Paused operands run again; a cordon goes if it
+    What people set stays, such as the wanted layout and the room to keep. Paused operands run again; a cordon goes if it
     was an agent's.
     """
     labels = changed_labels(node.labels, {}, 0.0) if FEATURE_LABELS in parts else {}

@@ -1,1 +1,1 @@
-"""The API server: a narrow protocol, the client behind it, and how it is found."""
+"""The API server: a narrow protocol, its client, and how to find the server."""

@@ -1,13 +1,11 @@
-"""What the agent asks of an API server on behalf of its node."""
+"""What the agent asks an API server for on behalf of its node."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from datetime import datetime
-from typing import TypeVar
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import (
@@ -16,12 +14,13 @@ from tranche.kubernetes.api.decoding import (
     decode_node,
     decode_pod,
     encode_condition,
+    encode_eviction,
     encode_node_event,
     encode_pod_event,
+    event_source,
     raw_condition,
     timestamp,
 )
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.objects import (
     ConfigMap,
     EvictionResult,
@@ -34,8 +33,6 @@ from tranche.kubernetes.api.objects import (
 )
 from tranche.kubernetes.api.selection import ObjectSource, named
 
-Item = TypeVar("Item")
-
 _MERGE_PATCH = "application/merge-patch+json"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
@@ -43,9 +40,9 @@ _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 class KubeClient:
     """One API server, asked on behalf of one node. `random` gives numbers from 0 to 1; `now` gives the time in UTC.
 
-    Each call raises KubernetesUnavailable when trying again may help; KubernetesForbidden, KubernetesNotFound or
-    KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and heal
-    themselves.
+    Each call raises KubernetesUnavailable when a retry may help; KubernetesForbidden, KubernetesNotFound or
+    KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and recover
+    by themselves.
     """
 
     def __init__(
@@ -62,7 +59,7 @@ class KubeClient:
         self._sleep = sleep
 
     async def get_node(self, name: str) -> KubeNode:
-        """The node now."""
+        """The node as it is now."""
         return decode_node(await self._get_node(name))
 
     async def patch_node_metadata(
@@ -72,7 +69,7 @@ class KubeClient:
         labels: Mapping[str, str | None] | None = None,
         annotations: Mapping[str, str | None] | None = None,
     ) -> KubeNode:
-        """Set labels and annotations, or remove those whose value is None; others stay. The node after it."""
+        """Set labels and annotations, or remove those whose value is None; others stay. Returns the node after it."""
         metadata = {key: dict(value) for key, value in (("labels", labels), ("annotations", annotations)) if value}
         raw = await self._patch(f"patch node {name}", _node_path(name), {"metadata": metadata}, _MERGE_PATCH)
         return decode_node(raw)
@@ -83,7 +80,7 @@ class KubeClient:
         await self._patch(what, _node_path(name), {"spec": {"unschedulable": unschedulable or None}}, _MERGE_PATCH)
 
     async def set_node_condition(self, name: str, condition: NodeCondition) -> None:
-        """Set one condition; its transition time moves only when its status does, and nothing is written when it is the same."""
+        """Set one condition. Its transition time moves only with its status; an unchanged condition is not written."""
         raw = await self._get_node(name)
         before = raw_condition(raw, condition.type) or {}
         now = self._now()
@@ -96,18 +93,18 @@ class KubeClient:
         await self._patch(what, f"{_node_path(name)}/status", {"status": {"conditions": [wanted]}}, _STRATEGIC_PATCH)
 
     def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
-        """The node now, then after each change; None while there is none of that name."""
-        return self._watch_one(
-            ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
-        )
+        """The node now, then after each change; None while no node has that name."""
+        source = ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
+        return source.versions(self._random, self._sleep)
 
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
-        """The ConfigMap now, then after each change; None while there is none of that name."""
+        """The ConfigMap now, then after each change; None while no ConfigMap has that name."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
-        return self._watch_one(ObjectSource(self._connection, label, path, named(name), decode_config_map))
+        source = ObjectSource(self._connection, label, path, named(name), decode_config_map)
+        return source.versions(self._random, self._sleep)
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
-        """Record an event about the node; the same again counts up instead of adding one. `reason` is one CamelCase word."""
+        """Record an event about the node; a repeated one is counted instead of added. `reason` is one CamelCase word."""
         same = "\n".join((node.uid, severity, reason, message))
         name = f"{node.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
         path = "/api/v1/namespaces/default/events"
@@ -127,39 +124,35 @@ class KubeClient:
         """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
         same = "\n".join((pod.uid, severity, reason, message))
         name = f"{pod.ref.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
-        body = encode_pod_event(name, pod, node_name, severity, reason, message, now=self._now())
+        body = encode_pod_event(
+            name, pod.ref, pod.uid, event_source(node_name), severity, reason, message, now=self._now()
+        )
         path = f"/api/v1/namespaces/{pod.ref.namespace}/events"
         answer = await self._connection.ask(f"record an event about pod {pod.ref}", "POST", path, body)
         if answer.status != 409:
             answer.accepted()
 
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
-        """Every pod that is bound to the node, finished ones included."""
+        """All pods bound to the node, including finished ones."""
         return tuple((await self._pods_of(name).list()).items.values())
 
-    async def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
-        """The pods that are bound to the node now, then after each change."""
-        informer = Informer(self._pods_of(name), Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
-            async for pods in snapshots:
-                yield tuple(pods.values())
+    def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
+        """The pods bound to the node now, then after each change."""
+        return self._pods_of(name).snapshots(self._random, self._sleep)
 
     async def daemon_set_size(self, namespace: str, name: str) -> int:
-        """On how many nodes a DaemonSet is to run."""
+        """The number of nodes that a DaemonSet is to run on."""
         path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}"
         answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", path)
         return int((answer.accepted().get("status") or {}).get("desiredNumberScheduled") or 0)
 
     async def evict_pod(self, pod: PodRef, uid: str) -> EvictionResult:
-        """Ask for that pod's eviction, which respects disruption budgets; KubernetesRejected when another has its name now."""
-        meta = {"namespace": pod.namespace, "name": pod.name}
-        options = {"preconditions": {"uid": uid}}
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
+        """Ask for the pod's eviction, which respects disruption budgets; KubernetesRejected when another pod has its name now."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/eviction"
-        answer = await self._connection.ask(f"evict pod {pod}", "POST", path, body)
+        answer = await self._connection.ask(f"evict pod {pod}", "POST", path, encode_eviction(pod, uid))
         if answer.status == 404:
             return EvictionResult(EvictionStatus.GONE, answer.message)
-        # The same status also stands for a busy API server, which names no budget.
+        # A busy API server answers with the same status, but names no budget.
         if answer.status == 429 and "DisruptionBudget" in answer.causes:
             return EvictionResult(EvictionStatus.BLOCKED, answer.message)
         answer.accepted()
@@ -174,12 +167,6 @@ class KubeClient:
     def _pods_of(self, node: str) -> ObjectSource[KubePod]:
         selector = {"fieldSelector": f"spec.nodeName={node}"}
         return ObjectSource(self._connection, f"the pods of node {node}", "/api/v1/pods", selector, decode_pod)
-
-    async def _watch_one(self, source: ObjectSource[Item]) -> AsyncIterator[Item | None]:
-        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
-            async for items in snapshots:
-                yield next(iter(items.values()), None)
 
 
 def _node_path(name: str) -> str:

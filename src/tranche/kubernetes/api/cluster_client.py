@@ -1,4 +1,4 @@
-"""What is asked of a whole cluster instead of one node: the agents' DaemonSet, its pods, all nodes."""
+"""Calls that concern a whole cluster, not one node: the agents' DaemonSet, its pods, all nodes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from tranche.core.errors import KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import decode_node
 from tranche.kubernetes.api.objects import KubeNode
-
-_PAGE = "500"
+from tranche.kubernetes.api.reader import listed
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonSet:
-    """A DaemonSet: whether it is being deleted, the labels that its pods have, and the arguments of their containers."""
+    """A DaemonSet: whether it is being deleted, its pods' labels, and their containers' arguments."""
 
     name: str
     deleting: bool = False
@@ -39,13 +38,13 @@ class DaemonSet:
 
 
 class ClusterClient:
-    """A few calls that concern more than one node. Each raises what `KubeClient` says."""
+    """A few calls that concern more than one node. Each raises the errors of `KubeClient`."""
 
     def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
 
     async def daemon_set(self, namespace: str, name: str) -> DaemonSet | None:
-        """The DaemonSet now; None when there is none of that name."""
+        """The DaemonSet now; None when none has that name."""
         answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", _daemon_set(namespace, name))
         try:
             raw = answer.accepted()
@@ -60,7 +59,7 @@ class ClusterClient:
         return tuple(_decode_daemon_set(raw, meta.get("namespace", ""), meta["name"]) for raw, meta in names)
 
     async def delete_daemon_set(self, namespace: str, name: str) -> None:
-        """Have it deleted, after its pods; nothing to do when there is none."""
+        """Delete it, after its pods; does nothing when there is none."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
         what = f"delete DaemonSet {namespace}/{name}"
         answer = await self._connection.ask(what, "DELETE", _daemon_set(namespace, name), options)
@@ -68,7 +67,7 @@ class ClusterClient:
             answer.accepted()
 
     async def nodes_of_pods(self, namespace: str, labels: Mapping[str, str]) -> Mapping[str, str]:
-        """The node of each pod that has the labels and is bound to one, by the pod's name."""
+        """The node of each bound pod with these labels, by pod name."""
         query = {"labelSelector": ",".join(f"{key}={value}" for key, value in sorted(labels.items()))}
         path = f"/api/v1/namespaces/{namespace}/pods"
         answer = await self._connection.ask(f"list the pods of {namespace}", "GET", path, query=query)
@@ -76,32 +75,25 @@ class ClusterClient:
         return {pod: node for pod, node in found if node}
 
     async def delete_lease(self, namespace: str, name: str) -> None:
-        """Remove that lease; nothing to do when there is none."""
+        """Remove the lease; does nothing when there is none."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
         answer = await self._connection.ask(f"remove lease {namespace}/{name}", "DELETE", path)
         if answer.status != 404:
             answer.accepted()
 
     async def delete_leases(self, namespace: str, label: str) -> None:
-        """Remove every lease that has the label, whatever its value."""
+        """Remove every lease that has the label, with any value."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         query = {"labelSelector": label}
         (await self._connection.ask(f"remove the leases of {namespace}", "DELETE", path, query=query)).accepted()
 
     async def nodes(self) -> AsyncIterator[KubeNode]:
         """Every node."""
-        query = {"limit": _PAGE}
-        while True:
-            body = (await self._connection.ask("list the nodes", "GET", "/api/v1/nodes", query=query)).accepted()
-            for raw in body.get("items") or ():
-                yield decode_node(raw)
-            following = (body.get("metadata") or {}).get("continue")
-            if not following:
-                return
-            query = {"limit": _PAGE, "continue": following}
+        async for raw in listed(self._connection, "the nodes", "/api/v1/nodes"):
+            yield decode_node(raw)
 
     async def remove_node_condition(self, name: str, type_: str) -> None:
-        """Take one condition out of a node's status."""
+        """Remove one condition from a node's status."""
         patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
         what, path = f"remove condition {type_} of node {name}", f"/api/v1/nodes/{name}/status"
         content_type = "application/strategic-merge-patch+json"

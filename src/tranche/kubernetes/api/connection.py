@@ -1,8 +1,8 @@
-"""HTTP to one API server, by httpx2: requests, watches, and what its refusals mean.
+"""HTTP to one API server, by httpx2: requests, watches, and the errors for its refusals.
 
 Why not a Kubernetes client library: Tranche uses nine calls on four kinds. The lightest library (lightkube) costs 5 MB of memory
-and two packages more on top of the same httpx2, has no informer, and decodes whole objects where a few fields are read; the
-official one costs twenty packages. What it would save, reading a kubeconfig, is one module here.
+and two more packages on top of the same httpx2, has no informer, and decodes whole objects where Tranche reads a few fields; the
+official one costs twenty packages. The code that it would save, reading a kubeconfig, is one module here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 
 _TIMEOUT = httpx2.Timeout(10.0, connect=5.0)
 SILENT_SECONDS = 150.0
-"""After so much silence a watch is over. The API server sends a bookmark about once a minute of what it keeps in a cache: a watch
-of that has lost its connection. Of the rest, as events, a quiet watch is to end before, in order: by its timeoutSeconds."""
+"""A watch ends after this much silence. The API server sends a bookmark about once a minute for kinds that it caches, so silence
+there means a lost connection. A watch of other kinds, such as events, ends earlier, by its timeoutSeconds."""
 _WATCH_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=SILENT_SECONDS)
-# A program may be silent for hours; that the API server is there is what the keepalive below asks.
+# A program may be silent for hours; the keepalive below checks that the API server is there.
 _LOG_TIMEOUT = httpx2.Timeout(10.0, connect=5.0, read=None)
-# A peer that vanished without a word is noticed within about 40 s.
+# This detects a vanished peer within about 40 s.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -60,7 +60,7 @@ class ApiResponse:
         return tuple(str(cause.get("reason", "")) for cause in causes)
 
     def accepted(self) -> Mapping[str, Any]:
-        """The object that was answered; the error that the status stands for when it was not."""
+        """The object in the answer; raises the error that the status stands for when the request was refused."""
         if 200 <= self.status < 300:
             return self.body
         raise self.error()
@@ -78,7 +78,7 @@ class ApiResponse:
 
 
 class ApiConnection:
-    """Keeps connections to one API server, whose audit log has the `user_agent` beside each request."""
+    """Keeps connections to one API server; the server's audit log records `user_agent` with each request."""
 
     def __init__(self, server: ApiServer, *, user_agent: str = "tranche") -> None:
         self._extensions = {"sni_hostname": server.server_name} if server.server_name else {}
@@ -109,8 +109,8 @@ class ApiConnection:
     ) -> ApiResponse:
         """Send one request, which must be safe to send twice; KubernetesUnavailable when no answer comes.
 
-        It is sent a second time when the connection breaks: one that was kept open over a restart of the API server is found
-        broken only by its use.
+        Sends it a second time when the connection breaks: only its use reveals that a restart of the API server broke a
+        connection that was kept open.
         """
         request = self._http.build_request(
             method,
@@ -130,7 +130,7 @@ class ApiConnection:
         return ApiResponse(what, response.status_code, _json_object(response.content))
 
     async def text(self, what: str, path: str) -> str | None:
-        """A page that is no object, such as a log; None when it is refused. KubernetesUnavailable when no answer comes."""
+        """A page that is no object, such as a log; None when refused. KubernetesUnavailable when no answer comes."""
         try:
             response = await self._http.get(path, headers={"Accept": "*/*"}, extensions=self._extensions)
         except httpx2.HTTPError as error:
@@ -138,10 +138,11 @@ class ApiConnection:
         return response.text if response.status_code in (200, 503) else None
 
     async def follow(self, what: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Yield an empty object once the API server has accepted a watch, then each of its lines, until it ends the watch or has
-        been silent for `SILENT_SECONDS`: silence is no failure, and whoever asks next finds out whether anybody is there.
+        """Yield an empty object once the API server has accepted a watch, then each of its lines. Returns when the server ends
+        the watch or is silent for `SILENT_SECONDS`: silence is no failure, and the next request shows whether the server is
+        there.
 
-        KubernetesUnavailable when the connection breaks; what a refusal stands for otherwise.
+        KubernetesUnavailable when the connection breaks; otherwise the error that a refusal stands for.
         """
         accepted = False
         try:
@@ -162,7 +163,7 @@ class ApiConnection:
             raise _unreachable(what, error) from error
 
     async def lines(self, what: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[str, None]:
-        """Yield the lines of a page as they are written, however long nothing comes; errors as for `follow`."""
+        """Yield the lines of a page as they are written, through any silence; errors as for `follow`."""
         try:
             async with self._http.stream(
                 "GET", path, params=query, headers={"Accept": "*/*"}, timeout=_LOG_TIMEOUT, extensions=self._extensions
@@ -190,7 +191,7 @@ def _unreachable(what: str, error: Exception) -> KubernetesUnavailable:
 
 
 def _json_object(content: bytes) -> Mapping[str, Any]:
-    """The object in an answer; an empty one where there is something else, as from a proxy in between."""
+    """The object in an answer; empty for anything else, such as a proxy's page."""
     try:
         value = json.loads(content) if content else {}
     except ValueError:

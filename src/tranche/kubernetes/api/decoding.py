@@ -1,4 +1,4 @@
-"""API objects, from JSON to values and back. Pure; what is absent or null in the JSON is empty in the value."""
+"""Converts API objects between JSON and values. Pure; what is absent or null in the JSON is empty in the value."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tranche.core.printable import shortened
+from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
     ConfigMap,
@@ -22,20 +23,23 @@ Json = Mapping[str, Any]
 
 def decode_node(raw: Json) -> KubeNode:
     """A `v1.Node`."""
-    meta, status = raw.get("metadata") or {}, raw.get("status") or {}
+    meta, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
     info = status.get("nodeInfo") or {}
     return KubeNode(
         name=meta.get("name", ""),
         uid=meta.get("uid", ""),
         labels=meta.get("labels") or {},
         annotations=meta.get("annotations") or {},
-        unschedulable=bool((raw.get("spec") or {}).get("unschedulable")),
+        taints=tuple(map(Taint.decode, spec.get("taints") or ())),
+        unschedulable=bool(spec.get("unschedulable")),
         conditions=tuple(_decode_condition(condition) for condition in status.get("conditions") or ()),
         capacity=status.get("capacity") or {},
         allocatable=status.get("allocatable") or {},
         os_image=info.get("osImage") or "",
         container_runtime=info.get("containerRuntimeVersion") or "",
         kubelet_version=info.get("kubeletVersion") or "",
+        kernel_version=info.get("kernelVersion") or "",
+        architecture=info.get("architecture") or "",
     )
 
 
@@ -64,7 +68,7 @@ def decode_pod(raw: Json) -> KubePod:
 
 
 def claimed_resources(raw: Json) -> frozenset[tuple[str, str]]:
-    """The extended resources of a `v1.Pod` that a claim serves and no device plugin, each as (container, resource)."""
+    """The extended resources of a `v1.Pod` that a claim serves instead of a device plugin, each as (container, resource)."""
     return frozenset(
         (str(each.get("containerName")), str(each.get("resourceName")))
         for each in _extended(raw).get("requestMappings") or ()
@@ -72,7 +76,7 @@ def claimed_resources(raw: Json) -> frozenset[tuple[str, str]]:
 
 
 def _extended(raw: Json) -> Json:
-    """What the scheduler says of the claim that it made of the pod's extended resources."""
+    """The scheduler's status of the claim that it made for the pod's extended resources."""
     return (raw.get("status") or {}).get("extendedResourceClaimStatus") or {}
 
 
@@ -86,7 +90,7 @@ def _resources(raw: Json) -> Iterator[str]:
 
 
 def _claims(raw: Json) -> Iterator[str]:
-    """Claims that it names, those made of its templates, and the one made of its extended resources."""
+    """The claims that the pod names, those made from its templates, and the one made for its extended resources."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     made = (*(status.get("resourceClaimStatuses") or ()), _extended(raw))
     for each in (*(spec.get("resourceClaims") or ()), *made):
@@ -95,7 +99,7 @@ def _claims(raw: Json) -> Iterator[str]:
 
 
 def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> Json:
-    """A condition as the node's status has it; `since` is when its status last changed, as a timestamp."""
+    """A condition in the node status' form; `since` is the timestamp of its last status change."""
     return {
         "type": condition.type,
         "status": condition.status.value,
@@ -109,21 +113,43 @@ def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> 
 def encode_node_event(
     name: str, node: KubeNode, severity: KubeEventType, reason: str, message: str, *, now: datetime
 ) -> Json:
-    """A `v1.Event` about a node, in the namespace where events about nodes are kept."""
+    """A `v1.Event` about a node, in the namespace for events about nodes."""
     about = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid or node.name}
-    return _event(name, "default", about, node.name, severity, reason, message, now)
+    return _event(name, "default", about, event_source(node.name), severity, reason, message, now)
 
 
 def encode_pod_event(
-    name: str, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str, *, now: datetime
+    name: str,
+    pod: PodRef,
+    uid: str,
+    source: Json,
+    severity: KubeEventType,
+    reason: str,
+    message: str,
+    *,
+    now: datetime,
 ) -> Json:
-    """A `v1.Event` about a pod, in the pod's namespace, as the kubelet of that node would write it."""
-    about = {"apiVersion": "v1", "kind": "Pod", "name": pod.ref.name, "namespace": pod.ref.namespace, "uid": pod.uid}
-    return _event(name, pod.ref.namespace, about, node_name, severity, reason, message, now)
+    """A `v1.Event` about the pod with that uid, in its namespace."""
+    about = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": uid}
+    return _event(name, pod.namespace, about, source, severity, reason, message, now)
+
+
+def encode_eviction(pod: PodRef, uid: str) -> Json:
+    """A `policy/v1.Eviction` of that pod alone, even if another pod has its name by now."""
+    meta = {"namespace": pod.namespace, "name": pod.name}
+    options = {"preconditions": {"uid": uid}}
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
 
 
 def _event(
-    name: str, namespace: str, about: Json, host: str, severity: KubeEventType, reason: str, message: str, now: datetime
+    name: str,
+    namespace: str,
+    about: Json,
+    source: Json,
+    severity: KubeEventType,
+    reason: str,
+    message: str,
+    now: datetime,
 ) -> Json:
     return {
         "apiVersion": "v1",
@@ -133,15 +159,20 @@ def _event(
         "type": severity.value,
         "reason": reason,
         "message": shortened(message),
-        "source": {"component": "tranche", "host": host},
+        "source": source,
         "firstTimestamp": timestamp(now),
         "lastTimestamp": timestamp(now),
         "count": 1,
     }
 
 
+def event_source(host: str) -> Json:
+    """The event source: the agent, on that node."""
+    return {"component": "tranche", "host": host}
+
+
 def part(raw: Json, key: str) -> Json:
-    """What an object has under that key; nothing where that is no object."""
+    """The object under that key; empty where the value is no object."""
     value = raw.get(key)
     return value if isinstance(value, Mapping) else {}
 
@@ -164,4 +195,12 @@ def _decode_condition(raw: Json) -> NodeCondition:
         status=ConditionStatus(status) if status in set(ConditionStatus) else ConditionStatus.UNKNOWN,
         reason=raw.get("reason", ""),
         message=raw.get("message", ""),
+        since=_moment(raw.get("lastTransitionTime")),
     )
+
+
+def _moment(text: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(text))
+    except ValueError:
+        return None

@@ -1,9 +1,9 @@
-"""Follows a collection of API objects: list once, then watch, and heal whatever breaks.
+"""Follows a collection of API objects: lists once, then watches, and recovers from any failure.
 
-The core is pure: `ObjectList` and `after` say what an event does to what is known. `Informer` adds the network and the waiting:
-whatever ends a watch, everything is listed again, because a version says nothing any more when the API server's database was put
-back to an earlier one: it accepts a watch from a version that it has not reached yet, and keeps silent. Failures are paced by
-`Backoff`.
+The core is pure: `ObjectList` and `after` say how an event changes what is known. `Informer` adds the network and the waiting. It
+lists everything again whenever a watch ends, because versions mean nothing after the API server's database was restored to an
+earlier one: the server then accepts a watch from a version that it has not reached yet, and stays silent. `Backoff` paces the
+failures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Item = TypeVar("Item")
 class WatchEventType(StrEnum):
     """The types of a watch event.
 
-    OPENED is ours: the API server has accepted the watch. EXPIRED is its error event: the version watched from is gone.
+    OPENED is ours: the API server has accepted the watch. EXPIRED is its error event: the version that the watch began from is
+    gone.
     """
 
     OPENED = "OPENED"
@@ -39,7 +40,7 @@ class WatchEventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WatchEvent(Generic[Item]):
-    """One line of a watch: what happened to the object `key`; `item` is None when it is about no object."""
+    """One line of a watch: what happened to the object `key`; `item` is None when the line concerns no object."""
 
     happening: WatchEventType
     resource_version: str = ""
@@ -49,14 +50,14 @@ class WatchEvent(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectList(Generic[Item]):
-    """What is known of a collection, as of a version."""
+    """The known objects of a collection, as of a version."""
 
     resource_version: str
     items: Mapping[str, Item] = field(default_factory=dict)
 
 
 def after(known: ObjectList[Item], event: WatchEvent[Item]) -> ObjectList[Item] | None:
-    """What is known after the event; None when everything must be listed again. `items` is the same object if none changed."""
+    """What is known after the event; None when everything must be listed again. `items` is the same object if nothing changed."""
     if event.happening is WatchEventType.EXPIRED:
         return None
     if event.happening is WatchEventType.OPENED:
@@ -72,7 +73,7 @@ def after(known: ObjectList[Item], event: WatchEvent[Item]) -> ObjectList[Item] 
 
 
 class Backoff:
-    """Pauses in seconds that double from `first` to `last`, each shortened at random by up to half, so that nodes spread."""
+    """Pauses in seconds that double from `first` to `last`, each randomly shortened by up to half to spread the nodes."""
 
     def __init__(self, random: Callable[[], float], *, first: float = 0.5, last: float = 30.0) -> None:
         """`random` gives numbers from 0 to 1."""
@@ -82,22 +83,22 @@ class Backoff:
         self._next = first
 
     def pause(self) -> float:
-        """How long to wait now."""
+        """The next pause, in seconds."""
         whole = self._next
         self._next = min(2 * whole, self._last)
         return whole * (1 - self._random() / 2)
 
     def reset(self) -> None:
-        """Begin again with the shortest."""
+        """Start again with the shortest pause."""
         self._next = self._first
 
 
 class _Source(Protocol[Item]):
-    """Where a collection is read from. Both raise KubernetesUnavailable and its siblings."""
+    """A collection to follow. Both methods raise KubernetesUnavailable and its siblings."""
 
     @property
     def label(self) -> str:
-        """What is followed, for logs."""
+        """The collection's name in logs."""
         ...
 
     async def list(self) -> ObjectList[Item]:
@@ -105,12 +106,12 @@ class _Source(Protocol[Item]):
         ...
 
     def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        """What happens after that version, until the API server ends the watch."""
+        """The events after that version, until the API server ends the watch."""
         ...
 
 
 class Informer(Generic[Item]):
-    """Keeps up with one source."""
+    """Follows one source."""
 
     def __init__(
         self, source: _Source[Item], backoff: Backoff, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -141,7 +142,7 @@ class Informer(Generic[Item]):
                             yield shown
             except TrancheError as error:
                 self._failed(error)
-            # Also after a watch that ended in peace: an API server that ends each at once must not be asked without pause.
+            # Pause even after a watch that ended normally: an API server may end each watch at once.
             await self._sleep(self._backoff.pause())
 
     def _follows(self) -> None:

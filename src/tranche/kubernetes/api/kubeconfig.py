@@ -1,7 +1,7 @@
-"""Where the API server is and how to speak to it: a kubeconfig file, or the files that every pod is given.
+"""Where the API server is and how to speak to it: from a kubeconfig file, or from the files that every pod gets.
 
-Served are what a node's agent needs: client certificates and bearer tokens, inline or in files. Passwords, proxies and
-`auth-provider` are refused by name; a credential plugin (`exec`) is run only for a person, where the caller says how.
+It supports what a node's agent needs: client certificates and bearer tokens, inline or in files. It refuses passwords, proxies
+and `auth-provider` by name. It runs a credential plugin (`exec`) only for a person, where the caller says how.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNSERVED = {
 
 @dataclass(frozen=True, slots=True)
 class ApiServer:
-    """One API server. `token` gives the bearer token of this moment, and is None where certificates say who we are.
+    """One API server. `token` returns the current bearer token, and is None where a certificate identifies us.
 
     `namespace` is the one that the configuration names, else "default".
     """
@@ -43,7 +43,7 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True)
 class PluginCredentials:
-    """What a credential plugin gives: a bearer token, or a client certificate with its key in PEM; the rest is empty."""
+    """What a credential plugin returns: a bearer token, or a client certificate with its key in PEM; the rest is empty."""
 
     token: str
     certificate: bytes = b""
@@ -51,7 +51,7 @@ class PluginCredentials:
 
 
 CredentialPlugin = Callable[[Mapping[str, Any]], PluginCredentials]
-"""From the settings under `exec` to what the plugin gives; KubeconfigInvalid where it gives nothing."""
+"""Returns what the plugin gives, from the settings under `exec`; KubeconfigInvalid where it gives nothing."""
 
 
 def find_api_server(
@@ -63,10 +63,9 @@ def find_api_server(
 ) -> ApiServer:
     """The API server of the named file, of `$KUBECONFIG`, or of the cluster whose pod this is, in this order.
 
-    `$KUBECONFIG` may list several files, which are read as kubectl reads them: of each name the first counts, and files that are
-    not there do not.
-    `~/.kube/config` is not looked at: an agent must not act with a person's rights by accident. KubeconfigInvalid when there is
-    none of them, or when one cannot be used; without a `plugin` to run them, also when it names a credential plugin.
+    `$KUBECONFIG` may list several files, read as kubectl reads them: the first entry of each name counts, and missing files are
+    skipped. `~/.kube/config` is ignored: an agent must not act with a person's rights by accident. KubeconfigInvalid when none is
+    found or one cannot be used; without a `plugin` to run them, also when it names a credential plugin.
     """
     if kubeconfig:
         return _from_files([Path(kubeconfig)], plugin)
@@ -92,14 +91,14 @@ def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
 
 
 class _Entry(NamedTuple):
-    """What a file says under a name. Paths in it are relative to the file's folder."""
+    """A file's entry under a name. Paths in it are relative to the file's folder."""
 
     values: Mapping[str, Any]
     file: Path
 
 
 _Configs = Sequence[_Entry]
-"""Whole files, in the order in which they count."""
+"""Whole files, in order of precedence."""
 
 
 def _from_files(paths: Sequence[Path], plugin: CredentialPlugin | None) -> ApiServer:
@@ -171,7 +170,7 @@ def _token(user: Mapping[str, Any], config: Path) -> Callable[[], str] | None:
 
 
 def _token_file(path: Path) -> Callable[[], str]:
-    """Reads it for each request: the kubelet replaces the tokens of pods about once an hour."""
+    """Returns a reader that reads the file for each request: the kubelet replaces pods' tokens about once an hour."""
 
     def read() -> str:
         return _text(path, "token").strip()
@@ -210,7 +209,7 @@ def _pem(entry: Mapping[str, Any], key: str, config: Path) -> bytes:
 
 
 def _load_client_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """OpenSSL takes a certificate from a file only; this one is readable by us alone, and gone before we return."""
+    """OpenSSL takes a certificate only from a file. This one is readable by us alone and is gone when the function returns."""
     descriptor, path = tempfile.mkstemp(prefix="tranche-", suffix=".pem")
     try:
         with os.fdopen(descriptor, "wb") as file:

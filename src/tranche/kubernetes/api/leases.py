@@ -1,16 +1,14 @@
-"""Leases of a namespace: small objects that programs share, replaced only by whoever saw their latest version."""
+"""Leases of a namespace: small objects that programs share. Only a program that saw the latest version can replace one."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import ObjectSource, named
 
 
@@ -19,8 +17,8 @@ class Lease:
     """A `coordination.k8s.io/v1` Lease.
 
     `holder` is its holderIdentity, `seconds` its leaseDurationSeconds. `renewed` is the API server's text of the last renewal:
-    compare it for a change and for nothing else, since it was written by another machine's clock. `created` sorts by time.
-    `owner_node` is name and uid of the node with which it goes. `version` and `created` come from the API server.
+    use it only to detect a change, since another machine's clock wrote it. `created` sorts by time. `owner_node` is the name and
+    uid of the node whose deletion removes the lease. `version` and `created` come from the API server.
     """
 
     name: str
@@ -61,21 +59,21 @@ class LeaseClient:
         return None if answer.status == 404 else decode_lease(answer.accepted())
 
     async def create(self, lease: Lease) -> Lease | None:
-        """Make it, renewed now; None when there is one of that name."""
+        """Create it, renewed now; None when one of that name exists."""
         answer = await self._connection.ask(f"make lease {lease.name}", "POST", self._path, self._encode(lease))
         return None if answer.status == 409 else decode_lease(answer.accepted())
 
     async def replace(self, lease: Lease, *, renew: bool = True) -> Lease | None:
-        """Write it in the place of its own `version`, renewed now or as before.
+        """Replace the lease at its own `version`, renewed now or as before.
 
-        None when that is not the latest any more, or it is gone.
+        None when that is no longer the latest version, or the lease is gone.
         """
         path = f"{self._path}/{lease.name}"
         answer = await self._connection.ask(f"write lease {lease.name}", "PUT", path, self._encode(lease, renew=renew))
         return None if answer.status in (404, 409) else decode_lease(answer.accepted())
 
     async def delete(self, lease: Lease) -> bool:
-        """Remove it as it is in its `version`; False when it is another one now. There may be none."""
+        """Remove the lease at its `version`; False when it has changed since. A missing lease counts as removed."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": lease.version}}
         path = f"{self._path}/{lease.name}"
         answer = await self._connection.ask(f"remove lease {lease.name}", "DELETE", path, body)
@@ -83,22 +81,17 @@ class LeaseClient:
             answer.accepted()
         return answer.status != 409
 
-    async def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
+    def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
         """The lease now, then after each change; None while there is none."""
-        async with aclosing(self._followed(f"lease {name}", named(name))) as snapshots:
-            async for leases in snapshots:
-                yield next(iter(leases), None)
+        return self._source(f"lease {name}", named(name)).versions(self._random, self._sleep)
 
     def watch_all(self, label: str, value: str) -> AsyncGenerator[tuple[Lease, ...], None]:
-        """Those with that label now, then after each change."""
-        return self._followed(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
+        """The leases with that label now, then after each change."""
+        source = self._source(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
+        return source.snapshots(self._random, self._sleep)
 
-    async def _followed(self, what: str, selector: Mapping[str, str]) -> AsyncGenerator[tuple[Lease, ...], None]:
-        source = ObjectSource(self._connection, what, self._path, selector, decode_lease)
-        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
-            async for leases in snapshots:
-                yield tuple(leases.values())
+    def _source(self, what: str, selector: Mapping[str, str]) -> ObjectSource[Lease]:
+        return ObjectSource(self._connection, what, self._path, selector, decode_lease)
 
     def _encode(self, lease: Lease, *, renew: bool = True) -> Json:
         owners = []

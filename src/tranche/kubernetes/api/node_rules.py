@@ -1,4 +1,4 @@
-"""What pods say of the nodes that they may run on, as the scheduler judges it: taints, labels and required affinity. Pure."""
+"""Which nodes a pod may run on, as the scheduler judges it: taints, labels and required affinity. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KEEPS_PODS_AWAY = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """What keeps pods off a node, or claims off a device, that do not tolerate it, unless the effect is a mere preference."""
+    """Keeps pods off a node, or claims off a device, that do not tolerate it, unless the effect is a mere preference."""
 
     key: str
     effect: str
@@ -28,7 +28,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """What a pod or a claim tolerates. Empty `key` with `exists` tolerates everything, an empty `effect` every effect."""
+    """What a pod or a claim tolerates. An empty `key` with `exists` tolerates everything, an empty `effect` every effect."""
 
     key: str = ""
     value: str = ""
@@ -42,7 +42,7 @@ class Toleration:
         return cls(key, value, effect, raw.get("operator") == "Exists")
 
     def covers(self, key: str, value: str, effect: str) -> bool:
-        """Whether it covers a taint of a node or of a device."""
+        """Whether it tolerates such a taint of a node or of a device."""
         if self.effect and self.effect != effect:
             return False
         if self.key != key:
@@ -64,7 +64,7 @@ class Requirement:
         return cls(str(raw.get("key")), str(raw.get("operator")), tuple(map(str, raw.get("values") or ())))
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether it holds; what is not understood does not."""
+        """Whether the labels meet it; an unknown condition is never met."""
         there, value = self.key in labels, labels.get(self.key, "")
         match self.operator:
             case "In":
@@ -89,7 +89,7 @@ NodeTerm = tuple[Requirement, ...]
 
 
 def decode_terms(pod_spec: Mapping[str, Any]) -> tuple[NodeTerm, ...] | None:
-    """The terms of a pod's required node affinity, of which one must hold; None where it has none."""
+    """The terms of a pod's required node affinity, one of which must hold; None where it has none."""
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not required:
@@ -111,12 +111,12 @@ def untolerated(taints: Iterable[Taint], tolerations: Sequence[Toleration]) -> t
 
 
 def unmet(selector: Mapping[str, str], labels: Mapping[str, str]) -> tuple[str, ...]:
-    """The labels of a node selector that the node has not."""
+    """The labels of a node selector that the node lacks."""
     return tuple(f"{key}={value}" for key, value in sorted(selector.items()) if labels.get(key) != value)
 
 
 def meets(terms: Sequence[NodeTerm] | None, name: str, labels: Mapping[str, str]) -> bool:
-    """Whether the node meets one of the terms of a required node affinity; of none (None) every node does."""
+    """Whether the node meets one of the terms of a required node affinity. Without any (None), every node does."""
     known = {**labels, "metadata.name": name}
     return terms is None or any(term and all(each.holds(known) for each in term) for term in terms)
 

@@ -1,14 +1,17 @@
 """Everything Tranche asks of a Kubernetes API server: a narrow protocol, and the values that pass through it.
 
-Values hold what Tranche reads and nothing else, so that a test's stand-in is a page long and a new client library touches one
-module (`tranche.kubernetes.api.client`).
+Values hold only what Tranche reads. So a test's stand-in is a page long, and a new client library touches one module
+(`tranche.kubernetes.api.client`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
+
+from tranche.kubernetes.api.node_rules import Taint
 
 MIRROR_POD_ANNOTATION = "kubernetes.io/config.mirror"
 
@@ -30,19 +33,22 @@ class KubeEventType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """One condition of a node. `reason` is one CamelCase word; `message` is for people."""
+    """One condition of a node. `reason` is one CamelCase word; `message` is for people. `since` is when its status last changed,
+    None where unknown.
+    """
 
     type: str
     status: ConditionStatus
     reason: str
     message: str
+    since: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class KubeNode:
     """A node object. `capacity` and `allocatable` hold quantities as the API server prints them.
 
-    `os_image` is the operating system's name for itself, as the kubelet tells it; `container_runtime` is as `containerd://2.3.7`.
+    `os_image` is the operating system's name as the kubelet reports it; `container_runtime` is like `containerd://2.3.7`.
     """
 
     name: str
@@ -56,6 +62,9 @@ class KubeNode:
     os_image: str = ""
     container_runtime: str = ""
     kubelet_version: str = ""
+    kernel_version: str = ""
+    architecture: str = ""
+    taints: tuple[Taint, ...] = ()
 
     def condition(self, type_: str) -> NodeCondition | None:
         """The condition of that type."""
@@ -86,8 +95,8 @@ class PodRef:
 class KubePod:
     """A pod. `owner_kind` is the kind of its controller: "" for a bare pod, "DaemonSet", "Node" for a mirror pod.
 
-    `resources` names what its containers have limits for, without what a claim serves; `claims` are the names of its resource
-    claims, in its namespace.
+    `resources` are the resources that its containers have limits for, except those that a claim serves; `claims` are the names of
+    its resource claims, in its namespace.
     """
 
     ref: PodRef
@@ -103,7 +112,7 @@ class KubePod:
 
     @property
     def finished(self) -> bool:
-        """Whether it runs no more: what it held is free, or about to be."""
+        """Whether it no longer runs: what it held is free, or about to be."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
@@ -113,12 +122,12 @@ class KubePod:
 
     @property
     def uid_on_node(self) -> str:
-        """The uid by which the kubelet names its control groups: a mirror pod's is not that of the file's pod."""
+        """The uid in the names of its control groups: for a mirror pod, the uid of the file's pod instead of its own."""
         return self.annotations.get(MIRROR_POD_ANNOTATION) or self.uid
 
 
 class EvictionStatus(StrEnum):
-    """ACCEPTED: the pod is being deleted. BLOCKED: a disruption budget forbids it now. GONE: there is no such pod any more."""
+    """ACCEPTED: the pod is being deleted. BLOCKED: a disruption budget forbids it now. GONE: the pod no longer exists."""
 
     ACCEPTED = "accepted"
     BLOCKED = "blocked"
@@ -127,7 +136,7 @@ class EvictionStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EvictionResult:
-    """How the API server answered a request to evict; `message` is its own, and names the budget that is in the way."""
+    """The API server's answer to an eviction request; `message` is its own, and names the blocking budget."""
 
     outcome: EvictionStatus
     message: str = ""

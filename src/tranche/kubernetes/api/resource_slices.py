@@ -1,15 +1,13 @@
-"""The ResourceSlices in which one node's driver says what it has."""
+"""The ResourceSlices in which one node's driver publishes its devices."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import ObjectSource
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -20,7 +18,8 @@ class NodeSlice:
     """A `resource.k8s.io/v1` ResourceSlice of one node.
 
     `count` is how many slices of that `generation` the `pool` has. `devices` and `counters` are as the API has them; a slice has
-    one of the two. `owner_node` is name and uid of the node with which it goes. `version` comes from the API server.
+    one of the two. `owner_node` is the name and uid of the node whose deletion removes the slice. `version` comes from the API
+    server.
     """
 
     name: str
@@ -54,32 +53,29 @@ class SliceClient:
         self._sleep = sleep
 
     async def create(self, made: NodeSlice) -> NodeSlice | None:
-        """Make it; None when there is one of that name."""
+        """Create it; None when one of that name exists."""
         answer = await self._connection.ask(f"make ResourceSlice {made.name}", "POST", _PATH, encode_slice(made))
         return None if answer.status == 409 else decode_slice(answer.accepted())
 
     async def replace(self, made: NodeSlice) -> NodeSlice | None:
-        """Write it in the place of its own `version`; None when that is not the latest any more, or it is gone."""
+        """Replace the slice at its own `version`; None when that is no longer the latest, or the slice is gone."""
         path = f"{_PATH}/{made.name}"
         answer = await self._connection.ask(f"write ResourceSlice {made.name}", "PUT", path, encode_slice(made))
         return None if answer.status in (404, 409) else decode_slice(answer.accepted())
 
     async def delete(self, made: NodeSlice) -> None:
-        """Remove it, whatever it is now. There may be none."""
+        """Remove it in any version; there may be none."""
         answer = await self._connection.ask(f"remove ResourceSlice {made.name}", "DELETE", f"{_PATH}/{made.name}")
         if answer.status != 404:
             answer.accepted()
 
-    async def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
+    def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
         """The slices now, then after each change."""
         selector = {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
         source = ObjectSource(
             self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice
         )
-        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
-            async for slices in snapshots:
-                yield tuple(slices.values())
+        return source.snapshots(self._random, self._sleep)
 
 
 def encode_slice(made: NodeSlice) -> Json:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tranche.kubernetes.api.connection import SILENT_SECONDS, ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import ObjectList, WatchEvent, WatchEventType
+from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent, WatchEventType
 
 Item = TypeVar("Item")
 
@@ -19,9 +20,9 @@ _QUIET_SECONDS = int(SILENT_SECONDS * 0.8)
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource(Generic[Item]):
-    """The objects under `path` that the query `selector` picks; namespace and name tell them apart. `label` is for logs.
+    """The objects under `path` that the query `selector` picks, keyed by namespace and name. `label` is for logs.
 
-    Of what is not `bookmarked` the API server sends no bookmarks, so that nothing tells a quiet watch from a lost one.
+    The API server sends no bookmarks for kinds that are not `bookmarked`, so a quiet watch looks like a lost one.
     """
 
     connection: ApiConnection
@@ -31,14 +32,30 @@ class ObjectSource(Generic[Item]):
     decode: Callable[[Json], Item]
     bookmarked: bool = True
 
+    async def snapshots(
+        self, random: Callable[[], float], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> AsyncGenerator[tuple[Item, ...], None]:
+        """All objects now, then after each change; endless, and recovers by itself. `random` gives numbers from 0 to 1."""
+        async with aclosing(Informer(self, Backoff(random), sleep=sleep).snapshots()) as snapshots:
+            async for found in snapshots:
+                yield tuple(found.values())
+
+    async def versions(
+        self, random: Callable[[], float], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> AsyncGenerator[Item | None, None]:
+        """As `snapshots`, for a single object; None while there is none."""
+        async with aclosing(self.snapshots(random, sleep)) as snapshots:
+            async for found in snapshots:
+                yield next(iter(found), None)
+
     async def list(self) -> ObjectList[Item]:
-        """Everything now, as the API server's database has it."""
+        """All objects now, from the API server's database."""
         answer = await self.connection.ask(f"read {self.label}", "GET", self.path, query=self.selector)
         body = answer.accepted()
         return ObjectList(_version(body), {_key(raw): self.decode(raw) for raw in body.get("items") or ()})
 
     async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
-        """What happens after that version, for five minutes at most, or for two where nothing may be heard for so long."""
+        """The events after that version, for at most five minutes; two where silence may last that long."""
         query = {
             **self.selector,
             "watch": "1",
@@ -58,7 +75,7 @@ class ObjectSource(Generic[Item]):
 
 
 def named(name: str) -> Mapping[str, str]:
-    """The selector of the one object of that name."""
+    """The selector of the one object with that name."""
     return {"fieldSelector": f"metadata.name={name}"}
 
 

@@ -1,7 +1,7 @@
-"""How a cluster can give shares by demand: by claims, where its API server and scheduler have what the driver needs. Pure.
+"""How a cluster can give shares on demand: by claims, where its API server and scheduler have what the driver needs. Pure.
 
-What an API server does not support it drops without a word. So it is asked to take a ResourceSlice, as a dry run, and what comes
-back says what it has: versions alone do not, since gates can be switched off, and on before their time.
+An API server silently drops what it does not support. So a dry run asks it to take a ResourceSlice, and the answer shows what it
+supports. Versions alone do not show that: feature gates can be switched off, or on early.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PROBE_QUERY: Mapping[str, str] = {"dryRun": "All", "fieldValidation": "Ignore"}
 
 _VERSION = re.compile(r"v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 _WITHOUT_DEFECT = (1, 36, 2)
-"""From here on the scheduler subtracts shares from a GPU's counters also in later cycles (kubernetes issue 139034)."""
+"""From this version on, the scheduler also subtracts shares from a GPU's counters in later cycles (kubernetes issue 139034)."""
 _ON_BY_DEFAULT = (1, 36, 0)
 _OLDEST_WITH_GATES = (1, 27, 0)
 
 
 class AllocationBackend(StrEnum):
-    """CLAIMS: the scheduler gives shares by itself. GUARDED: it may give a share that is not there, which the agent then refuses.
-    GATES: pods can wait at scheduling gates until a share was chosen for them. NONE: neither.
+    """CLAIMS: the scheduler gives shares by itself. GUARDED: it may give a share that does not exist, and the agent then refuses
+    it. GATES: pods can wait at scheduling gates until a share was chosen for them. NONE: neither.
     """
 
     CLAIMS = "claims"
@@ -36,7 +36,7 @@ class AllocationBackend(StrEnum):
 
 
 class ClaimFeatureGate(StrEnum):
-    """What the driver's resource slices need, by the feature gate that brings it."""
+    """What the driver's resource slices need, by the feature gate that provides it."""
 
     COUNTERS = "DRAPartitionableDevices"
     SHARES = "DRAConsumableCapacity"
@@ -44,14 +44,15 @@ class ClaimFeatureGate(StrEnum):
 
 
 NEEDED = frozenset((ClaimFeatureGate.COUNTERS, ClaimFeatureGate.SHARES))
-"""Without taints, what cannot be had now is offered all the same, and refused by the agent."""
+"""Without taints, devices that are not available now are offered all the same, and the agent refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """What came of the dry run. `kept` is what the API server did not drop; None when it could not be tried, and `why` says why.
+    """The result of the dry run. `kept` is what the API server did not drop; None when the dry run failed, for the reason in
+    `why`.
 
-    `served` is False where the API server knows no resource slices of version v1.
+    `served` is False where the API server does not serve v1 resource slices.
     """
 
     served: bool = True
@@ -61,7 +62,7 @@ class DryRunResult:
 
 @dataclass(frozen=True, slots=True)
 class _ClaimSupport:
-    """A cluster's backend, why it is that, and what would better it."""
+    """A cluster's backend, the reason for it, and what would improve it."""
 
     backend: AllocationBackend
     why: str
@@ -69,7 +70,7 @@ class _ClaimSupport:
 
 
 def probe_slice() -> dict[str, Any]:
-    """A resource slice that uses everything that is asked about, of a pool that nobody has."""
+    """A resource slice that uses every feature in question, of a pool that no node has."""
     policy = {"default": "1Mi", "validRange": {"min": "1Mi", "max": "1Gi", "step": "1Mi"}}
     device = {
         "name": "probe",
@@ -88,7 +89,7 @@ def probe_slice() -> dict[str, Any]:
 
 
 def kept_features(answered: Mapping[str, Any]) -> frozenset[ClaimFeatureGate]:
-    """What of the probe is left in the API server's answer."""
+    """The features that the API server's answer has kept."""
     devices: Sequence[Mapping[str, Any]] = (answered.get("spec") or {}).get("devices") or [{}]
     device = devices[0]
     memory = (device.get("capacity") or {}).get("memory") or {}
@@ -101,34 +102,38 @@ def kept_features(answered: Mapping[str, Any]) -> frozenset[ClaimFeatureGate]:
 
 
 def claim_support(version: str, probe: DryRunResult) -> _ClaimSupport:
-    """The backend of a cluster whose API server says that version (`v1.36.3`) of itself."""
+    """The backend of a cluster whose API server reports that version (`v1.36.3`)."""
     number = _number(version)
     if not probe.served:
-        return _without_claims(number, f"Kubernetes {version} serves no resource.k8s.io/v1", "Kubernetes 1.36 has it")
-    kept, said = probe.kept, "the API server keeps what the driver publishes"
+        return _without_claims(
+            number, f"Kubernetes {version} does not serve resource.k8s.io/v1", "use Kubernetes 1.36 or newer"
+        )
+    kept, said = probe.kept, "the API server keeps all fields that the driver publishes"
     if kept is None:
         if number is None or number < _ON_BY_DEFAULT:
-            why = f"it cannot be tried what Kubernetes {version} supports: {probe.why}"
-            return _without_claims(number, why, "try with an account that may create ResourceSlices")
-        kept, said = frozenset(ClaimFeatureGate), f"by its version; it cannot be tried: {probe.why}"
+            why = f"cannot test which fields Kubernetes {version} keeps: {probe.why}"
+            return _without_claims(number, why, "use an account that may create ResourceSlices")
+        kept, said = frozenset(ClaimFeatureGate), f"judged by its version, because the test failed: {probe.why}"
     missing = sorted(NEEDED - kept)
     if missing:
         gates = ", ".join(missing)
-        why = f"the API server drops a part of what the driver publishes: {gates} {'is' if len(missing) == 1 else 'are'} off"
-        return _without_claims(number, why, f"switch on the feature gates {gates}, or use Kubernetes 1.36")
+        why = (
+            f"the API server drops fields that the driver publishes: {gates} {'is' if len(missing) == 1 else 'are'} off"
+        )
+        return _without_claims(number, why, f"enable the feature gates {gates}, or use Kubernetes 1.36")
     if number is None or number < _WITHOUT_DEFECT:
         return _ClaimSupport(
             AllocationBackend.GUARDED,
-            f"Kubernetes {version}: {said}, but this scheduler may give a slice of a GPU that is shared, "
-            "and the agent then refuses the pod's start",
-            "Kubernetes 1.36.2 and newer do not",
+            f"Kubernetes {version}: {said}, but its scheduler may assign a slice of a GPU that is shared; the agent "
+            "then refuses to start the pod",
+            "upgrade to Kubernetes 1.36.2 or newer, which has the fix",
         )
     if ClaimFeatureGate.TAINTS not in kept:
         return _ClaimSupport(
             AllocationBackend.GUARDED,
-            f"Kubernetes {version}: {said} but taints, so pods may be given what cannot be had, "
-            "and the agent then refuses their start",
-            f"switch on the feature gate {ClaimFeatureGate.TAINTS}",
+            f"Kubernetes {version}: {said} except taints, so the scheduler may assign devices that are withheld; the "
+            "agent then refuses to start the pod",
+            f"enable the feature gate {ClaimFeatureGate.TAINTS}",
         )
     return _ClaimSupport(AllocationBackend.CLAIMS, f"Kubernetes {version}: {said}")
 
@@ -138,15 +143,15 @@ BY_CLAIMS = frozenset((AllocationBackend.CLAIMS, AllocationBackend.GUARDED))
 
 
 def backend_by_word(word: str) -> AllocationBackend | None:
-    """The backend that an administrator names, `claims` or `gates`; None for `auto`, by which it is found out."""
+    """The backend that an administrator names, `claims` or `gates`; None for `auto`, which has it found out."""
     return {"claims": AllocationBackend.CLAIMS, "gates": AllocationBackend.GATES}.get(word)
 
 
 def backend_by_version(version: str, *, served: bool) -> AllocationBackend:
-    """The backend of a cluster that nobody tries anything on: agents, controller and commands must agree on it.
+    """The backend of a cluster without a dry run: agents, controller and commands must agree on it.
 
-    `served` is whether the API server knows `resource.k8s.io/v1`. What its gates were set to against their time is not seen: the
-    administrator says it.
+    `served` is whether the API server knows `resource.k8s.io/v1`. Feature gates set against their defaults are invisible here:
+    the administrator names the backend then.
     """
     number = _number(version)
     if served and (number is None or number >= _ON_BY_DEFAULT):
@@ -156,11 +161,11 @@ def backend_by_version(version: str, *, served: bool) -> AllocationBackend:
 
 @dataclass(frozen=True, slots=True)
 class BackendFacts:
-    """By what a person sees which way a cluster gives shares, whatever its version could.
+    """Signs of how a cluster actually gives shares, whatever its version supports.
 
-    `classes` is whether Tranche's device classes are there, None where that may not be read: the chart has them by claims alone.
-    `handed` is whether a node hands out shares that a controller chooses, and `told` whether an agent tells of its GPUs in a
-    lease, or did: such leases outlive a change to claims.
+    `classes` says whether Tranche's device classes exist, None where that may not be read: the chart creates them for claims
+    alone. `handed` says whether a node hands out shares that a controller chooses. `told` says whether an agent reports its GPUs
+    in a lease, or did: such leases outlive a change to claims.
     """
 
     classes: bool | None = None
@@ -169,7 +174,7 @@ class BackendFacts:
 
 
 def backend_by_signs(by_version: AllocationBackend, signs: BackendFacts) -> AllocationBackend:
-    """The backend that is in force, which is the administrator's word where there is one: agents and controller act by it."""
+    """The backend in force, as agents and controller use it; the administrator's word wins where there is one."""
     if signs.classes:
         return by_version if by_version in BY_CLAIMS else AllocationBackend.CLAIMS
     if by_version in BY_CLAIMS and (signs.handed or (signs.told and signs.classes is False)):
@@ -178,11 +183,11 @@ def backend_by_signs(by_version: AllocationBackend, signs: BackendFacts) -> Allo
 
 
 def support_as_told(found: _ClaimSupport, said: AllocationBackend | None) -> _ClaimSupport:
-    """With the administrator's word, as the agents have it; None where they find out by themselves."""
+    """The support with the administrator's word, as the agents have it; None where they find it out by themselves."""
     if said is AllocationBackend.GATES and found.backend is not AllocationBackend.NONE:
-        return _ClaimSupport(AllocationBackend.GATES, "its agents are told so: dra.tier=gates")
+        return _ClaimSupport(AllocationBackend.GATES, "set by dra.tier=gates")
     if said is AllocationBackend.CLAIMS and found.backend not in BY_CLAIMS:
-        return replace(found, why=f"although its agents are told dra.tier=claims: {found.why}")
+        return replace(found, why=f"despite dra.tier=claims: {found.why}")
     return found
 
 

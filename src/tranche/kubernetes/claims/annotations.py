@@ -1,7 +1,7 @@
-"""A pod's annotations as a request: Tranche's own words, and those of Run:ai and KAI, whose manifests need no change. Pure.
+"""A pod's annotations as a request: Tranche's own, and four of Run:ai's and KAI's. Pure.
 
-`tranche.dev/NAME` is the option `--NAME` of `tranche submit`. `gpu-memory` (in MiB), `gpu-fraction` and
-`gpu-fraction-num-devices` mean what they mean to KAI.
+`tranche.dev/NAME` is the option `--NAME` of `tranche submit`. `gpu-memory` (in MiB), `gpu-fraction`, `gpu-fraction-num-devices`
+and `gpu-fraction-container-name` mean what they mean to KAI.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FOREIGN_ANNOTATIONS = tuple(name for name in (*_OPTIONS, *_CONTAINERS) if not na
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedRequest:
-    """What a pod asks for by annotations. `container` is the one that gets it, "" where none is named."""
+    """What a pod asks for by annotations. `container` gets it; "" where none is named."""
 
     request: Request
     container: str = ""
@@ -48,7 +48,7 @@ def pod_demand(annotations: Mapping[str, str]) -> AnnotatedRequest | None:
     """What the annotations ask for; None when they ask for nothing.
 
     Raises:
-        UsageError: they ask for two things, for none but with conditions, or for what is no request; the words are theirs.
+        UsageError: they ask for two things, have conditions but no demand, or make no valid request; it names the annotations.
     """
     _refuse_unknown(annotations)
     given = {name: _OPTIONS[name] for name in _OPTIONS if name in annotations}
@@ -58,17 +58,18 @@ def pod_demand(annotations: Mapping[str, str]) -> AnnotatedRequest | None:
         return None
     if not demands:
         raise UsageError(
-            f"the annotation {next(iter((*given, *containers)))} goes with a share, and no annotation asks for one",
+            f"the annotation {next(iter((*given, *containers)))} modifies a request for a share, but no annotation "
+            "requests one",
             hint=f"add {DOMAIN}gpu-memory: 4Gi, {DOMAIN}gpu: '0.5', {DOMAIN}mig-profile: 1g.5gb or {DOMAIN}gpus: '1'",
         )
     if len(demands) > 1:
         raise UsageError(
-            f"the annotations {_joined(demands)} ask for {len(demands)} things", hint="leave one of them in"
+            f"the annotations {_joined(demands)} request {len(demands)} different things", hint="keep only one of them"
         )
     names: dict[str, str] = {}
     for name, option in given.items():
         if option in names:
-            raise UsageError(f"the annotations {names[option]} and {name} say the same", hint="leave one of them in")
+            raise UsageError(f"the annotations {names[option]} and {name} mean the same", hint="keep only one of them")
         names[option] = name
     try:
         request = parse_request(
@@ -80,13 +81,13 @@ def pod_demand(annotations: Mapping[str, str]) -> AnnotatedRequest | None:
 
 
 def _value(name: str, annotations: Mapping[str, str]) -> str:
-    """The annotation's value as the option takes it: KAI's amount of memory is a number of MiB."""
+    """The annotation's value in the option's form: KAI gives an amount of memory as a number of MiB."""
     value = annotations[name].strip()
     return f"{value}Mi" if name == "gpu-memory" and value.isdecimal() else value
 
 
 def annotations_of(request: Request) -> dict[str, str]:
-    """The annotations by which a pod asks for that."""
+    """The annotations by which a pod makes the request."""
     words = shlex.split(str(request))
     return {
         f"{DOMAIN}{option.removeprefix('--')}": value for option, value in zip(words[::2], words[1::2], strict=True)
@@ -96,10 +97,10 @@ def annotations_of(request: Request) -> dict[str, str]:
 def _container(annotations: Mapping[str, str], given: list[str]) -> str:
     named = {annotations[name].strip() for name in given}
     if len(named) > 1:
-        raise UsageError(f"the annotations {_joined(given)} name two containers", hint="leave one of them in")
+        raise UsageError(f"the annotations {_joined(given)} name two containers", hint="keep only one of them")
     name = next(iter(named), "")
     if given and not name:
-        raise UsageError(f"the annotation {given[0]} names no container", hint="leave it out for the first container")
+        raise UsageError(f"the annotation {given[0]} names no container", hint="remove it to use the first container")
     return name
 
 
@@ -108,13 +109,14 @@ def _refuse_unknown(annotations: Mapping[str, str]) -> None:
     for name in annotations:
         if name.startswith(DOMAIN) and name not in (*known, SHARE_GATE):
             raise UsageError(
-                f"'{name}' is no annotation of Tranche's",
-                hint=did_you_mean(name, known) or f"pods have {_joined([each for each in known if DOMAIN in each])}",
+                f"'{name}' is not a Tranche annotation",
+                hint=did_you_mean(name, known)
+                or (f"annotations of pods: {_joined([each for each in known if DOMAIN in each])}"),
             )
 
 
 def in_annotations(text: str, names: Mapping[str, str] = MappingProxyType({})) -> str:
-    """The text with annotations in the place of options: those of `names`, by option, else Tranche's own."""
+    """The text with options replaced by annotations: those in `names`, by option, else Tranche's own."""
 
     def annotation(match: re.Match[str]) -> str:
         option = match[1]

@@ -12,7 +12,7 @@ from tranche.kubernetes.claims.quantity import parse_whole
 
 @dataclass(frozen=True, slots=True, order=True)
 class ClaimRef:
-    """Names a claim; another one of the same name has another `uid`."""
+    """Identifies a claim; a later claim of the same name has another `uid`."""
 
     namespace: str
     name: str
@@ -24,10 +24,11 @@ class ClaimRef:
 
 @dataclass(frozen=True, slots=True)
 class AllocatedDevice:
-    """One device of an allocation. `request` is the claim's, `request/subrequest` where the scheduler had a choice.
+    """One device of an allocation. `request` is the claim's, or `request/subrequest` where the scheduler had a choice.
 
-    `consumed` has whole numbers, in bytes for memory, where several share the device. `share_id` tells the shares of one device
-    apart. `admin_access` is for who only watches: it takes nothing. `tolerations` are those with which the device was chosen.
+    `consumed` has whole numbers, in bytes for memory, where several claims share the device. `share_id` tells the shares of one
+    device apart. With `admin_access` the claim only watches and takes nothing. The scheduler chose the device with these
+    `tolerations`.
     """
 
     request: str
@@ -40,12 +41,12 @@ class AllocatedDevice:
     tolerations: tuple[Toleration, ...] = ()
 
     def tolerates(self, key: str) -> bool:
-        """Whether it was chosen whatever taint of that key it had."""
+        """Whether it was chosen with any taint of that key tolerated."""
         return any(each.covers(key, "", "NoSchedule") for each in self.tolerations)
 
     @property
     def main_request(self) -> str:
-        """The name by which containers refer to it."""
+        """The request's name as containers refer to it."""
         return self.request.partition("/")[0]
 
 
@@ -53,8 +54,8 @@ class AllocatedDevice:
 class KubeClaim:
     """A claim. `allocated` is None while it is not allocated.
 
-    `pods` are the uids of the pods that it is reserved for; `others` says whether it is reserved for anything else, which may
-    stand for pods that nobody names here.
+    `pods` are the uids of the pods that it is reserved for. `others` says whether it is reserved for anything else, which may
+    stand for pods that are not listed here.
     """
 
     ref: ClaimRef
@@ -63,17 +64,17 @@ class KubeClaim:
     others: bool = False
 
     def of_driver(self, driver: str) -> tuple[AllocatedDevice, ...]:
-        """What it was given of that driver's devices."""
+        """The devices of that driver that it was given."""
         return tuple(each for each in self.allocated or () if each.driver == driver)
 
 
 def is_pod(user: Mapping[str, Any]) -> bool:
-    """Whether an entry of a claim's `reservedFor` is a pod, and not a group of pods or something unknown."""
+    """Whether an entry of a claim's `reservedFor` is a pod, instead of a group of pods or something unknown."""
     return user.get("resource") == "pods" and not user.get("apiGroup")
 
 
 def decode_claim(raw: Mapping[str, Any]) -> KubeClaim:
-    """A `resource.k8s.io` ResourceClaim; UsageError when an amount in it is no whole number."""
+    """A `resource.k8s.io` ResourceClaim; UsageError when one of its amounts is no whole number."""
     meta, status = raw.get("metadata") or {}, raw.get("status") or {}
     users = status.get("reservedFor") or ()
     allocation = status.get("allocation")

@@ -1,4 +1,4 @@
-"""What a claim may ask of a device in CEL: written here, and read back here. Pure."""
+"""Writes a claim's conditions on a device as CEL, and reads them back. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODEL = f"{_ATTRIBUTE}{AttributeName.MODEL}.lowerAscii().contains("
 
 @dataclass(frozen=True, slots=True)
 class DeviceCondition:
-    """What a device has to meet; empty is what is not asked for. `card_memory` in MiB, `model` in lower case."""
+    """What a device has to meet; an empty field asks for nothing. `card_memory` in MiB, `model` in lower case."""
 
     card_memory: int | None = None
     isolations: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ NO_CONDITIONS = DeviceCondition()
 
 
 def write_conditions(wanted: DeviceCondition) -> list[str]:
-    """One expression for each. JSON's numbers, strings and lists are CEL's as well."""
+    """One expression per condition. JSON's numbers, strings and lists are valid CEL."""
     return list(_expressions(wanted))
 
 
@@ -50,7 +50,7 @@ def _expressions(wanted: DeviceCondition) -> Iterator[str]:
 
 
 def read_conditions(expressions: Iterable[str]) -> tuple[DeviceCondition, tuple[str, ...]]:
-    """What the expressions say in the forms that `write_conditions` has, and those in other forms, as they are."""
+    """The conditions in expressions of `write_conditions`' forms, and all other expressions unchanged."""
     found, unread = NO_CONDITIONS, []
     for each in expressions:
         known = _with_expression(found, each)

@@ -1,7 +1,7 @@
-"""What a pod asks for whose share a controller chooses, and why it could never be handed one. Pure.
+"""The request of a pod whose share a controller chooses, and why the pod could never get one. Pure.
 
-A node's agent hands a share to a container that stays, with the one unit of the resource that the kubelet has given it. Whatever
-else a pod asks for it refuses for ever, so nothing may be chosen for such a pod.
+A node's agent hands a share only to a container that keeps running and asks for one unit of the resource. It refuses anything
+else a pod asks for, forever, so the controller must choose nothing for such a pod.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 
 @dataclass(frozen=True, slots=True)
 class GatedRequest:
-    """`request` is None where nothing of the kind is asked for, or where it cannot be told.
+    """`request` is None where the pod asks for no such share, or where the request is invalid.
 
-    `wrong` says why nothing can be chosen for the pod; `never` why its node would refuse whatever was chosen.
+    `wrong` says why nothing can be chosen for the pod; `never` why its node would refuse any choice.
     """
 
     request: Request | None = None
@@ -30,7 +30,7 @@ class GatedRequest:
 
 
 def gate_demand(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> GatedRequest:
-    """What a pod with these annotations asks for, if it waits at our gate or has asked for the resource."""
+    """The request of a pod with these annotations, if it waits at our gate or asks for the resource."""
     waits = any(each.get("name") == SHARE_GATE for each in spec.get("schedulingGates") or ())
     asking = tuple(_asking(spec))
     if not waits and not asking:
@@ -41,23 +41,25 @@ def gate_demand(annotations: Mapping[str, Any], spec: Mapping[str, Any]) -> Gate
     except UsageError as error:
         return GatedRequest(None, error.message, never)
     if demand is None:
-        return GatedRequest(None, "it waits for a share, and no annotation says for which", never)
+        return GatedRequest(None, "it waits for a share, but no annotation says which", never)
     return GatedRequest(demand.request, never, never)
 
 
 def _never(asking: tuple[tuple[str, int, bool], ...]) -> str:
     if not asking:
-        return f"no container asks for {SHARE_RESOURCE}, so none can be handed the share"
+        return f"no container requests {SHARE_RESOURCE}, so none can receive the share"
     for name, amount, stays in asking:
         if not stays:
-            return f"init container '{name}' asks for {SHARE_RESOURCE}, and a share is handed to a container that stays"
+            return (
+                f"init container '{name}' requests {SHARE_RESOURCE}, but only a regular container can receive a share"
+            )
         if amount != 1:
-            return f"container '{name}' asks for {amount} of {SHARE_RESOURCE}, and a container has one share"
+            return f"container '{name}' requests {amount} of {SHARE_RESOURCE}, but a container can have only one share"
     return ""
 
 
 def _asking(spec: Mapping[str, Any]) -> Iterator[tuple[str, int, bool]]:
-    """The containers that ask for the resource, for how many, and whether they stay."""
+    """The containers that ask for the resource, the number they ask for, and whether they keep running."""
     for kind in ("initContainers", "containers"):
         for each in spec.get(kind) or ():
             resources = each.get("resources") or {}

@@ -21,24 +21,24 @@ class NodeMode(StrEnum):
 
     @property
     def by_claims(self) -> bool:
-        """Whether claims are given anything."""
+        """Whether claims get anything."""
         return self in (NodeMode.DYNAMIC, NodeMode.SHARED, NodeMode.MIXED)
 
     @property
     def offers_slices(self) -> bool:
-        """Whether claims are given slices, for one holder alone."""
+        """Whether claims get slices, each for one holder alone."""
         return self in (NodeMode.DYNAMIC, NodeMode.MIXED)
 
     @property
     def offers_parts(self) -> bool:
-        """Whether claims are given parts of devices that others have parts of as well."""
+        """Whether claims get parts of devices that other claims share."""
         return self in (NodeMode.SHARED, NodeMode.MIXED)
 
 
 def node_mode(labels: Mapping[str, str]) -> NodeMode | None:
-    """The mode that the labels ask for, STATIC when none does; None for a word that is none.
+    """The mode that the labels ask for, STATIC without any; None for an unknown word.
 
-    Run:ai's label for a node that is cut on demand means DYNAMIC where ours is not there.
+    Without our label, Run:ai's label for a node that is cut on demand means DYNAMIC.
     """
     word = labels.get(MODE_LABEL)
     if word is None:
@@ -47,7 +47,7 @@ def node_mode(labels: Mapping[str, str]) -> NodeMode | None:
 
 
 def mode_in_force(labels: Mapping[str, str] | None) -> NodeMode:
-    """The mode of a node with those labels; OFF for a word that is none and while they are not known (None): nothing is given
-    away by guessing.
+    """The mode of a node with those labels. OFF for an unknown word, and while the labels are unknown (None): a guess must give
+    nothing away.
     """
     return NodeMode.OFF if labels is None else node_mode(labels) or NodeMode.OFF

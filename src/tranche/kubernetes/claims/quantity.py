@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
 from tranche.core.errors import UsageError
+from tranche.kubernetes.claims.vocabulary import is_gpu_resource
 
 _QUANTITY = re.compile(
     r"(?P<number>[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30}))(?:(?P<unit>[KMGTPE]i|[numkMGTPE])|[eE](?P<power>[+-]?\d{1,2}))?",
@@ -22,12 +24,12 @@ _UNITS = {
 
 
 def parse_quantity(text: str) -> int:
-    """The quantity, rounded up to a whole number as the API server rounds; UsageError when it is none."""
+    """The quantity, rounded up to a whole number as the API server rounds; UsageError for anything else."""
     return _rounded_up(_amount(text))
 
 
 def read_quantity(text: object) -> int | None:
-    """As `parse_quantity`, of what the API server has let in; None for what is no quantity."""
+    """As `parse_quantity`, for values that the API server has accepted; None for anything but a quantity."""
     return None if text is None else _read(str(text))
 
 
@@ -40,7 +42,7 @@ def _read(text: str) -> int | None:
 
 
 def parse_whole(text: str) -> int:
-    """The quantity, which is a whole number; UsageError when it is none."""
+    """The quantity, which must be a whole number; UsageError otherwise."""
     amount = _amount(text)
     if amount.denominator != 1:
         raise UsageError(f"'{text}' is not a whole number")
@@ -48,8 +50,22 @@ def parse_whole(text: str) -> int:
 
 
 def parse_thousandths(text: str) -> int:
-    """The quantity in thousandths, as processors are counted, rounded up; UsageError when it is none."""
+    """The quantity in thousandths, as processors are counted, rounded up; UsageError for anything else."""
     return _rounded_up(1000 * _amount(text))
+
+
+def resource_amounts(quantities: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    """The amounts by resource: processors in thousandths, everything else as whole numbers."""
+    for name, text in quantities.items():
+        try:
+            yield str(name), parse_thousandths(str(text)) if name == "cpu" else parse_quantity(str(text))
+        except UsageError:
+            continue  # the API server accepts none
+
+
+def gpu_counts(quantities: Mapping[str, object]) -> dict[str, int]:
+    """The count of each GPU resource."""
+    return {name: count for name, count in resource_amounts(quantities) if is_gpu_resource(name)}
 
 
 def _amount(text: str) -> Fraction:
@@ -65,7 +81,7 @@ def _rounded_up(amount: Fraction) -> int:
 
 
 def format_bytes(amount: int) -> str:
-    """An amount of memory as the API server writes it in binary units: the largest that leaves a whole number."""
+    """An amount of memory as the API server writes it: in the largest binary unit that leaves a whole number."""
     for power, unit in reversed(tuple(enumerate("KMGTPE", start=1))):
         if amount and amount % 1024**power == 0:
             return f"{amount // 1024**power}{unit}i"

@@ -1,6 +1,6 @@
-"""The request that a claim was made from, kept in the claim: the driver's own configuration, which the scheduler does not read.
+"""The request that a claim was made from, kept in the claim as the driver's configuration, which the scheduler does not read.
 
-With it the node's agent knows the least fence that was asked for, and `tranche ps` shows the request as it was written.
+From it the node's agent knows the weakest isolation that the request accepts, and `tranche ps` shows the request as written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KIND = "ShareRequest"
 
 
 def share_request(request: Request) -> dict[str, Any]:
-    """The parameters that keep a request."""
+    """The parameters that hold a request."""
     return {"apiVersion": API_VERSION, "kind": KIND, "request": str(request)}
 
 
@@ -27,22 +27,22 @@ def read_share_request(parameters: Mapping[str, Any]) -> Request:
     kind = (parameters.get("apiVersion"), parameters.get("kind"))
     if kind != (API_VERSION, KIND):
         raise UsageError(
-            f"the parameters of the claim are of {kind[0]} {kind[1]}, not of {API_VERSION} {KIND}",
-            hint="make the claim with tranche submit, or leave its config out",
+            f"the claim's parameters are {kind[0]} {kind[1]}; expected {API_VERSION} {KIND}",
+            hint="create the claim with tranche submit, or remove its config",
         )
     text = parameters.get("request")
     if not isinstance(text, str):
-        raise UsageError("the parameters of the claim hold no request", hint="write it as request: --gpu-memory 4Gi")
+        raise UsageError("the claim's parameters contain no request", hint="write it as request: --gpu-memory 4Gi")
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"'{text}' is not a request: {error}") from error
+        raise UsageError(f"'{text}' is not a valid request: {error}") from error
     options = {
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=False)
     }
     known = all(name.startswith("--") for name in words[::2]) and set(options) <= _OPTIONS
     if not known or 2 * len(options) != len(words):
-        raise UsageError(f"'{text}' is not a request", hint="write it as the options of tranche submit")
+        raise UsageError(f"'{text}' is not a valid request", hint="use the options of tranche submit")
     return parse_request(**options)
 
 

@@ -1,8 +1,8 @@
 """A request as the spec of a resource claim, which the scheduler serves by itself. Pure.
 
 The scheduler takes the first device that fits, in the order in which nodes list theirs: the smallest slices first, then shared
-devices, then whole GPUs. So an amount of memory is one demand on all devices. A share of a GPU is another amount on each size of
-GPU, so it lists its alternatives, of which a claim has eight at most.
+devices, then whole GPUs. So an amount of memory is one demand on all devices. A share of a GPU is a different amount on each size
+of GPU, so it lists its alternatives; a claim can have eight at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from tranche.core.quantity import MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceCondition, write_conditions
-from tranche.kubernetes.claims.gpu_models import SharedGpuModel
 from tranche.kubernetes.claims.share_request import share_request
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -31,13 +30,13 @@ REQUEST_NAME = "gpu"
 """The name of a claim's one request, by which containers ask for it."""
 
 MOST_DEVICES = 32
-"""The API gives a claim at most so many devices."""
+"""The API's limit of devices for a claim."""
 
 MOST_ALTERNATIVES = 8
-"""The API lets a request list at most so many alternatives."""
+"""The API's limit of alternatives for a request."""
 
 _LONGEST_MODEL = 64  # the characters of a string attribute
-# Every grid of memory slices divides this number: 4, 8 and 12 are known.
+# Every known grid of memory slices divides this number: 4, 8 and 12.
 _GRIDS = 24
 _UNITS = (
     ("Ti", 1024**4),
@@ -52,15 +51,27 @@ _UNITS = (
 
 
 @dataclass(frozen=True, slots=True)
+class SharedGpuModel:
+    """GPUs of one size that are shared uncut. `memory` is what programs can have of one, in MiB, as its devices say. `room` is
+    the least that can be given away of one, in bytes. `gpus` is how many there are on nodes whose mode offers them; 0 where only
+    another mode would offer them.
+    """
+
+    memory: int
+    room: int
+    gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimSpec:
-    """`devices` is the `spec.devices` of a claim. `left_out` are sizes of GPUs that its share could not be listed for."""
+    """`devices` is the `spec.devices` of a claim. `left_out` are the sizes of GPUs for which the share could not be listed."""
 
     devices: Mapping[str, Any]
     left_out: tuple[SharedGpuModel, ...] = ()
 
 
 def claim_spec(request: Request, cards: Sequence[SharedGpuModel] = ()) -> ClaimSpec:
-    """The claim that asks for what the request asks for, on a cluster that shares GPUs of these sizes.
+    """The claim for the request, on a cluster that shares GPUs of these sizes.
 
     Raises:
         SharingUnavailable: the request has a condition that no device of a cluster meets.
@@ -110,8 +121,8 @@ def _share(
     alternatives = alone | parts | last
     if not alternatives:
         raise SharingUnavailable(
-            f"no GPU of this cluster is shared in a way that serves {request}",
-            hint="ask for an amount with --gpu-memory, or without --compute",
+            f"no GPU of this cluster is shared in a way that can serve {request}",
+            hint="ask for an amount with --gpu-memory, or drop --compute",
         )
     if len(alternatives) == 1:
         return {"exactly": next(iter(alternatives.values()))}, tuple(left_out)
@@ -126,7 +137,7 @@ def _part_of(cards: SharedGpuModel, request: Request, demand: GpuShare) -> dict[
 
 
 def _parts_serve(request: Request, demand: GpuShare) -> bool:
-    """Whether a part of a shared device serves the share: all of a GPU is for one alone, unless its compute has a ceiling."""
+    """Whether a part of a shared device serves the share. All of a GPU means exclusive use, unless its compute has a ceiling."""
     return request.isolation is not Isolation.HARD and (demand.share < 1 or request.compute is not None)
 
 
@@ -153,15 +164,15 @@ def _exactly(
 
 
 def _shared_conditions(request: Request) -> DeviceCondition:
-    """Conditions for a device that others may have parts of."""
+    """Conditions for a device that others may share."""
     accepted = {Isolation.HARD: ("hard",), Isolation.SOFT: ("hard", "soft")}.get(request.isolation, ())
-    # A program can use one MPS daemon, and each device has one of its own.
+    # A program can use one MPS daemon, and each device has its own.
     several = request.count > 1 and request.isolation is not Isolation.HARD
     return DeviceCondition(isolations=frozenset(accepted), not_mechanism=Sharing.MPS if several else "")
 
 
 def _percent(share: Fraction) -> int:
-    """The least `share` capacity that serves it: slices say their part of the memory slices in percent, rounded down."""
+    """The least `share` capacity that serves it: slices state their part of the memory slices in percent, rounded down."""
     parts = -(-share.numerator * _GRIDS // share.denominator)
     return min(100 * parts // _GRIDS, -(-100 * share.numerator // share.denominator))
 
@@ -174,17 +185,18 @@ def _quantity(amount: int) -> str:
 def _refuse_impossible(request: Request) -> None:
     if request.compute is not None and request.count > 1:
         raise SharingUnavailable(
-            f"no cluster serves {request}: a ceiling of compute is kept by MPS, and a program can use MPS on one GPU only",
-            hint="ask for one share, or without --compute",
+            f"no cluster can serve {request}: MPS enforces the compute limit, and a program can use MPS on only one "
+            "GPU",
+            hint="ask for one share, or drop --compute",
         )
     number = request.demand.count if isinstance(request.demand, WholeGpus) else request.count
     if number > MOST_DEVICES:
         raise TooManyGpus(
-            f"{request} asks for {number} GPUs, and a claim has {MOST_DEVICES} at most",
-            hint="ask for fewer in each pod, and for more pods",
+            f"{request} asks for {number} GPUs, but a claim can have at most {MOST_DEVICES}",
+            hint="ask for fewer GPUs per pod, and use more pods",
         )
     if len(request.gpu_model) > _LONGEST_MODEL:
         raise DoesNotFit(
-            f"no GPU's name holds the {len(request.gpu_model)} characters of --gpu-model",
-            hint="name a part of it, such as A100",
+            f"--gpu-model has {len(request.gpu_model)} characters, more than any GPU's name",
+            hint="use a part of the name, such as A100",
         )

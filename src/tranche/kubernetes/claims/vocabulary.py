@@ -1,6 +1,6 @@
 """The names by which Kubernetes knows what Tranche offers: driver, device classes, attributes, capacities, taints and labels.
 
-They are a promise: manifests, device classes and the claims of running pods hold them.
+They are a promise: manifests, device classes and the claims of running pods contain them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ KEEP_ANNOTATION = "tranche.dev/keep"
 """The node annotation by which an administrator has room kept for large requests: `whole=1, 3g.20gb=2`."""
 
 SHARE_RESOURCE = "tranche.dev/share"
-"""The extended resource of nodes in clusters without claims: one for each pod that is to be handed its share."""
+"""The extended resource of nodes in clusters without claims: a pod asks for one unit to get its share."""
 
 SHARE_GATE = "tranche.dev/share"
-"""The scheduling gate at which a pod waits until its share was chosen, and the annotation in which the choice is written then."""
+"""The scheduling gate at which a pod waits for the choice of its share, and the annotation that then holds the choice."""
 
 PLACING_LABEL = "tranche.dev/placing"
-"""The label of leases by which agents tell of their GPUs and a controller of its choices: which of the two it is."""
+"""The label of the leases in which agents report GPUs and a controller its choices; the value tells the two apart."""
 
 JOB_LABEL = "tranche.dev/job"
 """The label of everything that belongs to a job of `tranche submit`, the job's name as its value."""
@@ -44,7 +44,7 @@ DYNAMIC_MIG_LABEL = "node-role.kubernetes.io/runai-dynamic-mig"
 """The node label, with the value `true`, by which Run:ai's administrators have a node cut on demand."""
 
 LARGEST_SLICE_LABEL = "tranche.dev/free.largest-slice"
-"""The node label that names the largest profile of which a claim can have a slice now; none where there is none."""
+"""The node label that names the largest profile of which a claim can have a slice now; absent where there is none."""
 
 LARGEST_MEMORY_LABEL = "tranche.dev/free.largest-memory"
 """The node label that says the most memory that one claim can have of one device now, in MiB; 0 for none."""
@@ -57,7 +57,7 @@ _PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
 
 
 class DeviceClassName(StrEnum):
-    """The device classes that are always there; each profile has one of its own (`profile_class`)."""
+    """The device classes that always exist; each profile has its own besides (`profile_class`)."""
 
     ANY = "tranche"
     SLICE = "tranche-slice"
@@ -66,8 +66,8 @@ class DeviceClassName(StrEnum):
 
 
 class DeviceType(StrEnum):
-    """Attribute `type`. WHOLE: a GPU that is not cut, for one alone. SLICE: a GPU instance, for one alone. SHARED: a device
-    that several have parts of at once, uncut or a slice.
+    """Attribute `type`. WHOLE: an uncut GPU for one holder alone. SLICE: a GPU instance for one holder alone. SHARED: a device,
+    uncut or a slice, that several holders have parts of at once.
     """
 
     WHOLE = "whole"
@@ -78,10 +78,9 @@ class DeviceType(StrEnum):
 class AttributeName(StrEnum):
     """The attributes of a device.
 
-    UUID is the GPU's, also of a slice; PARENT_UUID is the same, of slices alone. MEMORY_SLICES counts those that the device
-    takes, CARD_MEMORY is what programs can have of the whole GPU, in MiB. The walls are the words of
-    `tranche.core.sharing`. KEPT, a truth, is on places that are kept for whom asks for their size by name, and on no
-    other device.
+    UUID is the GPU's, also on a slice; PARENT_UUID is the same, on slices alone. MEMORY_SLICES counts those that the device
+    takes. CARD_MEMORY is what programs can have of the whole GPU, in MiB. The walls have the words of `tranche.core.sharing`.
+    KEPT, a boolean, is only on places kept for requests that ask for their size by name.
     """
 
     TYPE = "type"
@@ -109,8 +108,8 @@ class AttributeName(StrEnum):
 class CapacityName(StrEnum):
     """The capacities of a device.
 
-    MEMORY in bytes, as programs can use it. SHARE in percent of the card, of devices for one alone. MULTIPROCESSORS is a
-    number. COMPUTE is a ceiling in percent and CLIENTS a number of programs, of devices that several share by MPS.
+    MEMORY in bytes, as programs can use it. SHARE in percent of the card, on devices for one holder alone. MULTIPROCESSORS is a
+    number. On devices shared by MPS, COMPUTE is a ceiling in percent and CLIENTS a number of programs.
     """
 
     MEMORY = "memory"
@@ -121,12 +120,12 @@ class CapacityName(StrEnum):
 
 
 class TaintKey(StrEnum):
-    """Why a device cannot be had now.
+    """Why a device is not available now.
 
-    LOST: the driver has lost the GPU. FAULTY: it reported an error that programs do not survive. FOREIGN: an instance that
-    Tranche did not make is in the way. HELD: somebody has it, or something of it, who has no claim. MODE: the node's mode, or
-    the administrator's word on the GPU, does not offer it, or it may still be counted as the device plugin's. RESERVED: it is
-    kept free for larger requests.
+    LOST: the driver has lost the GPU. FAULTY: it reported an error fatal to programs. FOREIGN: an instance that Tranche did not
+    make is in the way. HELD: a holder without a claim has it, or something of it. MODE: the node's mode or the administrator's
+    word on the GPU does not offer it, or it may still be counted as the device plugin's. RESERVED: it is kept free for larger
+    requests.
     """
 
     LOST = "tranche.dev/lost"
@@ -138,7 +137,7 @@ class TaintKey(StrEnum):
 
 
 def is_gpu_resource(name: str) -> bool:
-    """Whether an extended resource of that name is GPUs, slices or parts of them; all in NVIDIA's domain are."""
+    """Whether that extended resource is GPUs, slices or parts of them; everything in NVIDIA's domain is."""
     return name == VGPU_RESOURCE or name.startswith("nvidia.com/")
 
 

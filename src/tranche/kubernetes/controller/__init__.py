@@ -1,1 +1,1 @@
-"""`tranche controller`: what a cluster has once, beside the agents of its nodes: the admission webhook for pods."""
+"""`tranche controller`: what a cluster runs once, beside its nodes' agents: the admission webhook for pods."""

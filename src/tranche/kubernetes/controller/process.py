@@ -1,4 +1,4 @@
-"""The controller as a process: wires its parts, serves until a signal, and lets the API server find another replica meanwhile."""
+"""The controller process: wires its parts, serves until a signal, then lingers while the API server finds another replica."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from tranche.kubernetes.webhook.webhook import PodWebhook
 from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
 
 LEAVE_SECONDS = 5.0
-"""For so long after SIGTERM the webhook answers: the API server goes on asking this replica until it has heard that it leaves."""
+"""How long the webhook still answers after SIGTERM: the API server keeps calling this replica until it learns that it leaves."""
 PLACER_LEASE = "tranche-placer"
-"""The lease for which the replicas compete that choose shares."""
+"""The lease that decides which replica chooses shares."""
 _LONGEST_REVIEW = 8 * 1024**2
 _MOST_REVIEWS = 512
 _REVIEW_SECONDS = 10.0
@@ -52,9 +52,9 @@ _log = logging.getLogger(__name__)
 class ControllerOptions:
     """How one replica is set up.
 
-    `backend` is the administrator's word on how the cluster gives shares, None to find out. `namespace` "" means the one that the
-    way to the API server names. `service` is the Service in it by which the API server finds the webhook, and `configuration` the
-    MutatingWebhookConfiguration. `replica` is this one's name among others.
+    `backend` is the administrator's word on how the cluster gives shares, None to find out. `namespace` "" means the namespace
+    named where the API server was found. `service` is the Service in it through which the API server reaches the webhook, and
+    `configuration` the MutatingWebhookConfiguration. `replica` is this replica's name.
     """
 
     kubeconfig: str | None
@@ -123,7 +123,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     def known_backend() -> AllocationBackend | None:
         return backend.latest.value if backend.latest.synced else None
 
-    webhook = PodWebhook(store, cards, known_backend, gating, take_over=options.take_over)
+    webhook = PodWebhook(store, lambda: cards.shared, known_backend, gating, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()
@@ -151,5 +151,5 @@ async def _no_page(path: str, headers: Mapping[str, str]) -> HttpResponse:
 
 
 def _hosts(service: str, namespace: str) -> tuple[str, ...]:
-    """The names under which the API server asks a Service."""
+    """The names under which the API server calls a Service."""
     return (f"{service}.{namespace}.svc", f"{service}.{namespace}.svc.cluster.local")

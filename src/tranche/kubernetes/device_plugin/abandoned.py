@@ -1,9 +1,9 @@
-"""Resources that a node still counts though no plugin serves them: found, and after a while to be told as having no device. Pure.
+"""Finds resources that a node still counts though no plugin serves them, so that they can be reported as empty. Pure.
 
-Five minutes after a plugin has gone the kubelet forgets its resource, and says once that the count is now zero. When that one
-write fails, because the API server is away, the old count stays in the node's status; the kubelet then copies it to what is
-allocatable at every update, and starts pods that ask for the resource without any device. (Kubernetes 1.36: `GetCapacity` of
-the kubelet's device manager, `MachineInfo` of its node status.) It stays so until a plugin serves the resource again.
+Five minutes after a plugin has gone, the kubelet forgets its resource and writes once that the count is now zero. If that one
+write fails, because the API server is away, the old count stays in the node's status. The kubelet then copies it to what is
+allocatable at every update, and starts pods that ask for the resource without any device. (Kubernetes 1.36: `GetCapacity` of the
+kubelet's device manager, `MachineInfo` of its node status.) This lasts until a plugin serves the resource again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTLE_SECONDS = 15.0
 
 
 def counted_elsewhere(node: KubeNode, served: Collection[str]) -> frozenset[str]:
-    """GPUs and slices by name that the node's status counts, and that are not among those `served`."""
+    """The resources of GPUs and slices that the node's status counts, except those `served`."""
     return frozenset(
         name
         for counts in (node.capacity, node.allocatable)
@@ -30,16 +30,16 @@ def counted_elsewhere(node: KubeNode, served: Collection[str]) -> frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class AbandonedResourceTracker:
-    """Since when each resource is counted and not served, in seconds of a monotonic clock."""
+    """Since when each resource is counted but not served, in seconds of a monotonic clock."""
 
     since: Mapping[str, float] = field(default_factory=dict)
 
     def look(self, counted: Collection[str], now: float) -> AbandonedResourceTracker:
-        """After a look at the node: what it no longer counts is forgotten."""
+        """The tracker after a look at the node; it forgets what the node no longer counts."""
         return AbandonedResourceTracker({name: self.since.get(name, now) for name in counted})
 
     def spare(self, resources: Collection[str], now: float) -> AbandonedResourceTracker:
-        """After those were found to be served by somebody else: their time begins anew."""
+        """The tracker after another plugin was found to serve those resources; their time starts over."""
         return AbandonedResourceTracker(
             {name: now if name in resources else since for name, since in self.since.items()}
         )

@@ -1,7 +1,7 @@
-"""What a container that was given devices gets from the kubelet, by device-list strategy. It reads the device files alone.
+"""Builds the kubelet's answer for a container that was given devices, by device-list strategy. It reads only the device files.
 
-Where a device is shared by MPS, every process of the container speaks to the device's daemon by sockets in one folder, and
-shares the host's /dev/shm with it. A container meets one daemon, so all its replicas are of one device.
+On a device shared by MPS, every process of the container speaks to the device's daemon by sockets in one folder, and shares the
+host's /dev/shm with it. A container uses one daemon, so all its replicas are of one device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ContainerResponse:
 def respond(
     devices: Sequence[PluginDevice], config: PluginConfig, files: DeviceFiles, *, request_id: str
 ) -> ContainerResponse:
-    """The response for one container; `request_id` makes the annotation's key unique. It is told of a shared device once."""
+    """The response for one container; `request_id` makes the annotation's key unique. It names a shared device once."""
     devices = list({device.uuid: device for device in devices}.values())
     ids = [device.index if config.device_id_strategy is DeviceIdStrategy.INDEX else device.uuid for device in devices]
     names = tuple(f"{CDI_KIND}={device.uuid}" for device in devices)
@@ -78,7 +78,7 @@ def respond(
 def cdi_spec(node: NodeState, files: DeviceFiles) -> CdiSpec:
     """The CDI specification of every device that exists.
 
-    Also of those that are not advertised at the moment: a container that has one may be started again.
+    It includes devices that are not advertised at the moment: a container that has one may be restarted.
     """
     gpus = [gpu for gpu in node if not gpu.lost]
     found = [device for gpu in gpus for device in (PluginDevice(gpu), *slices_of(gpu))]
@@ -117,7 +117,7 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaPolicy) -> None:
-    """UsageError for a container that asks for more replicas than it may, or for replicas that it could not use."""
+    """Raise UsageError for a container that asks for more replicas than it may, or for replicas that it could not use."""
     replicas = [device for device in devices if device.replica is not None]
     alike = [device for device in replicas if not (rules.virtual and device.sharing is Sharing.MPS)]
     if alike and rules.one_per_request and len(devices) > 1:
@@ -130,21 +130,21 @@ def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaPolicy) -> Non
 
 
 def why_unavailable(device: PluginDevice) -> str:
-    """Why nobody more may be let in on that device's daemon; "" when they may, and for a device that has no daemon."""
+    """Why that device's daemon admits no more clients; "" when it does, and for a device without a daemon."""
     if device.replica is None or device.sharing is not Sharing.MPS:
         return ""
     return unavailable(device.gpu, device.grant.slot)
 
 
 def why_prohibited(device: PluginDevice) -> str:
-    """That somebody lets no program use that device's GPU, in words; "" when nobody does, and for a slice."""
+    """Why no program may use that device's GPU, when its compute mode prohibits it; "" otherwise, and for a slice."""
     return PROHIBITED if device.grant.slot is None and device.gpu.prohibited else ""
 
 
 def with_mps(
     answer: ContainerResponse, resource: str, devices: Sequence[PluginDevice], pipes: Callable[[str], Path]
 ) -> ContainerResponse:
-    """The answer with what clients of MPS need, and with the limit of each; as it is for devices that are not shared so."""
+    """The answer with what MPS clients need, including each one's limit; unchanged for devices not shared by MPS."""
     clients = [device for device in devices if device.replica is not None and device.sharing is Sharing.MPS]
     if not clients:
         return answer

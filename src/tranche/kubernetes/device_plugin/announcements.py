@@ -1,4 +1,4 @@
-"""Events about the node: each said once when it begins, and again only when it has changed."""
+"""Events about the node: each is reported once when it begins, and again only when it has changed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PluginCondition:
-    """Something that holds now and that people should see. `reason` is one CamelCase word.
+    """A present condition that people should see. `reason` is one CamelCase word.
 
-    It is said of the node, and of a `pod` instead where one is named.
+    The event is about the node, or about `pod` where one is given.
     """
 
     severity: KubeEventType
@@ -35,7 +35,7 @@ class PluginCondition:
 
 
 class ConditionReporter:
-    """Says what is new. What the API server does not take is said later."""
+    """Reports what is new. It retries what the API server does not accept."""
 
     def __init__(self, api: KubeClient, node: LatestValue[KubeNode | None], *, clock: Callable[[], float]) -> None:
         """`clock` is monotonic, in seconds."""
@@ -46,7 +46,7 @@ class ConditionReporter:
         self._not_before = 0.0
 
     async def say(self, current: Mapping[str, PluginCondition]) -> None:
-        """Say what is in `current`, by its key, and was not said the last time."""
+        """Report the conditions in `current`, by key, that were not reported last time."""
         self._said = {key: said for key, said in self._said.items() if key in current}
         node = self._node.value if self._node.synced else None
         if node is None or self._clock() < self._not_before:
@@ -58,7 +58,7 @@ class ConditionReporter:
                 await self._record(node, announcement)
             except TrancheError as error:
                 _log.warning("event not recorded", extra={"event_reason": announcement.reason, "error": str(error)})
-                # Not everybody lets an agent write in the pods' namespaces; the node is told as well.
+                # Not every cluster lets an agent write in the pods' namespaces; the node gets an event as well.
                 if announcement.pod is None or not isinstance(error, KubernetesForbidden):
                     self._not_before = self._clock() + _RETRY_SECONDS
                     return
@@ -73,7 +73,7 @@ class ConditionReporter:
 
 
 def announced_of_register(view: NodeView) -> Mapping[str, PluginCondition]:
-    """What goes wrong, or will, with pods and shared devices of that view, each under a key of its own."""
+    """Present and coming trouble with pods and shared devices in that view, each under its own key."""
     return {**_forgotten_pods(forgotten_pods(view.allocations)), **_shared_devices(view)}
 
 

@@ -1,7 +1,7 @@
 """The device plugin's configuration: the v1 file, environment and flags that NVIDIA's plugin takes.
 
-A flag wins over its environment variable, and that over the file. What this version does not do, and names that nobody knows,
-are refused; NVIDIA's plugin ignores both.
+A flag wins over its environment variable, and the variable over the file. Unsupported settings and unknown names are refused;
+NVIDIA's plugin ignores both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 
 class DeviceListStrategy(StrEnum):
-    """How a container is told which devices it has. AUTO stands for what the node allows (`device_lists`)."""
+    """How a container learns its devices. AUTO stands for what the node allows (`device_lists`)."""
 
     AUTO = "auto"
     ENVVAR = "envvar"
@@ -37,7 +37,7 @@ _CDI = frozenset({DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI
 
 
 class DeviceIdStrategy(StrEnum):
-    """What a device is called in a container's environment."""
+    """How a container's environment names a device."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -53,7 +53,7 @@ class SharedPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """What the device plugin does. Paths are the host's, but for `driver_root_in_container` and `kubelet_socket`."""
+    """How the device plugin works. Paths are the host's, except `driver_root_in_container` and `kubelet_socket`."""
 
     mig_strategy: MigStrategy = MigStrategy.NONE
     device_lists: tuple[DeviceListStrategy, ...] = (DeviceListStrategy.AUTO,)
@@ -78,22 +78,22 @@ class PluginConfig:
 
     @property
     def unchosen(self) -> bool:
-        """Whether the strategy is still to be chosen by what the node allows."""
+        """Whether the node's capabilities still have to decide the strategy."""
         return DeviceListStrategy.AUTO in self.device_lists
 
     @property
     def cdi_enabled(self) -> bool:
-        """Whether any way of telling a container goes by CDI."""
+        """Whether any strategy uses CDI."""
         return any(strategy in _CDI for strategy in self.device_lists)
 
     @property
     def cdi_only(self) -> bool:
-        """Whether every way does: then nothing else is added to a container."""
+        """Whether every strategy uses CDI: then a container gets nothing else."""
         return all(strategy in _CDI for strategy in self.device_lists)
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is asked for that the NVIDIA container runtime alone adds, by the names of the settings."""
+        """The names of enabled settings that only the NVIDIA container runtime can serve."""
         wanted = {
             "gdrcopy-enabled": self.gdrcopy_enabled,
             "gds-enabled": self.gds_enabled,
@@ -183,7 +183,7 @@ def _refuse(
 
 
 def _refuse_unknown(document: Mapping[str, Any]) -> None:
-    """A name that no setting has is a mistake, or of a newer version of NVIDIA's plugin: both must not pass unseen."""
+    """Refuse unknown names: each is a mistake or from a newer version of NVIDIA's plugin, and neither must go unnoticed."""
     known = [setting.place for setting in (*SETTINGS, *UNSUPPORTED)] + [("version",), (sharing_config.PLACE,)]
 
     def check(part: Mapping[str, Any], path: tuple[str, ...]) -> None:
@@ -206,7 +206,7 @@ def _lookup(
     environment: Mapping[str, str],
     flags: Mapping[str, str | Sequence[str]],
 ) -> tuple[object, str] | None:
-    """The value that wins, and where it was found. An empty variable is one that is not set, but for the kubelet's socket."""
+    """The value that wins, and where it was found. An empty variable counts as unset, except the kubelet's socket."""
     if setting.flag in flags:
         return flags[setting.flag], setting.flag
     for name in setting.environment:
@@ -270,7 +270,7 @@ def _text(value: object) -> str:
 
 
 def _as_written(text: str) -> str:
-    """The usual spelling of a boolean; other text as it is."""
+    """The usual spelling of a boolean; other text unchanged."""
     return {**dict.fromkeys(_TRUE, "true"), **dict.fromkeys(_FALSE, "false")}.get(text, text)
 
 

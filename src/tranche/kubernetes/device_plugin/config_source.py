@@ -1,4 +1,4 @@
-"""Where the configuration comes from, and that it follows its source: a ConfigMap's key by the node's label, or start alone."""
+"""Where the configuration comes from: a ConfigMap's key, chosen by the node's label and followed, or the start alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.api.client import KubeClient
@@ -20,6 +19,7 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import xid_policy
 from tranche.kubernetes.node.replicas import ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
+from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
 from tranche.node.files.yaml_reader import YamlError, load_yaml
 
 _FIRST_NODE_SECONDS = 10.0
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class StartSettings:
     """What the process was started with.
 
-    `file` is the text of --config-file; `config_map` the name of a ConfigMap ("" for none), whose key is chosen by the node's
-    label, `default_key` and `fallbacks`.
+    `file` is the text of --config-file. `config_map` is the name of a ConfigMap ("" for none); the node's label, `default_key`
+    and `fallbacks` choose its key.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class StartSettings:
         return config
 
     def check(self) -> None:
-        """PluginConfigInvalid when no node could use this, whatever its label and the ConfigMap."""
+        """Raise PluginConfigInvalid when no node could use this, with any label and ConfigMap."""
         self.read(self.file)
 
     def choose(self, label: str | None, config_map: ConfigMap | None) -> PluginConfig:
@@ -70,11 +70,11 @@ class StartSettings:
 
 
 class ConfigSource:
-    """A component: the configuration in effect, changed when the label or the ConfigMap changes.
+    """A component: the configuration in effect, which follows the label and the ConfigMap.
 
-    A configuration that is wrong changes nothing: the one before stays in effect, and `problem` says what is wrong. `strategy`
-    and `sharing` are what of it concerns more than the device plugin. The device-list strategy is `unchosen` only until the
-    node's versions are known; `exposed` says what `auto` could not do.
+    An invalid configuration changes nothing: the previous one stays in effect, and `problem` says what is wrong. `strategy` and
+    `sharing` are the parts that concern more than the device plugin. The device-list strategy is `unchosen` only until the node's
+    versions are known; `exposed` says what `auto` could not do.
     """
 
     name = "device-plugin-config"
@@ -96,7 +96,7 @@ class ConfigSource:
         self.exposed: LatestValue[str] = LatestValue()
         self._driver_obstacle = driver_obstacle
         self._found: tuple[PluginConfig, str] | None = None
-        self._wake = asyncio.Event()
+        self._reconciler = Reconciler(_log, "configuration not chosen", trouble="")
         self._start = start
         self._api = api
         self._namespace = namespace
@@ -115,33 +115,22 @@ class ConfigSource:
             async with asyncio.timeout(_FIRST_NODE_SECONDS):
                 await self._node.first()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_choosing())
-            group.create_task(self._wake_with(self._node))
             if self._start.config_map:
                 group.create_task(self._follow_config_map())
-                group.create_task(self._wake_with(self._config_map))
+            group.create_task(self._reconciler.run(self._look, (), (self._node.changes(), self._config_map.changes())))
 
     async def _follow_config_map(self) -> None:
         async for config_map in self._api.watch_config_map(self._namespace, self._start.config_map):
             self._config_map.publish(config_map)
 
-    async def _wake_with(self, source: LatestValue[Any]) -> None:
-        async for _ in source.changes():
-            self._wake.set()
-
-    async def _keep_choosing(self) -> None:
-        while True:
-            self._wake.clear()
-            if not self._start.config_map:
-                await self._choose(None, None)
-            elif self._node.synced and self._config_map.synced:
-                node = self._node.value
-                await self._choose(node.labels.get(CONFIG_LABEL) if node else None, self._config_map.value)
-            # What a driver that is installed late lacked comes without news of the node.
-            again = _LOOK_SECONDS if self.exposed.synced and self.exposed.value else None
-            with suppress(TimeoutError):
-                async with asyncio.timeout(again):
-                    await self._wake.wait()
+    async def _look(self) -> LookResult:
+        if not self._start.config_map:
+            await self._choose(None, None)
+        elif self._node.synced and self._config_map.synced:
+            node = self._node.value
+            await self._choose(node.labels.get(CONFIG_LABEL) if node else None, self._config_map.value)
+        # A driver that is installed late may remove the obstacle, without any change of the node object.
+        return LookResult(again=_LOOK_SECONDS if self.exposed.synced and self.exposed.value else None)
 
     async def _choose(self, label: str | None, config_map: ConfigMap | None) -> None:
         try:
@@ -159,7 +148,7 @@ class ConfigSource:
         self.sharing.publish(config.sharing)
 
     async def _with_strategy(self, config: PluginConfig) -> PluginConfig:
-        """With a strategy for `auto`, once the node's versions are known; what was found to go by CDI goes on by CDI."""
+        """The configuration with `auto` resolved, once the node's versions are known. A node found to support CDI keeps it."""
         if not config.unchosen:
             self._found = None
             self.exposed.publish("")

@@ -1,9 +1,9 @@
-"""The list of one resource's devices as the kubelet is told it, and how a device leaves it. Pure.
+"""The list of one resource's devices as the kubelet receives it, and how a device leaves it. Pure.
 
 A kubelet of Kubernetes 1.36 chooses a device from the list, asks the plugin for it without holding a lock, and then reads the
-device from the list that it has by that time. When the device is not in that list, the kubelet crashes. So a device leaves the
-list in two steps. First the list names it as unhealthy: the kubelet chooses it no more, and a choice that it has made already is
-refused. The list omits it only after a time in which every list on its way has arrived and every allocation has ended.
+device from the list that it has by that time. If the device is not in that list, the kubelet crashes. So a device leaves the list
+in two steps. First the list names it as unhealthy: the kubelet no longer chooses it, and the plugin refuses a choice already
+made. The list omits it only after a time in which every list on its way has arrived and every allocation has ended.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 GRACE_SECONDS = 30.0
-"""How long a device that leaves stays in the list, and one that was given away at the least.
+"""How long a leaving device stays in the list; for a device that was given away, the minimum.
 
-Twice as long as a kubelet needs to read a list, or to go on from a choice to the question, or from the answer to its end: each
-takes milliseconds, and on a machine that is short of CPU seconds.
+Twice what a kubelet needs to read a list, to get from a choice to its question, or from the answer to its end: each takes
+milliseconds, or seconds on a machine that is short of CPU.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """One device as the kubelet is told of it."""
+    """One device as the kubelet sees it."""
 
     id: str
     healthy: bool = True
@@ -30,9 +30,9 @@ class ListedDevice:
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """One resource's devices: those that are `offered`, and those that are `leaving`, each with the time since when.
+    """One resource's devices: those `offered`, and those `leaving`, each with the time since when.
 
-    `granted` says when Allocate was last answered with a device, by id. Times are seconds of a monotonic clock.
+    `granted` has the time when Allocate was last answered with a device, by id. Times are seconds of a monotonic clock.
     """
 
     offered: tuple[ListedDevice, ...] = ()
@@ -41,18 +41,18 @@ class DeviceList:
 
     @property
     def told(self) -> tuple[ListedDevice, ...]:
-        """What the kubelet is told: what leaves is unhealthy."""
+        """The devices to send to the kubelet, leaving ones as unhealthy."""
         return (*self.offered, *(replace(device, healthy=False) for device in self.leaving))
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids of every device that the kubelet is told of."""
+        """The ids of all devices in the kubelet's list."""
         return frozenset(each.id for each in (*self.offered, *self.leaving))
 
     def offer(self, devices: Iterable[ListedDevice], now: float, *, known: Collection[str], kept: bool) -> DeviceList:
-        """The list after it is known which devices are offered from now on.
+        """The list with these devices offered from now on.
 
-        `known` are the ids that a kubelet may have read; the others leave at once. With `kept` none leaves for good yet.
+        `known` are the ids that a kubelet may have read; other devices leave at once. With `kept`, none leaves for good yet.
         """
         offered = tuple(devices)
         here = {each.id for each in offered}

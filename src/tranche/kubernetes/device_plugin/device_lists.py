@@ -1,7 +1,7 @@
-"""The device-list strategy `auto`: CDI where the node's kubelet and runtime are known to take it, else the variable. Pure.
+"""The device-list strategy `auto`: CDI where the node's kubelet and runtime are known to support it, else the variable. Pure.
 
-A container's own NVIDIA_VISIBLE_DEVICES wins over the one that a device plugin gives it, and an NVIDIA container runtime obeys
-it. A CDI specification is applied after a container's own variables, so nothing in a pod gets round it.
+A container's own NVIDIA_VISIBLE_DEVICES wins over the device plugin's, and an NVIDIA container runtime obeys it. A CDI
+specification is applied after a container's own variables, so a pod cannot bypass it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
 
 _KUBELET = (1, 31)
-"""From here on a kubelet hands CDI names on, whatever its feature gates."""
+"""From this version on, a kubelet passes CDI names on with any feature gates."""
 
 _RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
-"""From here on CDI is on unless somebody turned it off; CRI-O took names of CDI devices later than CDI itself."""
+"""From this version on, CDI is on by default; CRI-O accepted names of CDI devices later than CDI itself."""
 
 
 def why_no_cdi(runtime: str, kubelet: str) -> str:
-    """Why a node's versions, as its status has them, do not show that it takes CDI; "" when they do."""
+    """Why a node's versions, as its status has them, do not show that it supports CDI; "" when they do."""
     name, _, version = runtime.partition("://")
     oldest = _RUNTIMES.get(name)
     if oldest is None:
@@ -38,7 +38,7 @@ def with_strategy(config: PluginConfig, obstacle: str) -> PluginConfig:
 
 
 def why_not_by_cdi(config: PluginConfig) -> str:
-    """What of the configuration CDI cannot do; "" when nothing."""
+    """What the configuration asks for that CDI cannot do; "" when nothing."""
     if config.features:
         return f"CDI does not serve {config.features[0]}"
     if config.device_id_strategy is DeviceIdStrategy.INDEX:
@@ -47,7 +47,7 @@ def why_not_by_cdi(config: PluginConfig) -> str:
 
 
 def exposed(obstacle: str) -> str:
-    """What people are told where `auto` found no way but the variable."""
+    """The message for people where `auto` found no way but the variable."""
     return (
         "a container that sets NVIDIA_VISIBLE_DEVICES itself sees every GPU of this node: "
         f"devices are given by that variable, because {obstacle}"

@@ -1,6 +1,6 @@
-"""The servers of all resources: kept to what is advertised, and to the kubelet that is there now.
+"""The servers of all resources: kept in line with what is advertised and with the present kubelet.
 
-Another device plugin lives beside this one where somebody accepts connections on a socket named after the resource.
+Another device plugin runs beside this one if a process accepts connections on a socket named after the resource.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Place:
-    """One endpoint: when to announce it (again), and since when it is listened to, or unwanted and without a device."""
+    """One endpoint: when to announce it (again), since when a kubelet listens, and since when it is unwanted and empty."""
 
     endpoint: ResourceServer
     not_before: float = 0.0
@@ -36,16 +36,16 @@ class _Place:
     unwanted_since: float | None = None
 
     def begin_anew(self) -> None:
-        """Announce it at once: the kubelet is another."""
+        """Announce it at once: the kubelet is a new one."""
         self.not_before, self.pause = 0.0, _FIRST_PAUSE
 
 
 class ResourceServerManager:
-    """Level-based: `settle` may be called at any time and as often as one likes, and does what is missing.
+    """Level-based: call `settle` at any time and any number of times; it does what is missing.
 
-    The devices of a resource that is no longer wanted leave its list (`DeviceList`), and then it is withdrawn; not while another
-    plugin serves it, for the kubelet takes the end of one plugin's connection for the end of the resource. A new kubelet is
-    known by its new socket; it has removed every other socket in the folder, so the servers get new ones.
+    The devices of an unwanted resource leave its list (`DeviceList`), then the resource is withdrawn. It stays while another
+    plugin serves it, as the kubelet takes the end of one plugin's connection for the end of the resource. A new socket shows a
+    new kubelet, which has removed every other socket in the folder, so the servers get new ones.
     """
 
     def __init__(
@@ -86,22 +86,22 @@ class ResourceServerManager:
 
     @property
     def heard(self) -> KubeletDevices:
-        """What the kubelet may have read last."""
+        """The devices that the kubelet may have read last."""
         ids = {resource: place.endpoint.heard for resource, place in self._places.items()}
         return KubeletDevices(self._kubelet, ids)
 
     @property
     def leaving(self) -> frozenset[str]:
-        """The resources of which devices are listed as unhealthy alone because they leave."""
+        """The resources with devices that are listed as unhealthy only because they leave."""
         return frozenset(resource for resource, place in self._places.items() if place.endpoint.leaving)
 
     def another_serves(self, resource: str) -> bool:
-        """Whether another living plugin serves the resource, on a socket that is named after it."""
+        """Whether another living plugin serves the resource, on a socket named after it."""
         place = self._places.get(resource)
         return served_on(self._folder, resource, own=place.endpoint.socket if place is not None else None)
 
     async def settle(self, wanted: Mapping[str, Sequence[ListedDevice]]) -> None:
-        """Bring servers, lists and registrations to what is wanted. A kubelet that does not answer is tried again later.
+        """Bring servers, lists and registrations in line with `wanted`. Retries a kubelet that does not answer later.
 
         Raises:
             KubeletUnavailable: a socket cannot be made in the folder.
@@ -144,7 +144,7 @@ class ResourceServerManager:
             del self._places[resource]
 
     async def _follow_kubelet(self) -> None:
-        """Notice another kubelet. While there is none the servers stay as they are."""
+        """Notice a new kubelet. Without a kubelet the servers stay as they are."""
         self._failure = ""
         if self._kubelet_socket is None:
             return
@@ -161,12 +161,12 @@ class ResourceServerManager:
                 place.endpoint.forgotten()
 
     def _left_behind(self, place: _Place) -> bool:
-        """Whether a kubelet that listens no more may still count devices, which nobody else will tell it of."""
+        """Whether a kubelet that no longer listens may still count devices, and only this server can correct it."""
         endpoint = place.endpoint
         return endpoint.remembered and not endpoint.watched and not self.another_serves(endpoint.resource)
 
     async def _announce(self, place: _Place, now: float) -> None:
-        """Register with a kubelet that does not listen: it was not told yet, or another plugin took the resource over."""
+        """Register with a kubelet that does not listen: it was not told yet, or another plugin took over the resource."""
         assert self._kubelet_socket is not None
         endpoint = place.endpoint
         if endpoint.watched:
@@ -197,8 +197,8 @@ class ResourceServerManager:
 def served_on(folder: Path, resource: str, *, own: Path | None) -> bool:
     """Whether a living plugin has a socket for the resource in the kubelet's folder; `own` does not count.
 
-    NVIDIA's plugin and Tranche name a socket `<plugin>-<last part of the resource's name>.sock`. A plugin that was killed leaves
-    its socket behind, and there nobody accepts a connection.
+    NVIDIA's plugin and Tranche name a socket `<plugin>-<last part of the resource's name>.sock`. A killed plugin leaves its
+    socket behind, but nothing accepts connections on it.
     """
     ending = f"-{resource.rpartition('/')[2]}.sock"
     try:
@@ -216,6 +216,6 @@ def _accepts(path: Path) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except OSError:
-            # Also a process that is too busy to accept: who cannot be asked is left in peace.
+            # A process too busy to accept counts as well: a plugin that does not answer is left in peace.
             return True
         return True

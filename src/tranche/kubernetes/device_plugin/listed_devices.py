@@ -1,4 +1,4 @@
-"""What kubelet and scheduler may count as the device plugin's, and what it may list beside that which claims are shown."""
+"""What kubelet and scheduler may count as the device plugin's, and what it may list beside what claims are shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Grants = Mapping[str, Mapping[str, Grant]]
 
 
 STATUS_SECONDS = 11.0
-"""A kubelet writes what can be allocated every 10 seconds, where nobody has told it otherwise."""
+"""By default, a kubelet writes what can be allocated every 10 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class KubeletDevices:
 
 @dataclass(frozen=True, slots=True)
 class ListableDevice:
-    """A device that may be listed; `given` when a pod has it already."""
+    """A device that may be listed; `given` when a pod already has it."""
 
     device: ListedDevice
     grant: Grant
@@ -38,10 +38,10 @@ class ListableDevice:
 def listed(
     devices: Mapping[str, Sequence[ListableDevice]], *, static: bool, to_claims: Collection[str] | None
 ) -> Mapping[str, Sequence[ListableDevice]]:
-    """Those to be listed, by resource: what pods have, and what is free on the GPUs that the device plugin gives away.
+    """The devices to list, by resource: those that pods have, and the free ones on GPUs that the device plugin gives away.
 
-    `static` is whether the mode has it give any away; `to_claims` are the GPUs of which claims are shown something free, by UUID,
-    None while that is not known.
+    `static` says whether the mode lets it give away any. `to_claims` are the GPUs, by UUID, on which claims are shown something
+    free; None while unknown.
     """
     return {
         resource: [
@@ -55,9 +55,9 @@ def listed(
 
 @dataclass(frozen=True, slots=True)
 class _DepartingDevices:
-    """Devices of a resource that are listed no more, by id, and may still be counted.
+    """Devices of a resource, by id, that are no longer listed but may still be counted.
 
-    `seen` is whether the node's status was seen to count them; `read_at` is since when the kubelet has read a list in which
+    `seen` says whether the node's status was seen to count them. `read_at` is since when the kubelet has read a list in which
     none is healthy, None before that.
     """
 
@@ -68,7 +68,7 @@ class _DepartingDevices:
 
 @dataclass(frozen=True, slots=True)
 class ListedDevices:
-    """The devices that are listed, and those that are leaving, by resource. `kubelet` is the run of the kubelet that was told."""
+    """The listed and the leaving devices, by resource. `kubelet` is the run of the kubelet that received the list."""
 
     listed: Grants = field(default_factory=dict)
     leaving: Mapping[str, _DepartingDevices] = field(default_factory=dict)
@@ -77,12 +77,12 @@ class ListedDevices:
     def look(
         self, listed: Grants, kubelet: KubeletDevices, allocatable: Mapping[str, str] | None, now: float
     ) -> ListedDevices:
-        """After a look: what is listed now, what the kubelet has read, and the node's status, None while that is unknown.
+        """The devices after a look: what is listed now, what the kubelet has read, and the node's status, None while unknown.
 
-        A device has left when the kubelet has read a list in which it is not healthy, and the node's status, by which the
-        scheduler counts, shows no more of its resource than is listed. A status that was not seen to count the device may be
-        older than the device's list, so it is believed after the time in which a kubelet writes another. `now` is monotonic, in
-        seconds.
+        A device has left when two things hold. The kubelet has read a list in which it is not healthy. And the node's status, by
+        which the scheduler counts, shows no more of its resource than is listed. A status never seen to count the device may be
+        older than the device's list, so it is believed only after the time in which a kubelet writes another. `now` is monotonic,
+        in seconds.
         """
         found = {}
         for resource in self.listed.keys() | self.leaving.keys():
@@ -101,7 +101,7 @@ class ListedDevices:
 
     @property
     def offer(self) -> PluginAdvertisement:
-        """The same as the other way hears it."""
+        """The listed and leaving devices, in the form for the side that serves claims."""
         grants = [grant for devices in self.listed.values() for grant in devices.values()]
         grants += [grant for each in self.leaving.values() for grant in each.devices.values()]
         counts = Counter({resource: len(devices) for resource, devices in self.listed.items()})

@@ -13,7 +13,7 @@ from tranche.kubernetes.device_plugin.preferred import Links
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The answers, each asked for when it is needed. `links` blocks.
+    """Callables, each asked when its answer is needed. `links` blocks.
 
     `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID; `mps_tied` says why daemons end with the agent, ""
     when they outlive it.

@@ -1,10 +1,10 @@
-"""Which devices may be offered under a resource: those that nobody has, or a pod that was given them as this resource. Pure.
+"""Which devices may be offered as a resource: free ones, and those that a pod was given as this resource. Pure.
 
-A kubelet counts what it gave away by resource. A device that was given away under another one, that a command on the machine
-holds, or that a pod still uses which the kubelet has forgotten, must not appear in a list from which it would be given again.
-Where the kubelet gave such a device away all the same, the next pod would get it too: the device is refused for a while.
-Of a device that is shared the replicas that pods have are offered on, and so many free ones as there is room for beside them.
-A GPU that was cut on demand, and left so when the node's mode became static, is no whole one to a container.
+A kubelet counts what it gave away by resource. It would give a device away again if a list had one that was given away as another
+resource, that a command on the machine holds, or that a forgotten pod still uses. If the kubelet gave away such a device all the
+same, the next pod would get it too: the device is refused for a while. On a shared device, the replicas that pods have stay
+offered, and as many free ones as there is room for. A GPU that was cut on demand, and left so when the node's mode became static,
+is no whole GPU to a container.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tranche.kubernetes.node.resources import PluginDevice
 def offered(
     devices: Iterable[PluginDevice], resource: str, allocations: Collection[Allocation]
 ) -> tuple[PluginDevice, ...]:
-    """Those of the resource's devices that may be offered, in their order."""
+    """The resource's devices that may be offered, in their order."""
     shared: dict[str, list[PluginDevice]] = {}
     found: set[str] = set()
     devices = tuple(devices)
@@ -36,7 +36,7 @@ def offered(
 
 
 def held_otherwise(grant: Grant, resource: str, allocations: Iterable[Allocation]) -> Allocation | None:
-    """The allocation because of which the device must not be offered as that resource; None when it may be."""
+    """The allocation that keeps the device from being offered as that resource; None when it may be offered."""
     for allocation in allocations:
         as_this = _as(resource, allocation)
         if any(overlap(grant, held) and not (as_this and held == grant) for held in allocation.grants):
@@ -45,22 +45,22 @@ def held_otherwise(grant: Grant, resource: str, allocations: Iterable[Allocation
 
 
 def free(devices: Iterable[PluginDevice], allocations: Collection[Allocation], run: str = "") -> list[PluginDevice]:
-    """Those that nobody has by the register; with the present `run` of the kubelet also those whose holder it knew.
+    """The devices that are free by the register; with the present `run` of the kubelet also those whose holder it knew.
 
-    A kubelet that offers what it gave away itself has taken it back, which the register may not say yet. One that lost its
-    checkpoint offers what it does not know to be given away, and must not.
+    A kubelet that offers a device that it gave away has taken it back, which the register may not know yet. A kubelet that lost
+    its checkpoint offers devices that it does not know to be given away; these must not be given.
     """
     standing = [each for each in allocations if not (run and knew(each, run))]
     return [device for device in devices if not holders(device, standing)]
 
 
 def holders(device: PluginDevice, allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Those who have the device, or something that excludes it."""
+    """The allocations that have the device, or something that excludes it."""
     return [each for each in allocations if any(_excludes(grant, device, each) for grant in each.grants)]
 
 
 def _forgotten(devices: Iterable[PluginDevice], allocations: Collection[Allocation], run: str) -> frozenset[str]:
-    """The ids of those that somebody has of whom that run of the kubelet knows nothing."""
+    """The ids of held devices with a holder that this run of the kubelet does not know."""
     return frozenset(
         device.id for device in devices if any(not knew(each, run) for each in holders(device, allocations))
     )
@@ -84,7 +84,7 @@ def _excludes(held: Grant, device: PluginDevice, allocation: Allocation) -> bool
 
 
 def given_as(device: PluginDevice, resource: str, allocations: Iterable[Allocation]) -> bool:
-    """Whether a pod has the device that was given it as that resource."""
+    """Whether a pod has the device and was given it as that resource."""
     return any(
         device.grant in allocation.grants if device.replica is None else device.id in allocation.keeper.replicas
         for allocation in allocations
@@ -93,7 +93,7 @@ def given_as(device: PluginDevice, resource: str, allocations: Iterable[Allocati
 
 
 def _offered_replicas(replicas: Sequence[PluginDevice], resource: str, allocations: Iterable[Allocation]) -> set[str]:
-    """The ids of those that may be offered, of all replicas of one device."""
+    """The ids of the replicas, all of one device, that may be offered."""
     share = replicas[0].grant
     assert isinstance(share, FractionalShare)
     room = replicas[0].memory
@@ -113,7 +113,7 @@ def _offered_replicas(replicas: Sequence[PluginDevice], resource: str, allocatio
 
 
 def _as(resource: str, allocation: Allocation) -> bool:
-    """Whether a kubelet counts what the allocation has as given away under that resource."""
+    """Whether a kubelet counts the allocation's devices as given away under that resource."""
     keeper = allocation.keeper
     return isinstance(keeper, PodKeeper) and keeper.resource == resource and not keeper.lingers
 
@@ -124,12 +124,12 @@ INSISTED_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class RefusedDevices:
-    """When each was refused last, by id, in seconds of a monotonic clock."""
+    """When each device was last refused, by id, in seconds of a monotonic clock."""
 
     refused: Mapping[str, float] = field(default_factory=dict)
 
     def refuse(self, ids: Iterable[str], now: float) -> RefusedDevices:
-        """After the kubelet was refused those."""
+        """The record after the kubelet was refused those."""
         return RefusedDevices({**self.refused, **dict.fromkeys(ids, now)})
 
     def left(
@@ -139,7 +139,7 @@ class RefusedDevices:
         run: str,
         now: float,
     ) -> RefusedDevices:
-        """Those of the devices, by resource and id, that still have a holder whom that run of the kubelet does not know."""
+        """The devices, by resource and id, that still have a holder unknown to this run of the kubelet."""
         if not self.refused:
             return self
         devices = [device for of in offered.values() for device in of.values() if device.id in self.refused]
@@ -149,9 +149,9 @@ class RefusedDevices:
 
 
 def why_still_cut(view: NodeView, gpu: GpuState) -> str:
-    """Why the GPU is not given away as a whole, where no layout has cut it; "" when it may be.
+    """Why a GPU that no layout has cut is not given away as a whole; "" when it may be.
 
-    A program that is given a GPU in MIG mode uses one slice of it, whichever comes first.
+    A program that gets a GPU in MIG mode uses one slice of it, whichever comes first.
     """
     ours = sum(gpu.key(each) in view.owned for each in gpu.instances)
     if not gpu.mig_enabled or not ours:

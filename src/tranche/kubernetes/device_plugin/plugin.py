@@ -1,4 +1,4 @@
-"""The device plugin as a part of the agent: what the inventory shows is what the kubelet is told, at every change."""
+"""The device plugin as a part of the agent: tells the kubelet at every change what the inventory shows."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ _log = logging.getLogger(__name__)
 class DevicePlugin:
     """A component: offers the node's GPUs and slices to the kubelet.
 
-    One loop does everything, level-based: it runs at each change of inventory, configuration or health, and twice a second to
-    see whether the kubelet is still the same.
+    One level-based loop does everything: it runs at each change of inventory, configuration or health, and twice a second to
+    check whether the kubelet is still the same.
     """
 
     name = "device-plugin"
@@ -87,10 +87,10 @@ class DevicePlugin:
         to_claims: Callable[[], Collection[str] | None] = tuple,
         laid_out: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`faults` are those of the GPUs, `node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways`
-        nothing is offered beside what pods have already on a node whose mode is another than static, nor of GPUs of which claims
-        are shown something free: by UUID what `to_claims` says, None while nobody knows. `laid_out` says whether a layout has cut
-        the GPUs as they are; else those that were cut on demand are not offered as whole ones.
+        """`faults` are the GPUs' faults, `node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways`, a
+        node in a mode other than static offers only what pods already have, and so does any GPU on which claims are shown
+        something free: `to_claims` gives these by UUID, None while unknown. `laid_out` says whether a layout has cut the GPUs as
+        they are; otherwise GPUs cut on demand are not offered as whole ones.
         """
         self._config = config
         self._inventory = inventory
@@ -139,7 +139,7 @@ class DevicePlugin:
     async def _offer(self) -> None:
         config = await self._config.latest.first()
         await self._inventory.latest.first()
-        # What a layout is about to take must not be offered by an agent that has just started and has forgotten it.
+        # A freshly started agent has forgotten what a layout is about to take, but must not offer it.
         await self._inventory.marks_known(_FIRST_SECONDS)
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
         self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, self._clock)
@@ -171,7 +171,7 @@ class DevicePlugin:
             if self._basis is None or not all(map(operator.is_, self._basis, basis)):
                 self._listable = await self._decide(snapshot, config)
                 self._basis = basis
-            # From here on nobody else has a turn before each server has its list.
+            # From here on no other task runs until each server has its list.
             found = listed(self._listable, static=self._mode is NodeMode.STATIC, to_claims=self._shown_to_claims())
             self._wanted = {resource: [each.device for each in members] for resource, members in found.items()}
             self._say(found, endpoints)
@@ -184,7 +184,7 @@ class DevicePlugin:
                     await self._wake.wait()
 
     def _pursue(self) -> None:
-        """Look again soon while somebody has what the kubelet takes for free: it is to be offered as soon as that is true."""
+        """Look again soon while pods have what the kubelet takes for free: offer it as soon as it is free."""
         allocations, now = self._inventory.latest.value.view.allocations, self._clock()
         lingering = any(isinstance(each.keeper, PodKeeper) and each.keeper.lingers for each in allocations)
         if (lingering or self._insisted.refused) and now - self._pursued_at >= _PURSUIT_SECONDS:
@@ -192,7 +192,7 @@ class DevicePlugin:
             self._inventory.poke()
 
     async def _look_with(self, run: str) -> None:
-        """Look with another kubelet before it is told of any device: it may take for free what pods have that are over."""
+        """Look again before telling a new kubelet of any device: it may take for free what ended pods had."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_FIRST_SECONDS):
                 while self._run != run:
@@ -204,7 +204,7 @@ class DevicePlugin:
         self._run = run
 
     def _say(self, found: Mapping[str, Sequence[ListableDevice]], endpoints: ResourceServerManager) -> None:
-        """Tell the other way what may be counted as listed."""
+        """Tell the side that serves claims what may be counted as listed."""
         node = self._node.value if self._node.synced else None
         devices = {resource: {each.device.id: each.grant for each in members} for resource, members in found.items()}
         allocatable = None if node is None else node.allocatable
@@ -213,8 +213,8 @@ class DevicePlugin:
             self._ways.plugin.publish(self._counted.offer)
 
     def _shown_to_claims(self) -> Collection[str] | None:
-        """The GPUs of which claims are shown something free; None while that is not known, but not for long: a node of layouts
-        does without what claims need, and what pods have is kept apart by the register.
+        """The GPUs on which claims are shown something free; None for a short time while unknown. After that it assumes none: a
+        node of layouts does not depend on what claims need, and the register keeps apart what pods have.
         """
         if self._ways is None:
             return ()
@@ -227,7 +227,7 @@ class DevicePlugin:
         return None if now - since < UNKNOWN_SECONDS else ()
 
     def _to_be_emptied(self, endpoints: ResourceServerManager) -> Collection[str]:
-        """The abandoned resources: served with no device until the node shows that it has none."""
+        """The abandoned resources: served without devices until the node shows that it has none."""
         node = self._node.value if self._node.synced and self._config.latest.value.kubelet_socket else None
         now = self._clock()
         served = self._wanted.keys() | endpoints.leaving
@@ -245,8 +245,8 @@ class DevicePlugin:
     def _blindness(self, endpoints: ResourceServerManager) -> str:
         """Why nothing may be given away, when the inventory could not be read for a while; "" otherwise.
 
-        Time without a kubelet does not count: the inventory asks it who holds what, and a kubelet that comes back must not be
-        told that everything is sick.
+        Time without a kubelet does not count: the inventory asks the kubelet who holds what, and a kubelet that comes back must
+        not be told that everything is unhealthy.
         """
         inventory = self._inventory.ready()
         if inventory.ready:
@@ -260,7 +260,7 @@ class DevicePlugin:
         return self._blind
 
     async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[ListableDevice]]:
-        """What the kubelet may be told; what it may then ask about is prepared before that."""
+        """What the kubelet may be told, after preparing what it may then ask about."""
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
         files = self._machine.files(config)
@@ -324,7 +324,7 @@ class DevicePlugin:
         }
 
     async def _read_links(self, node: NodeState) -> None:
-        """Once for each set of GPUs. Without the answer GPUs are chosen by their index."""
+        """Read the links once for each set of GPUs. Without links, GPUs are chosen by index."""
         gpus = sorted(gpu.uuid for gpu in node)
         if gpus == self._links[0]:
             return
@@ -349,7 +349,7 @@ class DevicePlugin:
 
     @property
     def _heeds_cuts(self) -> bool:
-        """Whether slices that are there were made on demand, by all that is known, and the device plugin gives GPUs away."""
+        """Whether the present slices were made on demand, as far as known, and the device plugin gives GPUs away."""
         return self._ways is not None and self._mode is NodeMode.STATIC and not self._laid_out()
 
     def _why_still_cut(self, device: PluginDevice) -> str:
@@ -358,7 +358,7 @@ class DevicePlugin:
         return why_still_cut(self._inventory.latest.value.view, device.gpu)
 
     def _why_no_more(self, device: PluginDevice) -> str:
-        """Why nobody more may share the device; "" when they may, and for one that one pod alone gets."""
+        """Why the device admits no more pods; "" when it does, and for a device that one pod alone gets."""
         if why := why_unavailable(device):
             return why
         part = device.grant
@@ -395,8 +395,8 @@ class DevicePlugin:
         Raises:
             GpuNotFound: a device that is not offered.
             UsageError: more replicas than a container may ask for.
-            GpuBusy: a device that a change in progress may take away, or that somebody else holds, or any in another mode;
-                or one whose compute mode lets no program use it.
+            GpuBusy: a change in progress may take the device away, another holder has it, the node is in another mode, or the
+                GPU's compute mode lets no program use it.
             KubernetesUnavailable: it is not known yet how this node's containers can be told of devices.
         """
         self._refuse_mode()
@@ -412,7 +412,7 @@ class DevicePlugin:
         try:
             allocation_id = await self._pods.hand_over(resource, held_with(devices))
         except GpuBusy:
-            # Else the kubelet gives the device to the next pod of a backlog, and that one is turned away as well.
+            # Otherwise the kubelet gives the device to the next pod of a backlog, and that pod is refused as well.
             self._insisted = self._insisted.refuse(device_ids, self._clock())
             with suppress(TrancheError):
                 await self._inventory.refresh()
@@ -452,9 +452,9 @@ class DevicePlugin:
     async def prefer(
         self, resource: str, available: Sequence[str], required: Sequence[str], size: int
     ) -> Sequence[str]:
-        """Which of the available devices a container should be given; those that are not offered any more are left out.
+        """The best of the available devices for a container. It skips devices that are no longer offered.
 
-        So are those that somebody has, of which the kubelet may know nothing.
+        It also skips held devices, which the kubelet may not know of.
         """
         found = self._free(resource, available, required)
         if len(found) < size:

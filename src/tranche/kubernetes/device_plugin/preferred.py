@@ -1,8 +1,8 @@
-"""Which of the free devices a container should best get. Pure.
+"""Which of the free devices a container had best get. Pure.
 
 Slices are packed: on as few GPUs as possible, and on those with the least left, so that other GPUs stay empty and can be cut
-otherwise. Whole GPUs are aligned: the set with the best links among its members, and then among what it leaves. Replicas are
-taken of as few devices as possible, of those that are used the least or the most, as the policy says.
+differently. Whole GPUs are aligned: the set with the best links among its members, then among the GPUs that it leaves. Replicas
+come from as few devices as possible, of the least or the most used, as the policy says.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def preferred(
     links: Links,
     policy: SharedPolicy = SharedPolicy.DISTRIBUTED,
 ) -> tuple[str, ...]:
-    """`size` ids of the available devices, the required among them; fewer when there are not as many.
+    """`size` ids of the available devices, including the required ones; fewer when not enough are available.
 
-    Required devices that are not among the available ones are dropped: the kubelet takes the answer as advice.
+    Drops required devices that are not available: the kubelet takes the answer as advice.
     """
     devices = sorted({device.id: device for device in available}.values(), key=lambda device: device.position)
     must = [device for device in devices if device.id in set(required)][:size]
@@ -106,7 +106,7 @@ def _aligned(
 def _aligned_step_by_step(
     free: Sequence[PluginDevice], must: Sequence[PluginDevice], count: int, links: Links
 ) -> list[PluginDevice]:
-    """For machines with so many GPUs that their sets cannot all be looked at."""
+    """For machines with so many GPUs that trying all sets would take too long."""
     chosen: list[PluginDevice] = []
     while len(chosen) < count:
         left = [device for device in free if device not in chosen]

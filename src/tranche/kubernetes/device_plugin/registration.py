@@ -1,4 +1,4 @@
-"""The kubelet's registration socket: whether it is still the same kubelet, and announcing a resource to it."""
+"""The kubelet's registration socket: detects a new kubelet, and announces resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """Tells one socket file from the next of the same name: a kubelet that starts makes its socket anew."""
+    """Distinguishes a socket file from the next of the same name: a kubelet creates its socket at every start."""
 
     device: int
     inode: int
@@ -26,7 +26,7 @@ class SocketIdentity:
 def identify(path: Path) -> SocketIdentity | None:
     """The identity of the file there now; None when there is none.
 
-    Inode numbers are used again at once by some file systems, so the time of the last change counts too.
+    Some file systems reuse inode numbers at once, so the time of the last change counts too.
     """
     try:
         status = path.stat()
@@ -36,7 +36,7 @@ def identify(path: Path) -> SocketIdentity | None:
 
 
 def plugin_options(asks_before_start: bool) -> pb.DevicePluginOptions:
-    """What a kubelet is to ask beside Allocate; with `asks_before_start` also before each start of a container."""
+    """What a kubelet is to call beside Allocate; with `asks_before_start` also PreStartContainer before each start."""
     return pb.DevicePluginOptions(
         get_preferred_allocation_available=not asks_before_start, pre_start_required=asks_before_start
     )

@@ -28,7 +28,7 @@ def selected_key(
     default: str = "",
     fallbacks: Sequence[FallbackStrategy] = DEFAULT_FALLBACKS,
 ) -> str | None:
-    """The key to use, None for an empty configuration: the label's, else `default`, else by the fallbacks in their order.
+    """The key to use, None for an empty configuration: the label's, else `default`, else the first fallback that applies.
 
     Raises:
         PluginConfigInvalid: the label or the default names no key, or no fallback applies.

@@ -22,24 +22,24 @@ _log = logging.getLogger(__name__)
 
 
 class DeviceRequestHandler(Protocol):
-    """Who answers for the devices. Both methods are called from the event loop."""
+    """Answers for the devices. Both methods are called from the event loop."""
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
-        """What a container that is given those devices gets; a TrancheError refuses them."""
+        """The response for a container that is given those devices; raises TrancheError to refuse."""
         ...
 
     async def prefer(
         self, resource: str, available: Sequence[str], required: Sequence[str], size: int
     ) -> Sequence[str]:
-        """Which of the available devices it should be given."""
+        """The best of the available devices for it."""
         ...
 
 
 class ContainerStartHandler(Protocol):
-    """Who is asked before each start of a container that was given devices."""
+    """Asked before each start of a container that was given devices."""
 
     async def start(self, device_ids: Sequence[str]) -> None:
-        """Return when the container may be made; a TrancheError keeps it from starting, and the kubelet tries again."""
+        """Return when the container may start; a TrancheError keeps it from starting, and the kubelet tries again."""
         ...
 
 
@@ -70,12 +70,12 @@ class ResourceServer:
 
     @property
     def devices(self) -> tuple[ListedDevice, ...]:
-        """What the kubelet should know."""
+        """The devices that the kubelet should know."""
         return self._list.told
 
     @property
     def leaving(self) -> bool:
-        """Whether devices are listed as unhealthy alone because they leave."""
+        """Whether devices are listed as unhealthy only because they leave."""
         return bool(self._list.leaving)
 
     @property
@@ -95,21 +95,21 @@ class ResourceServer:
 
     @property
     def remembered(self) -> bool:
-        """Whether the kubelet may count devices of it, listening or not."""
+        """Whether the kubelet may count its devices, listening or not."""
         return bool(self._sent)
 
     @property
     def heard(self) -> frozenset[str]:
-        """The ids that a kubelet may take for healthy: by the newest list, and by the one before until that has gone out."""
+        """The ids that a kubelet may take for healthy: by the newest list, and by the previous one until the newest was sent."""
         return self._heard
 
     def forgotten(self) -> None:
-        """Take note that the kubelet is another, which knows nothing of it."""
+        """Note that the kubelet is a new one, which does not know this resource."""
         self._sent = ()
         self._tell(DeviceList(self._list.offered))
 
     def update(self, devices: Sequence[ListedDevice]) -> None:
-        """Tell the kubelet of the devices, if they are others than before, and of those that leave."""
+        """Tell the kubelet of the devices, if they changed, and of those that leave."""
         kept = self._allocating > 0 or (self.watched and not self.delivered)
         self._tell(self._list.offer(devices, self._clock(), known={each.id for each in self._sent}, kept=kept))
 
@@ -139,7 +139,7 @@ class ResourceServer:
         self._server = server
 
     async def stop(self) -> None:
-        """Serve no more: open streams end at once."""
+        """Stop serving: open streams end at once."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(None)
@@ -187,7 +187,7 @@ class ResourceServer:
                 self._heard = ids
         finally:
             self._watchers -= 1
-            if not self.watched:  # a kubelet takes the devices of a plugin that is gone for sick
+            if not self.watched:  # when its plugin disconnects, a kubelet marks the devices unhealthy
                 self._heard = frozenset()
 
     async def _prefer(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
@@ -201,7 +201,7 @@ class ResourceServer:
 
     async def _allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
         answer = pb.AllocateResponse()
-        self._allocating += 1  # nothing leaves the list meanwhile
+        self._allocating += 1  # nothing leaves the list in the meantime
         try:
             for each in request.container_requests:
                 self._refuse_unlisted(each.devices_ids)
@@ -218,7 +218,7 @@ class ResourceServer:
         return answer
 
     def _refuse_unlisted(self, device_ids: Sequence[str]) -> None:
-        """A kubelet that is given a device that its list does not have crashes: it may ask for what the list had a moment ago."""
+        """Refuse ids that are not listed: the kubelet may ask for what its list had a moment ago, and crashes if it gets it."""
         for device_id in device_ids:
             if device_id not in self._list.ids:
                 raise GpuNotFound(f"invalid request: unknown device: {device_id}")

@@ -1,6 +1,7 @@
-"""The settings of NVIDIA's device plugin: flag, environment variable and place in the v1 file of each; what is not supported.
+"""The settings of NVIDIA's device plugin, each with its flag, environment variable and place in the v1 file; and unsupported
+ones.
 
-Data only. A setting that Tranche does not serve is known here too, so that it can be refused by name.
+Data only. It includes settings that Tranche does not serve, so that they can be refused by name.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class UnsupportedOption:
 
     @property
     def boolean(self) -> bool:
-        """Whether it is true or false, so that the flag alone means true."""
+        """Whether it is a boolean, so that the flag alone means true."""
         return "true" in self.harmless or "false" in self.harmless
 
 
@@ -87,7 +88,7 @@ SETTINGS = (
         "mig_strategy",
         "mig-strategy",
         ValueKind.CHOICE,
-        "How slices are advertised: none, single or mixed.",
+        "Strategy for advertising slices: none, single or mixed.",
         "flags",
         "migStrategy",
         choices=tuple(MigStrategy),
@@ -96,7 +97,7 @@ SETTINGS = (
         "device_lists",
         "device-list-strategy",
         ValueKind.LIST,
-        f"How containers are told of their devices: {AUTO} (default), or one or more of {', '.join(DEVICE_LISTS[1:])}.",
+        f"Way to pass devices to containers: {AUTO} (default), or one or more of {', '.join(DEVICE_LISTS[1:])}; repeatable.",
         *_PLUGIN,
         "deviceListStrategy",
         choices=DEVICE_LISTS,
@@ -105,7 +106,7 @@ SETTINGS = (
         "device_id_strategy",
         "device-id-strategy",
         ValueKind.CHOICE,
-        "Whether containers get UUIDs or indexes: uuid or index.",
+        "Identification of devices in containers: uuid or index.",
         *_PLUGIN,
         "deviceIDStrategy",
         choices=DEVICE_IDS,
@@ -114,20 +115,41 @@ SETTINGS = (
         "pass_device_specs",
         "pass-device-specs",
         ValueKind.BOOLEAN,
-        "Have the kubelet add the device nodes too.",
+        "Let the kubelet add the device nodes to containers.",
         *_PLUGIN,
         "passDeviceSpecs",
     ),
-    _flag("gdrcopy_enabled", "gdrcopy-enabled", ValueKind.BOOLEAN, "Ask for GDRCopy.", "flags", "gdrcopyEnabled"),
-    _flag("gds_enabled", "gds-enabled", ValueKind.BOOLEAN, "Ask for GPUDirect Storage.", "flags", "gdsEnabled"),
-    _flag("mofed_enabled", "mofed-enabled", ValueKind.BOOLEAN, "Ask for MOFED devices.", "flags", "mofedEnabled"),
+    _flag(
+        "gdrcopy_enabled",
+        "gdrcopy-enabled",
+        ValueKind.BOOLEAN,
+        "Enable GDRCopy in containers.",
+        "flags",
+        "gdrcopyEnabled",
+    ),
+    _flag(
+        "gds_enabled",
+        "gds-enabled",
+        ValueKind.BOOLEAN,
+        "Enable GPUDirect Storage in containers.",
+        "flags",
+        "gdsEnabled",
+    ),
+    _flag(
+        "mofed_enabled",
+        "mofed-enabled",
+        ValueKind.BOOLEAN,
+        "Enable MOFED devices in containers.",
+        "flags",
+        "mofedEnabled",
+    ),
     _setting(
         "driver_root",
         "--driver-root",
         ("NVIDIA_DRIVER_ROOT",),
         ("flags", "nvidiaDriverRoot"),
         ValueKind.TEXT,
-        "Where the driver is installed on the host.",
+        "Root folder of the driver on the host.",
         "--nvidia-driver-root",
     ),
     _setting(
@@ -136,7 +158,7 @@ SETTINGS = (
         ("NVIDIA_DEV_ROOT",),
         ("flags", "nvidiaDevRoot"),
         ValueKind.TEXT,
-        "Where /dev/nvidia* are on the host; the driver root by default.",
+        "Root folder of /dev/nvidia* on the host. Default: the driver root.",
         "--nvidia-dev-root",
     ),
     _setting(
@@ -145,14 +167,14 @@ SETTINGS = (
         ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
         (*_PLUGIN, "containerDriverRoot"),
         ValueKind.TEXT,
-        "Where this process sees the driver root.",
+        "Path of the driver root in the agent's container.",
         "--container-driver-root",
     ),
     _flag(
         "cdi_annotation_prefix",
         "cdi-annotation-prefix",
         ValueKind.TEXT,
-        "Prefix of the annotation's key under cdi-annotations.",
+        "Prefix of the annotation key for cdi-annotations.",
         *_PLUGIN,
         "cdiAnnotationPrefix",
     ),
@@ -166,13 +188,16 @@ SETTINGS = (
         "--nvidia-ctk-path",
     ),
     _flag(
-        "kubelet_socket", "kubelet-socket", ValueKind.TEXT, "The kubelet's registration socket; empty: do not register."
+        "kubelet_socket",
+        "kubelet-socket",
+        ValueKind.TEXT,
+        "Registration socket of the kubelet. If empty, the agent does not register.",
     ),
     _flag(
         "shared_policy",
         "shared-devices-allocation-policy",
         ValueKind.CHOICE,
-        "Where replicas of shared devices go: to the least used device (distributed or spread) or the most used (packed).",
+        "Placement of replicas of shared devices: on the least used device (distributed, spread) or the most used (packed).",
         *_PLUGIN,
         "sharedDevicesAllocationPolicy",
         choices=SHARED_POLICIES,
@@ -183,7 +208,7 @@ SETTINGS = (
         ("TRANCHE_VGPU",),
         (),
         ValueKind.NUMBER,
-        "Offer each GPU and slice also as so many virtual GPUs (k8s.amazonaws.com/vgpu), by MPS; --vgpu alone: 10.",
+        "Also offer each GPU and slice as N virtual GPUs (k8s.amazonaws.com/vgpu) by MPS. --vgpu alone means 10.",
     ),
     ConfigOption(
         "virtual_threads",
@@ -191,7 +216,7 @@ SETTINGS = (
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",),
         (),
         ValueKind.PERCENT,
-        "Let each virtual GPU have no more than so many percent of its device's multiprocessors.",
+        "Maximum percentage of a device's multiprocessors for each virtual GPU.",
     ),
     ConfigOption(
         "virtual_limited",
@@ -199,7 +224,7 @@ SETTINGS = (
         ("TRANCHE_VGPU_MEMORY_LIMIT",),
         (),
         ValueKind.BOOLEAN,
-        "Limit the memory of each virtual GPU to its share; true by default.",
+        "Limit the memory of each virtual GPU to its share. Default: true.",
     ),
     _setting(
         "disabled_health_checks",
@@ -207,7 +232,7 @@ SETTINGS = (
         ("DP_DISABLE_HEALTHCHECKS",),
         (),
         ValueKind.TEXT,
-        "XIDs that say nothing about health, or all.",
+        "XIDs that do not make a device unhealthy, or all.",
     ),
     _setting(
         "enabled_health_checks",
@@ -215,10 +240,10 @@ SETTINGS = (
         ("DP_ENABLE_HEALTHCHECKS",),
         (),
         ValueKind.TEXT,
-        "XIDs that do, or all; this wins.",
+        "XIDs that make a device unhealthy, or all; overrides --disable-healthchecks.",
     ),
 )
-"""Every setting that is served, under the names that NVIDIA's plugin takes; the health checks' flags are ours."""
+"""Every supported setting, under the names that NVIDIA's plugin takes; the health checks' flags are ours."""
 
 
 def _refused(
@@ -277,4 +302,4 @@ UNSUPPORTED = (
     _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
     _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
 )
-"""What is known and refused, with the values that change nothing."""
+"""Every known but refused setting, with the values that change nothing."""

@@ -1,6 +1,6 @@
 """The block `sharing` of the v1 file: which devices are offered several times, and under which name. Pure.
 
-NVIDIA's plugin takes `rename` and `devices` for a mistake and goes on without them; here they are served.
+NVIDIA's plugin treats `rename` and `devices` as mistakes and continues without them; Tranche serves them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tranche.kubernetes.node.resources import DOMAIN, GPU_RESOURCE, is_device_re
 
 PLACE = "sharing"
 MOST_CLIENTS = 60
-"""So many clients MPS serves on one device at most, from CUDA 13.1 on; 48 before, which the driver's version shows."""
+"""The most clients that MPS serves on one device, from CUDA 13.1 on; 48 before, which the driver's version shows."""
 MOST_REPLICAS = 1000
-"""No driver sets a limit for programs that take turns; a kubelet is not to be told of more devices than it can count."""
+"""No driver limits programs that take turns; this keeps a kubelet from being told of more devices than it can count."""
 _MECHANISMS = {"timeSlicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
 _LONGEST_NAME = 63
 _SHARED = ".shared"
@@ -31,7 +31,7 @@ _DEVICE = re.compile(r"\d+|\d+:\d+|GPU-[0-9A-Fa-f-]+|MIG-[0-9A-Fa-f-]+|MIG-GPU-[
 
 
 def read_sharing(block: object) -> ReplicaPolicy:
-    """The rules of a decoded `sharing`, None for one that is not there; PluginConfigInvalid otherwise."""
+    """The rules of a decoded `sharing`, None for a missing one; PluginConfigInvalid otherwise."""
     if block is None:
         return NOT_SHARED
     blocks = {name: each for name, each in _mapping(block, PLACE, tuple(_MECHANISMS)).items() if each is not None}
@@ -126,7 +126,7 @@ def _devices(given: object, where: str) -> int | tuple[str, ...] | None:
 
 
 def _refuse_twice(rules: Sequence[SharedResource], where: str) -> None:
-    """A device that two rules name, as far as that can be seen without a machine."""
+    """Refuse a device that two rules name, as far as visible without a machine."""
     for place, rule in enumerate(rules):
         for other in rules[:place]:
             if other.name == rule.name and not _apart(other.devices, rule.devices):
@@ -142,7 +142,7 @@ def _apart(one: int | tuple[str, ...] | None, other: int | tuple[str, ...] | Non
 
 @cache
 def _device_names() -> Collection[str]:
-    """What GPUs and the slices of every known board are called as resources."""
+    """The resource names of GPUs and of every known board's slices."""
     slices = (f"{DOMAIN}/{profile.name.resource_name}" for board in catalogue() for profile in board.profiles)
     return frozenset((GPU_RESOURCE, *slices))
 

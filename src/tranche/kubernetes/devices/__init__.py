@@ -1,1 +1,1 @@
-"""The devices that a node's GPUs can be given as by claims: every placement of every profile, and what shares it."""
+"""The devices through which claims can get a node's GPUs: every placement of every profile, and every shared device."""

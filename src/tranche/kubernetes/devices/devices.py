@@ -1,12 +1,12 @@
 """The devices of a node: everything that a claim can be given, each with what it takes and the grant that it stands for. Pure.
 
-Which devices there are depends on the GPUs, the driver and the machine's means alone, not on what is cut or held. What a name
-stands for is looked up among a node's devices, and never read out of the name.
+The set of devices depends only on the GPUs, the driver and the machine's means, not on what is cut or held. A name's meaning is
+looked up among a node's devices and never parsed from the name.
 
-Counters of dynamic resource allocation say what devices of one GPU cannot have at the same time. A GPU has one for each of its
-memory slices. Media extensions exist once, and a `+me.all` profile excludes all but `-me` profiles, so boards with such
-profiles have counters for these as well. Compute slices need none: placements imply their limit on every board with a published
-geometry. So a set of devices fits the counters exactly when `tranche.core.grid` has room for it.
+Counters of dynamic resource allocation express which devices of one GPU exclude each other. A GPU has one for each memory slice.
+Media extensions exist once, and a `+me.all` profile excludes all but `-me` profiles, so boards with such profiles have counters
+for these as well. Compute slices need none: on every board with a published geometry, placements imply their limit. So a set of
+devices fits the counters exactly when `tranche.core.grid` has room for it.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class VersionValue:
-    """An attribute that is compared as a version: three numbers with dots between them."""
+    """An attribute that is compared as a version: three numbers separated by dots."""
 
     text: str
 
 
 AttributeValue = bool | str | int | VersionValue
-"""An attribute is one of these, and never changes its kind."""
+"""An attribute has one of these types, and never changes its type."""
 
 
 def _attributes_of(
     offered: WholeGpu | Slice | FractionalShare, gpu: GpuState, number: int, node: NodeState, pcie_root: str = ""
 ) -> Mapping[str, AttributeValue]:
-    """The attributes of a device that gives the grant; what is not known is left out.
+    """The attributes of a device that gives the grant; unknown ones are left out.
 
-    `number` is the GPU's in device names. `pcie_root` is the kernel's name of the root that the GPU hangs on: `pci0000:10`.
+    `number` is the GPU's in device names. `pcie_root` is the kernel's name of the GPU's root: `pci0000:10`.
     """
     device = offered.device if isinstance(offered, FractionalShare) else offered
     profile = device.profile if isinstance(device, Slice) else None
@@ -88,8 +88,8 @@ def _type(offered: WholeGpu | Slice | FractionalShare) -> str:
 
 
 class OfferKind(StrEnum):
-    """SLICE: an instance for one alone. SHARED_GPU: parts of a GPU that is not cut. SHARED_SLICE: parts of an instance.
-    WHOLE: a GPU that is not cut, for one alone.
+    """SLICE: an instance for one holder alone. SHARED_GPU: parts of an uncut GPU. SHARED_SLICE: parts of an instance. WHOLE: an
+    uncut GPU for one holder alone.
     """
 
     SLICE = "slice"
@@ -100,7 +100,7 @@ class OfferKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceCapacity:
-    """A capacity. Of a device that several share, a request takes `default` when it names none, and `least` or more by `step`."""
+    """A capacity. On a shared device, a request takes `default` when it names none, and `least` or more by `step`."""
 
     value: int
     default: int | None = None
@@ -108,7 +108,7 @@ class DeviceCapacity:
     step: int = 1
 
     def why_not(self, amount: int) -> str:
-        """Why nobody is given so much of it, in words; "" for what a scheduler gives that keeps to what is shown."""
+        """Why that amount is never given, in words; "" for any amount that a scheduler can give by the published capacities."""
         if amount > self.value:
             return f"there is no more than {self.value}"
         if amount < self.least or amount < 0:
@@ -122,8 +122,8 @@ class DeviceCapacity:
 class NodeDevice:
     """One device of the node's pool.
 
-    `offered` is what a claim is given that takes all of it; `sharing` the mechanism of a device that several share. `counters`
-    are what it takes of the counter set `counter_set`. `number` is the GPU's in names.
+    `offered` is the grant of a claim that takes all of it; `sharing` is the mechanism of a shared device. It takes `counters`
+    from the counter set `counter_set`. `number` is the GPU's in names.
     """
 
     name: str
@@ -137,12 +137,12 @@ class NodeDevice:
 
     @property
     def gpu_uuid(self) -> str:
-        """The GPU that it is on."""
+        """The UUID of its GPU."""
         return self.offered.gpu_uuid
 
     @property
     def counter_set(self) -> str:
-        """The counters that it takes from: its GPU's."""
+        """The counter set that it takes from: its GPU's."""
         return counter_set_of(self.number)
 
     @property
@@ -151,7 +151,7 @@ class NodeDevice:
         return self.offered.profile if isinstance(self.offered, Slice) else None
 
     def grant(self, consumed: Mapping[str, int]) -> WholeGpu | Slice | FractionalShare:
-        """What a claim has that consumed so much of the capacities: bytes of memory, percent of compute."""
+        """The grant of a claim that consumed these capacities: bytes of memory, percent of compute."""
         if self.sharing is None:
             return self.offered
         memory = consumed.get(CapacityName.MEMORY, self.capacity[CapacityName.MEMORY].value)
@@ -194,7 +194,7 @@ def counter_sets(node: NodeState) -> Mapping[str, Mapping[str, int]]:
 def sharing_of(gpu: GpuState, node: NodeState) -> Sharing | None:
     """The strongest mechanism that shares the GPU, or an instance on it, between containers; None without any.
 
-    A memory limit of the driver is put on a control group, and no container has one before the kubelet is answered.
+    A memory limit of the driver applies to a control group, and no container has one before the kubelet gets its answer.
     """
     rules = GpuSharing(means=node.sharing)
     ways = (each for each in Sharing if each is not Sharing.MEMORY_LIMITS)
@@ -259,7 +259,7 @@ def _slice_amounts(profile: GpuInstanceProfile, spot: Placement, gpu: GpuState) 
 
 
 def _shared_amounts(sharing: Sharing, memory: int, clients: int) -> Mapping[str, DeviceCapacity]:
-    """What can be given away of a device of which programs can have so many bytes; nothing when a context alone fills it."""
+    """The capacities of a device with that many bytes for programs; none when a context alone fills it."""
     room, least = capacity(sharing, memory) // MIB * MIB, CONTEXT_MEMORY[sharing]
     if room < least:
         return {}
@@ -275,7 +275,7 @@ _MEDIA = "media"
 
 
 def counters_of(gpu: GpuState) -> Mapping[str, int]:
-    """Every counter of the GPU with what it begins with: all of it. A GPU without MIG has one memory slice."""
+    """Every counter of the GPU with its initial value. A GPU without MIG has one memory slice."""
     units = max(gpu.memory_slices, 1)
     found = {_memory_slice(number): 1 for number in range(units)}
     if any("me" in profile.name.added for profile in gpu.profiles):
@@ -286,7 +286,7 @@ def counters_of(gpu: GpuState) -> Mapping[str, int]:
 
 
 def consumed_by(profile: ProfileName, placement: Placement, gpu: GpuState) -> Mapping[str, int]:
-    """What an instance of the profile takes there."""
+    """The counters that an instance of the profile takes there."""
     every = counters_of(gpu)
     found = {_memory_slice(number): 1 for number in range(placement.start, placement.start + placement.size)}
     if "me" in profile.added:

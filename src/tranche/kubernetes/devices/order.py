@@ -1,8 +1,8 @@
-"""In which order a node's devices are tried: the scheduler takes the first that fits, so the list is the placement policy.
+"""The order in which a node's devices are tried. The scheduler takes the first that fits, so the list is the placement policy.
 
-Each list is the sequence of places that Tranche's own placement would choose for one request after another: each choice is made
-on what the choices before it have left. So many pods that are scheduled at once, before the list can be written anew, find a list
-that is right for all of them. What has no room beside the choices before it comes last.
+Each list is the sequence of places that Tranche's own placement would choose for successive requests: each choice builds on what
+the choices before it have left. So if many pods are scheduled at once, before the list is rewritten, the list is right for all of
+them. Devices without room beside the choices before them come last.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancy
 
 
 class _Cost(NamedTuple):
-    """What speaks against a place, lowest first: whether MIG mode must change, whether nothing is there that can be given at
-    once, idle instances destroyed, the policy's cost. Of a slice that is not all of a GPU, instances that were made for claims
-    count in that cost alone.
+    """The cost of a place, compared in this order: whether MIG mode must change, whether nothing there can be given at once, idle
+    instances destroyed, the policy's cost. For a slice that does not fill a GPU, instances made for claims count only in that
+    last cost.
     """
 
     mode: bool
@@ -32,7 +32,7 @@ class _Cost(NamedTuple):
 
 
 def in_order(group: Sequence[NodeDevice], view: NodeView) -> tuple[NodeDevice, ...]:
-    """The devices of one kind, of all GPUs, in the order in which they shall be tried."""
+    """The devices of one kind, of all GPUs, in the order in which to try them."""
     if not group:
         return ()
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
@@ -53,7 +53,7 @@ def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, GpuOccupancy]) 
     for each in rest:
         by_gpu.setdefault(each.gpu_uuid, []).append(each)
     queues = [_sequence(devices, tenancies[uuid]) for uuid, devices in by_gpu.items()]
-    # One queue for each GPU, merged: what a GPU's next place costs depends on that GPU alone.
+    # One queue for each GPU, merged: the cost of a GPU's next place depends on that GPU alone.
     heap = [(queue[0][0], queue[0][1].number, number, 0) for number, queue in enumerate(queues) if queue]
     heapify(heap)
     chosen: list[NodeDevice] = []
@@ -71,7 +71,7 @@ def _slices(group: Sequence[NodeDevice], tenancies: Mapping[str, GpuOccupancy]) 
 
 
 def _sequence(devices: Sequence[NodeDevice], tenancy: GpuOccupancy) -> list[tuple[_Cost, NodeDevice]]:
-    """The places of one GPU as one request after another would take them, each with its cost."""
+    """The places of one GPU in the order in which successive requests would take them, each with its cost."""
     if tenancy.whole:
         return []
     gpu = tenancy.gpu
@@ -111,19 +111,19 @@ def _cost(
 
 
 def _sharing_key(device: NodeDevice, tenancy: GpuOccupancy) -> tuple[object, ...]:
-    """Shared GPUs that have the least left, then those that are not cut, of these last the ones that slices come to first."""
+    """Shared GPUs with the least left first, then uncut ones, last among these the GPUs that slices come to first."""
     if _account(device, tenancy) is not None:
         return (0, *_fullest_first(device, tenancy))
     return (1, tenancy.gpu.mig_enabled, len(tenancy.idle_owned), tenancy.gpu.mig_capable, -device.number)
 
 
 def _whole_key(device: NodeDevice, tenancy: GpuOccupancy) -> tuple[object, ...]:
-    """From the other end than slices and shares: GPUs that are not cut, without idle instances, the highest number first."""
+    """From the opposite end to slices and shares: uncut GPUs, without idle instances, the highest number first."""
     return (tenancy.gpu.mig_enabled, len(tenancy.idle_owned), tenancy.gpu.mig_capable, -device.number)
 
 
 def _account(device: NodeDevice, tenancy: GpuOccupancy) -> int | None:
-    """The bytes that are given away of a device that several share; None while nobody has a part of it."""
+    """The bytes given away of a shared device; None while no holder has a part of it."""
     account = tenancy.shared.get(device.offered.slot)
     return None if account is None else account.memory
 

@@ -1,12 +1,12 @@
-"""Why a device of the node cannot be had now, as taints; one reason is room that is kept for large requests. Pure.
+"""Why a device of the node is not available now, as taints; one reason is room kept for large requests. Pure.
 
-A device never leaves the pool for such a reason: the scheduler counts on it for whoever has it. Nor is a device tainted for
-what claims have of it: the scheduler knows that, until somebody deletes the claim.
+A device never leaves the pool for such a reason: the scheduler relies on it for the claim that has it. Nor do claims' own
+holdings taint a device: the scheduler knows them, until somebody deletes the claim.
 
-Small requests leave no place for a large one that is free now, and as they come and go none becomes free by itself. So an
-administrator who expects large ones has a node keep so many places of a size. What is smaller and lies on such a place is not
-given away, and the place itself only to whom asks for its size by name, or for a whole GPU. Where none is free, the place is
-kept on which the least is held: nothing new begins there, and it becomes free as that ends.
+Small requests leave no place free for a large one, and as they come and go none becomes free by itself. So an administrator who
+expects large requests has a node keep a number of places of a size. A smaller device on such a place is not given away. The place
+itself goes only to requests that ask for its size by name, or for a whole GPU. Where none is free, the node keeps the place with
+the least held on it: nothing new begins there, and it becomes free as that ends.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancy
 
 @dataclass(frozen=True, slots=True)
 class TaintFacts:
-    """What speaks against devices beside the view: the node's mode, what reported an error that programs do not survive, and
-    claims, by uid, that are over while their pods run on: the scheduler takes for free what these have.
+    """What rules out devices besides the view: the node's mode, what reported an error fatal to programs, and the uids of ended
+    claims whose pods run on, whose devices the scheduler takes for free.
     """
 
     mode: NodeMode
@@ -44,10 +44,10 @@ class TaintFacts:
 def reasons_against(
     devices: Collection[NodeDevice], view: NodeView, known: TaintFacts
 ) -> dict[str, tuple[TaintKey, ...]]:
-    """Why each device cannot be had, by its name; nothing where it can."""
+    """Why each device is not available, by its name; empty where it is."""
     tenancies = {gpu.uuid: tenancy(view, gpu) for gpu in view.node}
     held = _held_without_claim(view, known.fallen)
-    # Also those that claims have: the scheduler takes their room for free at the moment when they are given back.
+    # Also for claimed devices: the scheduler takes their room for free the moment they are given back.
     foreign = {gpu.uuid: [each for each in gpu.instances if gpu.key(each) not in view.owned] for gpu in view.node}
     found = {}
     for each in devices:
@@ -79,7 +79,7 @@ def _reasons(
 
 
 def _cordoned(here: GpuOccupancy, known: TaintFacts) -> bool:
-    """Whether the administrator wants nothing more of the GPU given away; what is faulty is said by a taint of its own."""
+    """Whether the administrator wants nothing more of the GPU given away; a faulty GPU has a taint of its own."""
     return any(
         isinstance(each.place, WholeGpu) and each.place not in known.faulty
         for each in here.withheld
@@ -88,7 +88,7 @@ def _cordoned(here: GpuOccupancy, known: TaintFacts) -> bool:
 
 
 def is_offered(device: NodeDevice, mode: NodeMode, use: GpuPolicy) -> bool:
-    """Whether claims get such a device in the mode, where the administrator's word on the GPU is `use`."""
+    """Whether claims get such a device in the mode, where `use` is the administrator's word on the GPU."""
     if not mode.by_claims:
         return False
     if device.sharing is not None:
@@ -112,7 +112,7 @@ def _held_without_claim(view: NodeView, fallen: Collection[str]) -> dict[str, li
 
 
 def excludes(device: NodeDevice, grant: Grant) -> bool:
-    """Whether the device cannot be had beside the grant."""
+    """Whether the grant rules out the device."""
     offered, slot = device.offered, grant.slot
     if overlap(offered, grant):
         return True
@@ -135,14 +135,14 @@ _MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class KeptRoom:
-    """So many places of a profile; of whole GPUs for None."""
+    """A number of places of a profile; of whole GPUs for None."""
 
     profile: ProfileName | None
     count: int = 1
 
 
 def parse_kept(text: str) -> tuple[KeptRoom, ...]:
-    """The sizes that `whole=1, 3g.20gb=2` names; a size alone is one of it. UsageError for anything else."""
+    """The sizes in a text such as `whole=1, 3g.20gb=2`; a size alone means one of it. UsageError for anything else."""
     found: dict[ProfileName | None, KeptRoom] = {}
     for word in filter(None, (each.strip() for each in text.split(","))):
         name, _, number = (part.strip() for part in word.partition("="))
@@ -156,7 +156,7 @@ def parse_kept(text: str) -> tuple[KeptRoom, ...]:
 
 
 def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptRoom, ...], str]:
-    """What an administrator has a node keep, by its annotations; nothing, and what is wrong, for words that are no sizes."""
+    """What an administrator has a node keep, by its annotations. For an invalid annotation, nothing and what is wrong with it."""
     try:
         return parse_kept(annotations.get(KEEP_ANNOTATION, "")), ""
     except UsageError as error:
@@ -170,9 +170,9 @@ def kept_places(
     reasons: Mapping[str, Sequence[TaintKey]],
     before: Collection[str] = (),
 ) -> tuple[NodeDevice, ...]:
-    """The places that are kept, beside those that somebody has already; fewer where the node has not so many.
+    """The places to keep, beside those that holders already have; fewer where the node lacks them.
 
-    `reasons` speak against devices, by name. `before` names places that are kept now: they stay where others are no better.
+    `reasons` rule out devices, by name. `before` names the places kept now: they stay unless others are better.
     """
     found: list[NodeDevice] = []
     for size in sorted(sizes, key=lambda each: size_rank(each.profile), reverse=True):
@@ -193,7 +193,7 @@ def kept_places(
 def set_apart(
     devices: Sequence[NodeDevice], places: Sequence[NodeDevice], reasons: Mapping[str, Sequence[TaintKey]]
 ) -> tuple[tuple[NodeDevice, ...], dict[str, tuple[TaintKey, ...]]]:
-    """The devices, those that only large requests get marked so, and the reasons against the others that lie on kept places."""
+    """The devices, with those marked that only large requests get; and the reasons, with those for others on kept places."""
     marked = []
     against = {name: tuple(why) for name, why in reasons.items()}
     for each in devices:
@@ -213,7 +213,7 @@ def _across(device: NodeDevice, place: NodeDevice) -> bool:
 
 
 def _held(place: NodeDevice, view: NodeView) -> int | None:
-    """How much of what the place needs somebody has, in memory slices; None where somebody has as much as the place."""
+    """How much of what the place needs is held, in memory slices; None where a holder has as much as the place."""
     size = place.offered.placement.size if isinstance(place.offered, Slice) else None
     held = 0
     for grant in view.grants_on(place.gpu_uuid):

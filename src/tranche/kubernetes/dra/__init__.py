@@ -1,1 +1,1 @@
-"""What a node offers through dynamic resource allocation: its devices, published for the scheduler to choose from."""
+"""A node's offer through dynamic resource allocation: its devices, published for the scheduler to choose from."""

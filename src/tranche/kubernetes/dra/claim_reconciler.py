@@ -1,11 +1,10 @@
-"""Claims that nobody gives back, and files and shares of claims that a crash has left.
+"""Cleans up claims that the kubelet does not give back, and claims' files and shares that a crash has left.
 
-The kubelet gives a claim back when its pods have ended. It cannot when it has lost what it knew, or when the claim was freed
-without it. So the API server is asked about those claims which no pod of the node uses, and about no other.
+The kubelet gives a claim back when its pods have ended. It cannot when it has lost its state, or when the claim was freed without
+it. So the reconciler asks the API server about those claims that no pod of the node uses, and about no others.
 
-Words and traces that no workload can change say who uses a claim on this node: what the API server and the kubelet say of pods,
-and the control groups of processes. What is in a process's environment is its own: a pod that runs without it uses its share
-all the same.
+Only evidence that no workload can change says who uses a claim on this node: what the API server and the kubelet say of pods, and
+the control groups of processes. A process controls its own environment: a pod that runs without it still uses its share.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ class ClaimUserReader:
         self._proc = proc
 
     def named_by(self, keeper: ClaimKeeper) -> tuple[str, ...]:
-        """The uids of pods of this node that name the claim, by the API server's word."""
+        """The uids of this node's pods that name the claim, according to the API server."""
         return tuple(pod.uid for pod in self._seen() if not pod.finished and _names(pod, keeper))
 
     async def with_pods(self, keepers: Collection[ClaimKeeper]) -> frozenset[str]:
-        """Those of the claims, by uid, that a pod of this node uses or may use."""
+        """The claims, by uid, that a pod of this node uses or may use."""
         pods = self._seen()
         running, marked = await asyncio.to_thread(self._processes, [each.uid for each in keepers])
         return marked | {each.uid for each in keepers if used_by(each, pods, running)}
@@ -74,10 +73,10 @@ class ClaimUserReader:
 
 
 def used_by(keeper: ClaimKeeper, pods: Sequence[KubePod], running: Collection[str]) -> bool:
-    """Whether the claim is used, or may be. `pods` are those of which the API server tells, `running` the uids of those of which
-    a process lives on this machine.
+    """Whether the claim is used, or may be. `pods` are those known from the API server, `running` the uids of pods with a living
+    process on this machine.
 
-    A claim of which no pod was ever known, or not every pod is, may be any running pod's of which nobody knows that it is not.
+    If not all of a claim's pods are known, or none ever was, any running pod may use it, except those known not to.
     """
     mine = {pod.uid for pod in pods if _names(pod, keeper)} | set(keeper.pods)
     if not mine.isdisjoint(running) or any(pod.uid in mine and not pod.finished for pod in pods):
@@ -91,13 +90,13 @@ def _names(pod: KubePod, keeper: ClaimKeeper) -> bool:
 
 
 _ASKED_IN_TURN = 8
-"""Of the claims with which something runs, at each look: a claim that somebody deletes while its pod runs is seldom."""
+"""How many of the claims in use are checked at each look: it is rare that somebody deletes a claim while its pod runs."""
 
 
 class ClaimReconciler:
     """Looks after the claims of one node. `clock` is monotonic, in seconds.
 
-    `fallen` tells the claims, by uid, that are over by the API server's word and still have something: their pods run on.
+    `fallen` is told the claims, by uid, that are over by the API server but still have something: their pods run on.
     """
 
     def __init__(
@@ -124,9 +123,9 @@ class ClaimReconciler:
         self._asked: tuple[str, ...] = ()
 
     async def look(self, *, thorough: bool = False) -> None:
-        """Do what is to be done now.
+        """Do one round of the work.
 
-        The API server is asked about all claims where that is `thorough`, else about few of those that pods use, in turn.
+        A `thorough` round asks the API server about all claims; any other round asks about only a few of those in use, in turn.
         """
         held = await self.note_pods()
         filed = await asyncio.to_thread(self._files.keepers)
@@ -140,9 +139,9 @@ class ClaimReconciler:
         await self._free_the_fallen(held, len(held) if thorough else _ASKED_IN_TURN)
 
     async def note_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
-        """Have the register know the pods that use claims by now; what claims have, by uid.
+        """Record in the register which pods use claims by now; returns what claims have, by uid.
 
-        Nobody asks for a claim that is prepared already when another pod comes to use it.
+        Nobody asks for an already prepared claim when another pod comes to use it.
         """
         held = await asyncio.to_thread(self._host.claims.held)
         found: dict[str, tuple[str, ...]] = {}
@@ -157,7 +156,7 @@ class ClaimReconciler:
         return held
 
     async def _of_no_share(self, keeper: ClaimKeeper) -> None:
-        """A file without a share: its share was given back, or the register was lost while its pods run."""
+        """A file without a share: the share was given back, or the register was lost while its pods run."""
         order = await self._order_of(keeper)
         if order is None:
             return
@@ -190,7 +189,7 @@ class ClaimReconciler:
                 _log.warning("no file for a claim", extra={"claim": str(allocation.keeper), "error": str(error)})
 
     async def _order_of(self, keeper: ClaimKeeper) -> ClaimRequest | bool | None:
-        """What the claim has by the API server's word; False when it has nothing here any more, None when nobody knows."""
+        """What the API server says the claim has; False when it no longer has anything here, None when unknown."""
         ref = ClaimRef(keeper.namespace, keeper.name, keeper.uid)
         if not keeper.name:
             return False
@@ -207,21 +206,21 @@ class ClaimReconciler:
         except AllocationUnknown:
             return False
         except TrancheError as error:
-            # The devices of a GPU that was lost when the agent began are not known, and still the claim's.
+            # The devices of a GPU that was lost when the agent began are unknown, but still the claim's.
             _log.info("claim not understood", extra={"claim": str(ref), "error": str(error)})
             return None
 
     async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]], most: int) -> None:
-        """Free what is over, and find out about that many of the others whether their claims stand."""
+        """Free ended claims, and check for up to `most` of the claims in use whether they stand."""
         if not held:
             self._fallen = {}
             self._tell_fallen(frozenset())
             return
-        # Before the processes are looked for: a pod whose containers start between the two is listed.
+        # Ask before looking for processes, so that a pod whose containers start between the two is listed.
         listed = await self._users.listed()
         keepers = [each.keeper for each, *_ in held.values() if isinstance(each.keeper, ClaimKeeper)]
         living = {*(listed or ()), *await self._users.with_pods(keepers)}
-        # A pod may be there, and the kubelet remember its claim: no container of it began again without being prepared.
+        # Even if a pod exists and the kubelet remembers its claim: no container has started again without a new preparation.
         living -= {each.uid for each in keepers if _restarted_since(each)}
         for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
             if processes:
@@ -251,7 +250,7 @@ class ClaimReconciler:
         self._tell_fallen(frozenset(over & held.keys()))
 
     def _next_of(self, uids: Sequence[str], most: int) -> frozenset[str]:
-        """So many of these, those first whose turn was longest ago."""
+        """Up to `most` of these, those first whose turn was longest ago."""
         waiting = [each for each in uids if each not in self._asked]
         if most >= len(uids) or not waiting:
             self._asked, waiting = (), list(uids)
@@ -271,7 +270,7 @@ class ClaimReconciler:
 
 
 def _restarted_since(keeper: ClaimKeeper) -> bool:
-    """Whether the machine was started again since the claim was prepared; a restart ends every container."""
+    """Whether the machine was restarted since the claim was prepared; a restart ends every container."""
     now = boot_id()
     return bool(now and keeper.boot) and keeper.boot != now
 

@@ -1,4 +1,4 @@
-"""What claims may be shown beside that which is counted as the device plugin's, and what they may have been shown. Pure."""
+"""What claims may be shown beside what counts as the device plugin's, and what they may have been shown. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tranche.kubernetes.devices.taints import excludes
 
 @dataclass(frozen=True, slots=True)
 class ClaimableDevices:
-    """The devices that claims are shown: on which GPUs, by UUID, and which of them are free, by name and by GPU."""
+    """The devices that claims are shown: their GPUs, by UUID, and the free ones, by name and by GPU."""
 
     gpus: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
@@ -23,7 +23,7 @@ class ClaimableDevices:
 
     @classmethod
     def of(cls, devices: Iterable[Json]) -> ClaimableDevices:
-        """What those of ResourceSlices say."""
+        """The claimable devices in those of ResourceSlices."""
         uuids = {str(each["name"]): (_uuid(each), not each.get("taints")) for each in devices}
         free = {name for name, (_, free) in uuids.items() if free}
         return cls(frozenset(uuid for uuid, _ in uuids.values()), frozenset(free), frozenset(uuids[n][0] for n in free))
@@ -31,14 +31,14 @@ class ClaimableDevices:
 
 @dataclass(frozen=True, slots=True)
 class PluginGrants:
-    """What is not for claims: `grants` are counted as the device plugin's; of the resources `strangers` the node counts more."""
+    """What is not for claims. `grants` count as the device plugin's; the node counts more of the resources `strangers`."""
 
     grants: frozenset[Grant] = frozenset()
     strangers: frozenset[str] = frozenset()
 
 
 UNKNOWN = PluginGrants(strangers=frozenset({"anything"}))
-"""While the device plugin has not said what it lists: what is shown is kept true, and nothing more is shown."""
+"""Until the device plugin says what it lists: keeps what is shown true, and shows nothing more."""
 
 
 def open_gpus(
@@ -46,7 +46,7 @@ def open_gpus(
 ) -> frozenset[str]:
     """The GPUs, by UUID, whose devices are to be shown, free or not. `held` are those of which claims have something.
 
-    A GPU of which the device plugin may be taken to give something away is shown when that is over, and then as a whole.
+    While the device plugin may be giving away something of a GPU, the GPU is not newly shown; after that, all of it is.
     """
     if not mode.by_claims:
         return frozenset(held)
@@ -60,8 +60,8 @@ def open_gpus(
 def counted_otherwise(devices: Collection[NodeDevice], other: PluginGrants, shown: ClaimableDevices) -> frozenset[str]:
     """The devices, by name, that must not be shown as free now.
 
-    The device plugin may be taken to give them away, or something across them. Of what nobody knows whose it is, none is shown
-    that was not before.
+    The device plugin may be giving them away, or something across them. While it is unknown which devices it gives away, no
+    device becomes free that was not shown so before.
     """
     by_gpu: dict[str, list[Grant]] = {}
     for grant in other.grants:
@@ -76,21 +76,21 @@ def counted_otherwise(devices: Collection[NodeDevice], other: PluginGrants, show
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedGpus:
-    """The GPUs, by UUID, of which a write may be showing something free that nobody has seen yet."""
+    """The GPUs, by UUID, on which an unconfirmed write may show something free."""
 
     gpus: frozenset[str] = frozenset()
 
     def begin(self, mode: NodeMode, gpus: Collection[str]) -> UnconfirmedGpus:
-        """Before it is decided what to write: in this mode these are shown. What was begun before may still come to be."""
+        """The state before deciding what to write, with these GPUs shown in this mode. Earlier writes may still arrive."""
         return UnconfirmedGpus(self.gpus | frozenset(gpus)) if mode.by_claims else self
 
     def end(self, mode: NodeMode, gpus: Collection[str]) -> UnconfirmedGpus:
-        """After all that was decided has been seen: nothing of another decision is to come."""
+        """The state after seeing everything that was decided: no write of another decision is still to come."""
         return UnconfirmedGpus(frozenset(gpus)) if mode.by_claims else UnconfirmedGpus()
 
 
 def to_claims(shown: ClaimableDevices, opening: UnconfirmedGpus) -> frozenset[str]:
-    """The GPUs, by UUID, of which claims may be taken to be shown something free."""
+    """The GPUs, by UUID, on which claims may be seeing something free."""
     return shown.free_gpus | opening.gpus
 
 

@@ -1,6 +1,6 @@
-"""The agent's part that the kubelet asks for what claims were given: sockets, the backlog, care, and how devices are.
+"""The agent's part that answers the kubelet about claims: sockets, the backlog, care, and the devices' health.
 
-The kubelet names a claim, and its allocation is in the object alone. So each is asked of the API server, one at a time.
+The kubelet names a claim, and only the object has its allocation. So the driver asks the API server for each, one at a time.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from tranche.kubernetes.node.services import NodeContext
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 _AT_ONCE = 20
-"""As many connections as are kept. With more, each request opens another, whose handshake takes longer than the answer; with
-fewer, a backlog waits for an API server that is slow to answer.
+"""The number of connections that are kept. With more, each request opens another, whose handshake takes longer than the answer;
+with fewer, a backlog waits for an API server that is slow to answer.
 """
 _NO_SUCH_API = "the server could not find the requested resource"
 
@@ -50,7 +50,7 @@ class ClaimReader:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def read(self, ref: ClaimRef) -> KubeClaim | None:
-        """The claim of that namespace and name, whatever its uid; None when there is none.
+        """The claim of that namespace and name, with any uid; None when there is none.
 
         KubernetesUnavailable when the server does not answer, and its siblings.
         """
@@ -84,10 +84,10 @@ _log = logging.getLogger(__name__)
 class ClaimDriver:
     """A component: does for the kubelet what claims need on this node.
 
-    `instance` is the uid of the agent's pod, "" without one. `files` is asked for anew at each use, once `configured` returns.
-    `clock` is monotonic, in seconds. A claim waits `patience` seconds for what time alone mends. `registered` is told whether the
-    kubelet has the driver. `reserved` tells the names of devices that are shown as kept for larger requests, `fallen` is told the
-    uids of claims that are over while their pods run on.
+    `instance` is the uid of the agent's pod, "" without one. `files` is called at each use, once `configured` returns. `clock` is
+    monotonic, in seconds. A claim waits `patience` seconds for what time alone mends. `registered` is told whether the kubelet
+    has the driver. `reserved` holds the names of devices shown as kept for larger requests. `fallen` is told the uids of ended
+    claims whose pods run on.
     """
 
     name = "dra"
@@ -132,7 +132,7 @@ class ClaimDriver:
         read = ClaimReader(services.connection).read
         self._changed = asyncio.Event()
         self._refused = asyncio.Event()
-        self._refused.set()  # what was so before this agent began, it finds out at its first look
+        self._refused.set()  # the first look finds what was so before this agent began
         self._preparer = ClaimPreparer(node, read, share_files, self._changed.set, self._refused.set, patience)
         self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
         self._node = services.node
@@ -158,12 +158,12 @@ class ClaimDriver:
         """Serve until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                # At once: who asks waits. A kubelet that finds no driver may ask again only after more than a minute.
+                # At once, as callers wait. A kubelet that finds no driver may not ask again for more than a minute.
                 group.create_task(self._keep_serving())
                 await self._configured()
                 await self._inventory.latest.first()
                 group.create_task(self._preparer.backlog.run())
-                # Before a pod is served: what a crash has left is another's until it is known to be nobody's.
+                # Before serving pods: what a crash has left may belong to a claim until proven otherwise.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_FIRST_CARE_SECONDS):
                         await self._look_after()
@@ -179,7 +179,7 @@ class ClaimDriver:
             await self._registration.stop()
 
     async def _keep_serving(self) -> None:
-        """The kubelet's folders may be emptied under it."""
+        """Keep serving, even if the kubelet's folders are emptied."""
         while True:
             if not self._registration.found:
                 await self._registration.stop()
@@ -190,7 +190,7 @@ class ClaimDriver:
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _keep_fresh(self) -> None:
-        """Have the GPUs looked at after claims, but not amid a backlog: what follows a look costs what claims wait for."""
+        """Refresh the GPUs' state after claims, but not amid a backlog: the work after a look delays waiting claims."""
         while True:
             await self._changed.wait()
             with suppress(TimeoutError):
@@ -200,7 +200,7 @@ class ClaimDriver:
             self._inventory.poke()
 
     async def _keep_caring(self) -> None:
-        """Now and then, and at once when a claim met what somebody has: that one's claim may be over."""
+        """Look after claims now and then, and at once when a claim met another's holding, as that claim may be over."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._care_seconds):
@@ -212,7 +212,7 @@ class ClaimDriver:
                 await asyncio.sleep(min(_THOROUGH_SECONDS, self._care_seconds))
 
     async def _keep_noting(self) -> None:
-        """Of each pod that comes to use a claim, before the pod can be forgotten."""
+        """Record each pod that comes to use a claim, before the pod can be forgotten."""
         async for _ in self._pods.changes():
             try:
                 await self._care.note_pods()
@@ -220,7 +220,7 @@ class ClaimDriver:
                 _log.warning("pods not noted", extra={"reason": error.reason, "error": str(error)})
 
     async def _keep_telling(self) -> None:
-        """Of each change on the node, to claims that wait for one."""
+        """Report each change on the node to waiting claims."""
         async for _ in self._inventory.latest.changes():
             self._preparer.news()
 
@@ -238,7 +238,9 @@ class ClaimDriver:
             self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
 
     async def _permission(self, given: Sequence[GivenDevice]) -> Permission:
-        """What may be given now. Which places are kept is known once the devices were shown: who tolerates that waits for it."""
+        """What may be given now. The kept places are known once the devices were shown; claims that tolerate the taint wait for
+        it.
+        """
         node, reserved = await self._node.first(), frozenset[str]()
         kept, _ = kept_sizes({} if node is None else node.annotations)
         if kept and any(each.allocated.tolerates(TaintKey.RESERVED) for each in given):
@@ -248,7 +250,7 @@ class ClaimDriver:
         )
 
     async def _devices(self) -> Mapping[str, NodeDevice]:
-        """The node's devices by name, those of GPUs that are lost by now included."""
+        """The node's devices by name, including those of GPUs lost by now."""
         node = (await self._inventory.latest.first()).view.node
         basis = _basis(node)
         if basis != self._basis:
@@ -260,7 +262,7 @@ class ClaimDriver:
 async def calm(
     changed: asyncio.Event, busy: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Return when for half a second nothing has `changed` and nobody is `busy`."""
+    """Return when nothing has `changed` for half a second and nothing is `busy`."""
     while changed.is_set() or busy():
         changed.clear()
         await sleep(_CALM_SECONDS)
@@ -276,6 +278,6 @@ def _health(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu |
 
 
 def _basis(node: NodeState) -> object:
-    """What the devices of a node depend on."""
+    """What a node's devices depend on."""
     gpus = tuple((gpu.uuid, gpu.minor, gpu.index, gpu.lost, gpu.usable_memory, gpu.profiles) for gpu in node)
     return gpus, node.sharing, node.driver_version

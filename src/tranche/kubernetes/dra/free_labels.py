@@ -1,4 +1,4 @@
-"""What claims can have of a node now, as labels for those who choose nodes. Pure."""
+"""What claims can have of a node now, as labels for whatever chooses nodes. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FREE_LABELS = (LARGEST_SLICE_LABEL, LARGEST_MEMORY_LABEL, FREE_GPUS_LABEL)
 def free_labels(
     devices: Collection[NodeDevice], view: NodeView, reasons: Mapping[str, Sequence[TaintKey]]
 ) -> dict[str, str | None]:
-    """The labels by key, None where one is to go; `reasons` speak against devices, by device name."""
+    """The labels by key, None for one to remove; `reasons` rule out devices, by device name."""
     free = [each for each in devices if not reasons.get(each.name) and not is_taken(each, view)]
     slices = [
         each for each in free if each.kind is OfferKind.SLICE and each.profile and not each.profile.has_attributes
@@ -36,7 +36,7 @@ def free_labels(
 
 
 def _left(device: NodeDevice, view: NodeView) -> int:
-    """The bytes that one more claim can have of it."""
+    """The bytes of it that one more claim can have."""
     memory = device.capacity.get(CapacityName.MEMORY)
     if memory is None:
         return 0

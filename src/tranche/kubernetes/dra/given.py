@@ -1,7 +1,7 @@
 """What a claim was given on this node: devices by name in, grants out; or why it cannot have that, or not now. Pure.
 
-What may be given now is the administrator's word, and faults. Taints say the same to the scheduler, but whoever writes a claim
-can have it tolerate them. So it is asked again where the share is made.
+Faults and the administrator's word decide what may be given now. Taints say the same to the scheduler, but the writer of a claim
+can have it tolerate them. So this is checked again where the share is made.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def given_devices(
     Raises:
         AllocationUnknown: the claim is another one, is not allocated, or is allocated on another node.
         GpuNotFound: the node has no device of that name.
-        SharingUnavailable: so much of a device is given to nobody, or it has several parts of one.
+        SharingUnavailable: no claim may have so much of a device, or it has several parts of one.
         UsageError: it asks for access without having anything, or two of its devices cannot both be there.
     """
     if claim.ref.uid != wanted.uid:
@@ -97,7 +97,7 @@ def order_of(claim: KubeClaim, given: tuple[GivenDevice, ...]) -> ClaimRequest:
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """What of the node may be given, beside what its view says. `reserved` names the devices on places that are kept.
+    """What of the node may be given, beyond what its view says. `reserved` names the devices on places that are kept.
 
     Such places move with what is given away. So a claim that was there before the taint is served, and one that tolerates the
     taint is not.
@@ -108,7 +108,7 @@ class Permission:
     reserved: Collection[str] = frozenset()
 
     def refuse(self, given: Sequence[GivenDevice], devices: Mapping[str, NodeDevice], view: NodeView) -> None:
-        """NotOffered when one of these may not be given to anybody now. `devices` are the node's by name."""
+        """Raise NotOffered when one of these may not be given to any claim now. `devices` are the node's by name."""
         for each in given:
             why = self._why_not(each, devices[each.allocated.device], view)
             if why:

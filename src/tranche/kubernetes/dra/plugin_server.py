@@ -22,7 +22,7 @@ from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
 from tranche.kubernetes.latest_value import LatestValue
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
-"""What the kubelet is told that the socket serves, in the kubelet's short names."""
+"""The services on the socket, in the kubelet's short names."""
 
 _PACKAGES = ("k8s.io.kubelet.pkg.apis.dra.v1", "k8s.io.kubelet.pkg.apis.dra.v1beta1")
 _REPEAT_SECONDS = 20.0
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class KubeletHealth(IntEnum):
-    """The kubelet's words for the health of a device, by number."""
+    """The kubelet's codes for the health of a device."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -41,7 +41,7 @@ class KubeletHealth(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """How one published device is; `message` says why it is not well."""
+    """The health of one published device; `message` says what is wrong."""
 
     name: str
     health: KubeletHealth
@@ -49,10 +49,10 @@ class DeviceHealth:
 
 
 class _ClaimHandler(Protocol):
-    """Who does what the kubelet asks; see `tranche.kubernetes.dra.preparer.ClaimPreparer`."""
+    """Does what the kubelet asks; see `tranche.kubernetes.dra.preparer.ClaimPreparer`."""
 
     async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
-        """The claim's devices, once all is there; a TrancheError says why not."""
+        """The claim's devices, once everything is in place; a TrancheError says why not."""
         ...
 
     async def unprepare(self, ref: ClaimRef) -> None:
@@ -98,7 +98,7 @@ class PluginServer:
         self._server = server
 
     async def stop(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(None)
@@ -132,7 +132,7 @@ class PluginServer:
     async def _watch(
         self, request: health_pb.NodeWatchResourcesRequest, context: Any
     ) -> AsyncIterator[health_pb.NodeWatchResourcesResponse]:
-        """Everything at each change, and again before the kubelet takes it for stale."""
+        """Send the health of all devices at each change, and again before the kubelet considers it stale."""
         devices = await self._health.first()
         changes = self._health.changes().__aiter__()
         news = asyncio.ensure_future(anext(changes))
@@ -162,7 +162,7 @@ class PluginServer:
 
 
 async def _told(ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]], refusal: Callable[[str], Any]) -> Any:
-    """The answer for one claim: each has its own, whatever becomes of the others."""
+    """The answer for one claim; other claims' failures do not affect it."""
     try:
         return await work(ref)
     except TrancheError as error:

@@ -1,13 +1,13 @@
-"""What a node's pool shall show: the content of its ResourceSlices, from what the node is and what it showed before. Pure.
+"""What a node's pool shall show: the content of its ResourceSlices, from the node's state and what the pool showed before. Pure.
 
-What is allocated stays as it was shown, whatever becomes of its GPU: the scheduler would give away again what it does not find.
-So a device that a claim has is shown on as before, and so is everything of a GPU that the driver has lost, or of which claims
-still have something; only taints change.
+What is allocated stays as it was shown, whatever happens to its GPU: the scheduler would give away again what it does not find.
+So a device that a claim has stays shown as before. So does everything of a GPU that the driver has lost, or of which claims still
+have something; only taints change.
 
-Devices of one kind on all GPUs stand in one ResourceSlice of `resource.k8s.io/v1`, so that one write can reorder them. From
+Devices of one kind on all GPUs are in one ResourceSlice of `resource.k8s.io/v1`, so that one write can reorder them. From
 Kubernetes 1.36 on, the scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try
-first: slices of the least memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters stand apart, as the
-API wants them.
+first: slices of the least memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters are in slices of their
+own, as the API requires.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tranche.kubernetes.devices.devices import (
 from tranche.kubernetes.devices.order import in_order
 
 MOST_DEVICES = 64
-"""In one ResourceSlice whose devices have taints or counters; the API's limit."""
+"""The API's limit for one ResourceSlice with taints or counters on its devices."""
 
 MOST_COUNTER_SETS = 8
-"""In one ResourceSlice; the API's limit."""
+"""The API's limit for one ResourceSlice."""
 
 _COUNTERS = "0-counters"
 Reasons = Mapping[str, Sequence[TaintKey]]
@@ -45,7 +45,7 @@ Reasons = Mapping[str, Sequence[TaintKey]]
 
 @dataclass(frozen=True, slots=True)
 class PoolSlice:
-    """A ResourceSlice by name: `devices` or else `counters`, as the API has them."""
+    """A ResourceSlice by name: either `devices` or `counters`, as the API has them."""
 
     name: str
     devices: tuple[Json, ...] = ()
@@ -53,7 +53,7 @@ class PoolSlice:
 
 
 class _Entry(NamedTuple):
-    """A device in the group `title`, on the GPU of that number in names."""
+    """A device in the group `title`, on the GPU with that number in names."""
 
     title: str
     number: int
@@ -63,7 +63,7 @@ class _Entry(NamedTuple):
 def pool_contents(
     node_name: str, devices: Sequence[NodeDevice], view: NodeView, reasons: Reasons, shown: Sequence[PoolSlice]
 ) -> tuple[PoolSlice, ...]:
-    """The slices of the pool, by name. `reasons` speak against devices, by device name; `shown` is what the pool shows now."""
+    """The slices of the pool, by name. `reasons` rule out devices, by device name; `shown` is what the pool shows now."""
     before = {str(each["name"]): each for content in shown for each in content.devices}
     free = {each.name for each in devices if not reasons.get(each.name) and not is_taken(each, view)}
     held = _held_by_claims(view)
@@ -101,7 +101,7 @@ def _with_devices(
 
 
 def _chunks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
-    """In as many parts as the API wants, each with all of a GPU's, so that no reordering moves a device from part to part."""
+    """As many parts as the API requires. No GPU is split between parts, so that no reordering moves a device to another part."""
     parts: list[set[int]] = []
     room = 0
     for number in sorted({each.number for each in entries}):
@@ -115,7 +115,7 @@ def _chunks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
 
 
 def _least_moved(wanted: PoolSlice, shown: PoolSlice | None, free: Collection[str]) -> PoolSlice:
-    """The wanted content in the order that is shown, where only devices that nobody can have now would change places."""
+    """The wanted content. It keeps the shown order if only devices that are not available now would change places."""
     if shown is None:
         return wanted
     by_name = {str(each["name"]): each for each in wanted.devices}
@@ -130,8 +130,8 @@ def _least_moved(wanted: PoolSlice, shown: PoolSlice | None, free: Collection[st
 def _remembered(
     node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
 ) -> Iterator[_Entry]:
-    """What is shown and is no device of the node any more, while it may come back, or claims have something of its GPU: a GPU
-    that the driver does not show now, or a mechanism of sharing that the machine does not offer now.
+    """The shown devices that the node no longer has, but that may come back or belong to a GPU of which claims have something: on
+    a GPU that the driver does not show now, or with a sharing mechanism that the machine does not offer now.
     """
     present = {each.gpu_uuid for each in devices}
     names = {each.name for each in devices}
@@ -155,7 +155,7 @@ def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
 
 
 def is_taken(device: NodeDevice, view: NodeView) -> bool:
-    """Whether somebody has something that the device needs, so that nobody can be given it whatever its place in the list."""
+    """Whether something that the device needs is held, so that no claim can get it at any place in the list."""
     return any(
         overlap(device.offered, each)
         for each in view.grants_on(device.gpu_uuid)
@@ -173,7 +173,7 @@ def _attribute(device: Json, name: AttributeName, kind: str) -> Any:
 
 
 def _name(node_name: str, title: str, number: int) -> str:
-    """A slice's name; the beginning of all of them without a title."""
+    """A slice's name; without a title, the common prefix of all."""
     return f"{node_name}-tranche-{title}-{number}" if title else f"{node_name}-tranche-"
 
 
@@ -181,7 +181,7 @@ _PLACES = {OfferKind.SLICE: 1, OfferKind.SHARED_GPU: 2, OfferKind.SHARED_SLICE: 
 
 
 class _OfferGroup(NamedTuple):
-    """A kind of device, in the order in which the scheduler shall try the kinds. `memory` is that of a profile, in MiB."""
+    """A kind of device, sorted as the scheduler shall try the kinds. `memory` is that of a profile, in MiB."""
 
     place: int
     memory: int
@@ -189,12 +189,12 @@ class _OfferGroup(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What stands for it in a slice's name."""
+        """The group's title in a slice's name."""
         return f"{self.place}-{self.memory:07}-{self.label}" if self.memory else f"{self.place}-{self.label}"
 
 
 def _group_of(device: NodeDevice) -> _OfferGroup:
-    """The group that the device is in."""
+    """The group of the device."""
     place = _PLACES[device.kind]
     if device.profile is None:
         return _OfferGroup(place, 0, device.kind)
@@ -229,7 +229,7 @@ def encode_device(device: NodeDevice, reasons: Sequence[TaintKey] = ()) -> Json:
 
 
 def _tainted(device: Json, reasons: Iterable[TaintKey]) -> Json:
-    """The device with those taints in the place of its own; no pod is given it that does not tolerate them."""
+    """The device with those taints instead of its own; only pods that tolerate them get it."""
     bare = {name: value for name, value in device.items() if name != "taints"}
     taints = [{"key": str(reason), "effect": "NoSchedule"} for reason in reasons]
     return {**bare, "taints": taints} if taints else bare
@@ -246,7 +246,7 @@ def taint_keys(device: Mapping[str, Any]) -> frozenset[str]:
 
 
 def with_times(device: Json, shown: Mapping[str, Any]) -> Json:
-    """The device with the times that the API server wrote at the taints that it has already."""
+    """The device with the times that the API server wrote at the taints that it already has."""
     times = {(each.get("key"), each.get("effect")): each.get("timeAdded") for each in shown.get("taints") or ()}
     if not device.get("taints"):
         return device
@@ -258,7 +258,7 @@ def with_times(device: Json, shown: Mapping[str, Any]) -> Json:
 
 
 def plain(text: Any) -> Any:
-    """What two texts of one meaning have in common: without the times of taints, and with quantities as numbers."""
+    """A text in a form that is equal for equal meaning: without the times of taints, and with quantities as numbers."""
     if isinstance(text, Mapping):
         known = {name: value for name, value in text.items() if name != "timeAdded" and value is not None}
         return {name: _number(value) if name in _QUANTITIES else plain(value) for name, value in known.items()}

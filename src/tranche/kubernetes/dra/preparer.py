@@ -1,6 +1,6 @@
-"""What the kubelet asks of a driver: claims are prepared and given back, each as often as it likes.
+"""Serves the kubelet's requests to prepare claims and to take them back, each as often as the kubelet likes.
 
-Each has a CDI file: there before the kubelet is told of the devices, and gone after the share is free.
+Each prepared claim has a CDI file. It exists before the kubelet hears of the devices, and goes after the share is free.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _NAME_START, _NAME_END = spec_file_name(CDI_KIND, "|").split("|")
 
 
 class ShareFiles:
-    """The files in one CDI folder, by the claims' uids. Everything blocks."""
+    """The files in one CDI folder, by claim uid. Every method blocks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, spec: CdiSpec) -> None:
-        """Put a claim's specification there; CdiUnavailable when that fails.
+        """Write a claim's specification; CdiUnavailable when that fails.
 
-        Nobody waits for the disk: a power loss takes instances and containers too, and the kubelet has each claim prepared anew.
+        It does not sync to disk: a power loss takes instances and containers too, and the kubelet has each claim prepared again.
         """
         try:
             write_spec(spec, self._folder, outlasts_power=False)
@@ -51,7 +51,7 @@ class ShareFiles:
             ) from error
 
     def remove(self, uid: str) -> None:
-        """Take a claim's specification away, if there is one; CdiUnavailable when that fails."""
+        """Remove a claim's specification, if there is one; CdiUnavailable when that fails."""
         path = self._folder / spec_file_name(CDI_KIND, uid)
         try:
             path.unlink(missing_ok=True)
@@ -59,7 +59,7 @@ class ShareFiles:
             raise CdiUnavailable(f"cannot remove {path}: {error.strerror or error}") from error
 
     def keepers(self) -> Mapping[str, ClaimKeeper]:
-        """The claims that have a file, by uid. Namespace and name are empty where the file does not say them."""
+        """The claims that have a file, by uid. Namespace and name are empty where the file does not give them."""
         try:
             names = [path.name for path in self._folder.iterdir()]
         except OSError:
@@ -96,7 +96,7 @@ _log = logging.getLogger(__name__)
 class ClaimNode:
     """What preparing needs of the node. `observe_gpu` and `held` block; the rest does not.
 
-    `devices` are the node's by name; `permission` says what of them may be given now. `driver_version` is that of the GPUs'
+    `devices` are the node's by name; `permission` says which of them may be given now. `driver_version` is that of the GPUs'
     driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
     """
 
@@ -113,9 +113,9 @@ class ClaimNode:
 class ClaimPreparer:
     """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
 
-    `changed` is called whenever a claim has come to have something, or has nothing any more; `met` when one cannot have what
-    somebody else has. Nobody is served before `open`: who asks waits. A claim that meets what time alone mends waits as well,
-    until `patience` seconds after the kubelet asked; call `news` when something on the node has changed.
+    `changed` is called whenever a claim gets something, or no longer has anything; `met` when a claim cannot have what another
+    holder has. It serves no request before `open`; callers wait. A claim that meets what time alone mends waits too, until
+    `patience` seconds after the kubelet asked; call `news` when something on the node has changed.
     """
 
     def __init__(
@@ -142,27 +142,27 @@ class ClaimPreparer:
 
     @property
     def under_way(self) -> frozenset[str]:
-        """The claims, by uid, that something is done about now, or that wait for it."""
+        """The claims, by uid, with work running or waiting."""
         return frozenset({*self._preparing, *self._giving_back, *self._repairing})
 
     @property
     def busy(self) -> bool:
-        """Whether something is done about a claim now."""
+        """Whether work on a claim is running."""
         return bool(self.under_way - self._waiting.waiting)
 
     def news(self) -> None:
-        """Something on the node has changed: claims that wait for that try again."""
+        """Wake waiting claims to try again after a change on the node."""
         self._waiting.tell()
 
     def open(self) -> None:
-        """Serve from now on, also those who have asked already."""
+        """Start serving, including requests that already wait."""
         self._opened.set()
 
     async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
-        """The claim's devices, once each is there for it and a container runtime can find it.
+        """The claim's devices, once each is ready for it and a container runtime can find it.
 
-        WaitTimeout after 40 seconds; the work goes on, and who asks again has what it comes to. The errors of what is in the way
-        otherwise, those that time alone mends after `patience`: nothing has been changed for the claim then.
+        WaitTimeout after 40 seconds; the work goes on, and the next call gets its result. Otherwise the errors of what is in the
+        way; those that time alone mends come after `patience`. After an error nothing has been changed for the claim.
         """
         until = asyncio.get_running_loop().time() + self._patience
         try:
@@ -179,7 +179,7 @@ class ClaimPreparer:
         return task.result()
 
     async def unprepare(self, ref: ClaimRef) -> None:
-        """Take back what the claim has. Its container runtime file goes last, so that a crash before it is found again."""
+        """Take back what the claim has. Its CDI file goes last, so that an earlier crash is detected."""
         await self._opened.wait()
         task = self._giving_back.get(ref.uid)
         if task is None:
@@ -187,14 +187,14 @@ class ClaimPreparer:
         await asyncio.shield(task)
 
     async def forget(self, uid: str, why: str) -> None:
-        """Take back what a claim has that nobody gives back."""
+        """Take back what a claim has that the kubelet does not give back."""
         if uid not in self.under_way:
             await asyncio.shield(self._begin(self._giving_back, uid, self._unprepare(uid, why)))
 
     async def repair(self, uid: str, work: Callable[[bool], None]) -> None:
-        """Do something about a claim while nobody prepares it or gives it back; nothing where somebody does already.
+        """Do `work` on a claim while it is neither prepared nor taken back; does nothing where such work is running.
 
-        `work` blocks. It is told whether the claim has something by now: what was seen of it before may be over.
+        `work` blocks. It is told whether the claim has something by now: what was seen of it before may have changed.
         """
 
         async def alone() -> None:
@@ -205,7 +205,7 @@ class ClaimPreparer:
             await asyncio.shield(self._begin(self._repairing, uid, alone()))
 
     def write_file(self, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> None:
-        """Have a container runtime find the claim's devices; this blocks."""
+        """Write the file by which a container runtime finds the claim's devices; this blocks."""
         gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
         files, version = self._node.files(), self._node.driver_version()
         self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))
@@ -223,13 +223,13 @@ class ClaimPreparer:
         try:
             given = await self._waiting.persist(ref.uid, lambda: self._try(ref), until, delayed)
         finally:
-            self._changed()  # also after a refusal: then what is shown was not what is there
+            self._changed()  # also after a refusal: then what is shown was wrong
         seconds = round(loop.time() - asked, 6)
         _log.info("prepared", extra={"claim": f"{ref.namespace}/{ref.name}", "uid": ref.uid, "seconds": seconds})
         return given
 
     async def _try(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
-        """Make true what the claim is allocated now: it may have lost that while it waited."""
+        """Prepare what the claim is allocated now: it may have lost its allocation while it waited."""
         claim = await self._read(ref)
         if claim is None:
             raise KubernetesNotFound(f"there is no {ref}: it was deleted")
@@ -265,14 +265,14 @@ class ClaimPreparer:
                 del tasks[uid]
 
         task = asyncio.create_task(do())
-        # Whoever asked may have gone; the error is told to who asks again.
+        # The caller may have gone; the next caller gets the error.
         task.add_done_callback(_note)
         tasks[uid] = task
         return task
 
 
 def answers_of(ref: ClaimRef, given: tuple[GivenDevice, ...]) -> tuple[tuple[GivenDevice, str], ...]:
-    """Each device of a claim that is prepared, with its name for the container runtime."""
+    """Each device of a prepared claim, with its name for the container runtime."""
     return tuple((each, cdi_id(ref.uid, number)) for number, each in enumerate(given))
 
 

@@ -1,8 +1,8 @@
-"""What must be written so that a node's pool shows what it shall: as few writes as keep the pool whole. Pure.
+"""The writes that make a node's pool show what it shall: as few as keep the pool complete. Pure.
 
-A pool counts for the scheduler when as many slices of its newest generation are there as each of them says. A slice that is
-written anew, or that somebody deleted, is written in the same generation, so that one write makes the pool whole. Only another
-number of slices, or what is not ours, begins a new generation, of which every slice is written.
+For the scheduler, a pool is complete when its newest generation has as many slices as each of them says. A slice that was
+changed, or that somebody deleted, is written in the same generation, so that one write completes the pool. Only a new number of
+slices, or a foreign slice, begins a new generation, in which every slice is written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tranche.kubernetes.dra.pool import PoolSlice, plain, with_times
 
 @dataclass(frozen=True, slots=True)
 class SliceOwner:
-    """The node, by whose end its slices go."""
+    """The node whose end removes its slices."""
 
     name: str
     uid: str
@@ -26,7 +26,7 @@ class SliceOwner:
 
 @dataclass(frozen=True, slots=True)
 class SliceUpdate:
-    """What is to be written, in that order: slices that are not there, slices in the place of what is there, and removals."""
+    """The writes, in this order: missing slices, replacements for existing ones, and removals."""
 
     generation: int
     create: tuple[NodeSlice, ...] = ()
@@ -35,14 +35,14 @@ class SliceUpdate:
 
     @property
     def count(self) -> int:
-        """How many requests that is."""
+        """The number of requests."""
         return len(self.create) + len(self.replace) + len(self.remove)
 
 
 def slice_writes(
     wanted: Sequence[PoolSlice], known: Sequence[NodeSlice], owner: SliceOwner, generation: int = 0
 ) -> SliceUpdate:
-    """What turns the slices that are known into the wanted ones. `generation` is the newest that was ever seen."""
+    """The writes that turn the known slices into the wanted ones. `generation` is the newest ever seen."""
     names = {each.name: each for each in known}
     standing = {(each.generation, each.count) for each in known}
     newest = max([generation, *(each.generation for each in known)])
@@ -87,7 +87,7 @@ def _same(made: NodeSlice, before: NodeSlice) -> bool:
 
 
 def _alike(made: Sequence[Json], before: Sequence[Json]) -> bool:
-    """Most are the same to the letter, which is quick to see."""
+    """Whether both mean the same. Most are identical, which is quick to check."""
     return len(made) == len(before) and all(
         one == other or plain(one) == plain(other) for one, other in zip(made, before, strict=True)
     )

@@ -1,10 +1,10 @@
-"""The agent's part that keeps the node's ResourceSlices true, whoever else deletes or edits them."""
+"""The agent's part that keeps the node's ResourceSlices true, even if others delete or edit them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import NamedTuple
 
@@ -34,10 +34,9 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.serving.reconciler import LAST_RETRY_SECONDS, LookResult, Reconciler
 
 PAUSE_SECONDS = 1.0
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 30.0
 _ECHO_SECONDS = 5.0
 _LABELS_SECONDS = 30.0
 
@@ -47,10 +46,10 @@ _log = logging.getLogger(__name__)
 class SlicePublisher:
     """A component: shows claims what the node has.
 
-    What changes within `pause` seconds after a look is looked at together. `pcie_roots` gives the PCIe root of each GPU by UUID,
-    and blocks. Labels of the node are written every `labels_seconds` at most. With `registered`, nothing is written before the
-    kubelet has the driver for the first time: it asks for a pod that it cannot prepare again only after more than a minute. With
-    `ways` nothing is shown as free that the device plugin may still be taken to give away.
+    It handles changes within `pause` seconds after a look together. `pcie_roots` gives the PCIe root of each GPU by UUID, and
+    blocks. It writes labels of the node every `labels_seconds` at most. With `registered`, it writes nothing before the kubelet
+    has the driver for the first time: the kubelet retries a pod that it cannot prepare only after more than a minute. With `ways`
+    it shows nothing as free that the device plugin may still be giving away.
     """
 
     name = "dra-slices"
@@ -81,7 +80,6 @@ class SlicePublisher:
             self._ways.plugin.publish(PluginAdvertisement())
         self._opening = UnconfirmedGpus()
         self._waiting = ""
-        self._pause = pause
         self._labels_seconds = labels_seconds
         self._labels: LatestValue[Mapping[str, str | None]] = LatestValue()
         self._sleep = sleep
@@ -91,35 +89,30 @@ class SlicePublisher:
         self._basis: _Basis | None = None
         self._unknown_mode: str | None = None
         self._unknown_size = ""
-        self._wake = asyncio.Event()
-        self._trouble = "nothing was shown to claims yet"
+        trouble = "nothing was shown to claims yet"
+        self._reconciler = Reconciler(_log, "ResourceSlices not written", trouble=trouble, sleep=sleep)
+        self._pause = pause
 
     def ready(self) -> Readiness:
         """Ready when the pool showed the truth at the last look; where claims get nothing, also while it cannot be read."""
         node = self._services.node.value if self._services.node.synced else None
         idle = not self._known.synced and node is not None and not mode_in_force(node.labels).by_claims
-        trouble = "" if idle else self._trouble or self._waiting
+        trouble = "" if idle else self._reconciler.trouble or self._waiting
         return Readiness(not trouble, trouble)
 
     async def run(self) -> None:
-        """Keep the slices until cancelled. They stay then: the kubelet removes them when no agent comes back."""
+        """Keep the slices until cancelled. They stay: the kubelet removes them when no agent comes back."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
-            group.create_task(self._listen(self._services.node.changes()))
-            group.create_task(self._listen(self._services.inventory.latest.changes()))
-            group.create_task(self._listen(self._known.changes()))
-            group.create_task(self._listen(self._ways.plugin.changes()))
-            group.create_task(self._listen(self._device_health.faults.changes()))
-            group.create_task(self._listen(self._fallen.changes()))
             group.create_task(self._keep())
             group.create_task(self._keep_labels())
 
     async def withdraw(self) -> None:
-        """Remove every slice of the node until cancelled: claims are given nothing more of it."""
+        """Remove every slice of the node until cancelled: claims get nothing more of it."""
         async with aclosing(self._slices.watch()) as snapshots:
             async for slices in snapshots:
                 while not await self._removed(slices):
-                    await self._sleep(_LONGEST_PAUSE_SECONDS)
+                    await self._sleep(LAST_RETRY_SECONDS)
 
     async def _removed(self, slices: Sequence[NodeSlice]) -> bool:
         try:
@@ -138,64 +131,44 @@ class SlicePublisher:
                 self._say(self._opening)
 
     def _say(self, opening: UnconfirmedGpus) -> None:
-        """Tell the other way what claims may be taken to be shown."""
+        """Tell the device plugin's side what claims may be seeing."""
         self._opening = opening
         self._ways.claims.publish(to_claims(_shown(self._known.value), opening))
 
-    async def _listen(self, news: AsyncIterator[object]) -> None:
-        async for _ in news:
-            self._wake.set()
-
     async def _keep(self) -> None:
-        await self._services.node.first()
-        await self._services.inventory.latest.first()
-        await self._known.first()
         if self._registered is not None:
             await _true(self._registered)
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            self._wake.clear()
-            try:
-                looked = await self._look()
-            except TrancheError as error:
-                if str(error) != self._trouble:
-                    _log.warning("ResourceSlices not written", extra={"reason": error.reason, "error": str(error)})
-                self._trouble = str(error)
-                await self._sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-                continue
-            self._trouble, pause = "", _FIRST_PAUSE_SECONDS
-            if looked:
-                await self._sleep(self._pause)
-            await self._wake.wait()
+        services, others = self._services, (self._ways.plugin, self._device_health.faults, self._fallen)
+        needed = (services.node, services.inventory.latest, self._known)
+        await self._reconciler.run(self._look, needed, (each.changes() for each in others))
 
-    async def _look(self) -> bool:
-        """Write what is not as it shall be; whether anything had to be compared."""
+    async def _look(self) -> LookResult:
+        """Write what differs. While it waits for the device plugin, it heeds the plugin's word at once."""
         node = self._services.node.value
         if node is None or not node.uid:
-            return False
+            return LookResult()
         await self._say_unknown(node)
         sizes, view = await self._sizes(node), self._services.inventory.latest.value.view
         if self._now(node, sizes, view) == self._basis:
-            return False
+            return LookResult()
         devices = await self._devices(view)
-        # From here on nobody else has a turn before the device plugin is told what may be shown.
+        # From here on no other task runs until the device plugin is told what may be shown.
         basis = self._now(self._services.node.value or node, sizes, view)
         opened = basis.open_gpus
         self._say(self._opening.begin(basis.mode, opened))
         self._waiting = basis.waiting
-        # Half a thousand devices are compared with what is shown: too long for the event loop.
+        # This compares some 500 devices with what is shown: too long for the event loop.
         writes, labels, reserved = await asyncio.to_thread(_decide, basis, devices, self._generation)
         self._labels.publish(labels)
         self._reserved.publish(reserved)
         if not writes.count:
             self._basis = basis
         elif not await self._write(writes):
-            return True
+            return LookResult(self._pause)
         self._say(self._opening.end(basis.mode, opened))
         if writes.count:
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
-        return bool(writes.count) or not basis.waiting
+        return LookResult(self._pause) if writes.count or not basis.waiting else LookResult()
 
     def _now(self, node: KubeNode, sizes: tuple[KeptRoom, ...], view: NodeView) -> _Basis:
         other = UNKNOWN
@@ -207,7 +180,7 @@ class SlicePublisher:
         return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
 
     async def _say_unknown(self, node: KubeNode) -> None:
-        """Once for each word that is no mode: the administrator meant something by it."""
+        """Report each unknown mode once: the administrator meant something by it."""
         word = node.labels.get(MODE_LABEL, "") if node_mode(node.labels) is None else None
         if word is not None and word != self._unknown_mode:
             message = (
@@ -217,7 +190,7 @@ class SlicePublisher:
         self._unknown_mode = word
 
     async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
-        """What the administrator has the node keep; none, and an event, for words that say nothing of the kind."""
+        """The room that the administrator has the node keep; none, with an event, where the annotation is invalid."""
         sizes, problem = kept_sizes(node.annotations)
         if problem and problem != self._unknown_size:
             await self._services.api.create_node_event(node, KubeEventType.WARNING, "KeptRoomUnknown", problem)
@@ -231,7 +204,7 @@ class SlicePublisher:
             await self._sleep(self._labels_seconds)
 
     async def _labelled(self, labels: Mapping[str, str | None]) -> bool:
-        """Whether the node has the labels now."""
+        """Write the labels where they differ; returns whether the node has them now."""
         try:
             node = await self._services.api.get_node(self._services.node_name)
             if changes := {key: value for key, value in labels.items() if node.labels.get(key) != value}:
@@ -248,9 +221,9 @@ class SlicePublisher:
         return await asyncio.to_thread(devices_of, view.node, self._roots[1])
 
     async def _write(self, writes: SliceUpdate) -> bool:
-        """Whether all was written, and the watch has shown it.
+        """Whether everything was written, and the watch has shown it.
 
-        Whoever writes at the same time wins: what then is not as it shall be is seen, and written at the next look.
+        Concurrent writers win: the next look sees and rewrites what then differs.
         """
         self._generation = max(self._generation, writes.generation)
         written: list[NodeSlice] = []
@@ -267,7 +240,7 @@ class SlicePublisher:
         return shown and len(written) == len(writes.create) + len(writes.replace)
 
     async def _echo(self, written: list[NodeSlice]) -> bool:
-        """Wait until the watch shows what was written, so that it is not written twice; but somebody may have deleted it."""
+        """Wait until the watch shows what was written, to avoid writing it twice; somebody may have deleted it, though."""
 
         def seen() -> bool:
             shown = {each.name: each.version for each in self._known.value}
@@ -288,8 +261,8 @@ async def _true(live: LatestValue[bool]) -> None:
 
 
 class _Basis(NamedTuple):
-    """The node by name and uid, its mode, what it keeps, what it is and has, what it shows, which GPUs are sick, what the device
-    plugin may be taken to give away, and the claims, by uid, that are over while their pods run on.
+    """The node's name and uid, its mode, what it keeps, its state, what it shows, which GPUs are faulty, what the device plugin
+    may be giving away, and the uids of ended claims whose pods run on.
     """
 
     name: str
@@ -325,7 +298,7 @@ class _Basis(NamedTuple):
 def _decide(
     basis: _Basis, devices: Sequence[NodeDevice], generation: int
 ) -> tuple[SliceUpdate, Mapping[str, str | None], frozenset[str]]:
-    """What is to be written, the labels of the node, and the devices, by name, that are kept for larger requests."""
+    """The writes, the labels of the node, and the devices, by name, that are kept for larger requests."""
     name, uid, mode, sizes, view, known, faults, other, fallen = basis
     opened = basis.open_gpus
     offered = tuple(each for each in devices if each.gpu_uuid in opened)
@@ -361,5 +334,5 @@ def _held_by_claims(view: NodeView) -> frozenset[str]:
 
 
 def _not_older(shown: str, written: str) -> bool:
-    """Whether a version of an object is one, or a later one."""
+    """Whether the shown version of an object is the written one or a later one."""
     return shown == written or (shown.isdecimal() and written.isdecimal() and int(shown) >= int(written))

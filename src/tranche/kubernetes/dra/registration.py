@@ -1,10 +1,10 @@
 """How the kubelet finds the driver: by a socket in its folder of plugins' registrations, which it watches.
 
-Each agent pod has sockets of its own, so that one can begin before the other has ended; the kubelet asks the one that registered
-last. Sockets that a killed agent has left are removed: nobody listens there.
+Each agent pod has sockets of its own, so that one can start before the other has ended; the kubelet asks the one that registered
+last. Sockets that a killed agent left behind are removed, as nothing listens there.
 
-A kubelet that begins anew asks who is there, and waits one second for the answer. Where it has none, it fails the pods that it
-syncs meanwhile, and comes back to them after 60 to 90 s. So threads answer it, however busy the event loop is.
+A restarted kubelet asks which plugins are there, and waits one second for the answer. Without an answer it fails the pods that it
+syncs in the meantime, and retries them after 60 to 90 s. So threads answer it, however busy the event loop is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def socket_folder(kubelet_folder: Path) -> Path:
-    """Where the driver's sockets lie: a folder of its own among those of other plugins."""
+    """The folder for the driver's sockets: its own among those of other plugins."""
     return kubelet_folder / "plugins" / DRIVER
 
 
@@ -47,7 +47,7 @@ class PluginSocketFiles:
         self.registration = kubelet_folder / "plugins_registry" / f"{DRIVER}{suffix}-reg.sock"
 
     def make_room(self) -> None:
-        """Make the folders, and remove what no agent listens on; KubeletUnavailable when that cannot be."""
+        """Make the folders, and remove sockets on which no agent listens; KubeletUnavailable when that fails."""
         for path in (self.plugin, self.registration):
             if len(str(path)) > _LONGEST_PATH:
                 raise KubeletUnavailable(
@@ -75,16 +75,16 @@ class PluginSocketFiles:
         return self.plugin.exists() and self.registration.exists()
 
     def remove(self) -> None:
-        """Take both away; the kubelet gives the driver up when the registration's is gone."""
+        """Remove both; the kubelet drops the driver when its registration socket is gone."""
         for path in (self.registration, self.plugin):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
 
 class RegistrationServer:
-    """Serves the driver and its registration until `stop`. `refusal` says why the kubelet does not want the driver, "" else.
+    """Serves the driver and its registration until `stop`. `refusal` says why the kubelet does not want the driver, "" otherwise.
 
-    `registered` is told whether the kubelet has the driver where it is served now.
+    `registered` is told whether the kubelet has the driver at its present socket.
     """
 
     def __init__(self, sockets: PluginSocketFiles, plugin: PluginServer, registered: LatestValue[bool]) -> None:
@@ -95,7 +95,7 @@ class RegistrationServer:
         self.refusal = ""
 
     async def start(self) -> None:
-        """Serve the driver first, and then say so; KubeletUnavailable when that cannot be."""
+        """Serve the driver first, then its registration; KubeletUnavailable when that fails."""
         self._sockets.make_room()
         self.registered.publish(False)
         self.refusal = ""
@@ -127,7 +127,7 @@ class RegistrationServer:
         self._server = server
 
     async def stop(self) -> None:
-        """Leave: the registration first, so that the kubelet asks no more, then the driver."""
+        """Stop the registration first, so that the kubelet asks no more, then the driver."""
         if self._server is not None:
             server, self._server = self._server, None
             await asyncio.to_thread(server.stop(None).wait)
@@ -157,7 +157,7 @@ class RegistrationServer:
 
 
 def listened_to(path: Path) -> bool:
-    """Whether some process serves on the socket."""
+    """Whether a process serves on the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -1,6 +1,6 @@
 """The labels by which workloads find nodes with the right GPUs: those of NVIDIA's GPU feature discovery, key for key. Pure.
 
-A node with GPUs of several models is described by its first; the labels of slices are per profile.
+The first of several models describes the node; the labels of slices are per profile.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ class _Shared:
 
     @property
     def replicas(self) -> int:
-        """How often each is offered."""
+        """How many times each device is offered."""
         return 1 if self.rule is None else self.rule.replicas
 
     @property
     def suffix(self) -> str:
-        """What the product's name ends with: a name of its own already says that replicas are no whole devices."""
+        """The ending of the product's name. A renamed resource needs none: its name already says that replicas are not whole
+        devices.
+        """
         return "SHARED" if self.rule is not None and self.rule.offered_as == self.rule.name else ""
 
 
@@ -77,16 +79,16 @@ _EXCLUSIVE = _Shared()
 
 
 def is_feature_label(key: str) -> bool:
-    """Whether the label is one of those that this module writes, so that one that no longer holds may be removed."""
+    """Whether this module writes that label, and so may remove it when it is no longer valid."""
     return key in _OWN or _OWN_SLICE.fullmatch(key) is not None
 
 
 def feature_labels(
     node: NodeState, strategy: MigStrategy, facts: HostFacts, sharing: ReplicaPolicy = NOT_SHARED
 ) -> dict[str, str]:
-    """The labels of the node; none for a machine without a GPU. Lost GPUs count for nothing.
+    """The labels of the node; none for a machine without a GPU. Lost GPUs are ignored.
 
-    A resource of which some devices are shared, or each in its own way, is described by its first device.
+    Where only some devices of a resource are shared, or each differently, its first device describes it.
     """
     gpus = [gpu for gpu in node if not gpu.lost]
     if not gpus:
@@ -120,8 +122,7 @@ def feature_labels(
 def changed_labels(present: Mapping[str, str], wanted: Mapping[str, str], now: float) -> dict[str, str | None]:
     """The patch from the labels on the node to the wanted ones; the timestamp moves only with another label.
 
-    The label of virtual GPUs goes in the patch that takes back that devices are shared by MPS: what an agent has written, and no
-    other's.
+    The patch that withdraws sharing by MPS also removes the label of virtual GPUs, if an agent wrote it.
     """
     changes: dict[str, str | None] = {
         key: None for key in present if is_feature_label(key) and key not in wanted and key != TIMESTAMP_LABEL
@@ -164,7 +165,7 @@ def _versions(node: NodeState) -> dict[str, str]:
 
 
 def _whole(gpus: list[GpuState], shared: _Shared) -> dict[str, str]:
-    """The first model's GPUs, cut or not; `replicas` is 0 when all of them are cut, since none is for sale whole."""
+    """The labels of the first model's GPUs, cut or not; `replicas` is 0 when all are cut, as none is offered whole."""
     model = [gpu for gpu in gpus if gpu.name == gpus[0].name]
     if all(gpu.mig_enabled for gpu in model):
         labels = _resource(GPU_RESOURCE, _label_text(gpus[0].name), len(model), 0, "none")
@@ -249,12 +250,12 @@ def _mode(gpus: list[GpuState], facts: HostFacts) -> str:
 
 
 def _label_text(text: str) -> str:
-    """Text that a label's value may hold: other characters go, runs of spaces become a hyphen."""
+    """Text that a label's value may hold: drops other characters and turns runs of spaces into a hyphen."""
     return "-".join(_NOT_IN_A_LABEL.sub("", text).split())[:_LONGEST_VALUE].strip("-_.")
 
 
 def _product_text(model: str, suffix: str) -> str:
-    """A product with what is said of it; where both are too long together, the model loses its end, and the rest nothing."""
+    """A product with its suffix; where both together are too long, the model loses its end and the suffix stays whole."""
     end = f"-{_label_text(suffix)}" if suffix else ""
     return _label_text(model)[: _LONGEST_VALUE - len(end)].strip("-_.") + end
 

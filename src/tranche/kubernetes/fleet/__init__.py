@@ -1,4 +1,4 @@
-"""The GPUs of a whole cluster as anyone may read them: what nodes offer to claims, who has what, and why a pod waits.
+"""The GPUs of a whole cluster, as anyone may read them: what nodes offer to claims, who has what, and why a pod waits.
 
-`reading` asks; the rest is pure.
+`reading` asks the API server; the rest is pure.
 """

@@ -1,4 +1,4 @@
-"""What each node says to a pod that wants GPUs: the devices that it would get, or what keeps it out. Pure."""
+"""Each node's answer to a pod that wants GPUs: the devices that it would get, or what keeps it out. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tranche.kubernetes.fleet.pool_usage import (
 
 
 class NodeReason(StrEnum):
-    """Why a node is out, beside the reasons of single GPUs (`tranche.planning.decide.obstacle`); FITS: it is not.
+    """Why a node is out, besides the reasons of single GPUs (`tranche.planning.decide.obstacle`); FITS: it is not.
 
-    NODE_SELECTOR and NODE_TAINT are between pod and node alone. NODE_MODE: the administrator gives its GPUs away otherwise.
-    NO_DEVICES: it offers none. TOO_FEW: not as many as are asked for together, were all of them free. TOO_MANY: more than one
-    claim can have. DEVICE_TAINT: what would
-    serve cannot be had now. HELD: others have what would serve. REFUSED: the scheduler chooses what the node then refuses.
+    NODE_SELECTOR and NODE_TAINT concern only pod and node. NODE_MODE: the administrator gives its GPUs away in another way.
+    NO_DEVICES: it offers none. TOO_FEW: fewer than the pod wants together, even if all were free. TOO_MANY: more than one claim
+    can have. DEVICE_TAINT: suitable devices are not available now. HELD: others have the suitable devices. REFUSED: the scheduler
+    chooses what the node then refuses.
     """
 
     FITS = "Fits"
@@ -55,15 +55,15 @@ KEPT_OUT = (
     NodeReason.NODE_SELECTOR,
     NodeReason.NODE_TAINT,
 )
-"""What is between pod and node alone: it keeps a pod off every device there."""
+"""The reasons that concern only pod and node: they keep a pod off every device there."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFit:
-    """What a node says. `reason` is a stable word. `devices` are what the pod would get by a claim; where a controller chooses,
+    """A node's answer. `reason` is a stable word. `devices` are what the pod would get by a claim; where a controller chooses,
     `text` says it. `missing` is memory in bytes.
 
-    `holders` are who has what would serve, for people. `could` says that the node could serve were it free.
+    `holders` are those that have the suitable devices, for people. `could` says that the node could serve if it were free.
     """
 
     node: str
@@ -76,7 +76,7 @@ class NodeFit:
 
 
 def node_answer(pod: FleetPod, demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeFit:
-    """What the node says to the pod's demands."""
+    """The node's answer to the pod's demands."""
     out = kept_out(pod, node)
     found = _of_devices(demands, node, room)
     if out is None or found.reason in (NodeReason.NO_DEVICES, NodeReason.NODE_MODE):
@@ -85,15 +85,15 @@ def node_answer(pod: FleetPod, demands: Sequence[DeviceRequest], node: FleetNode
 
 
 def kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
-    """What keeps the pod off the node, whatever GPUs it has."""
+    """What keeps the pod off the node, regardless of its GPUs."""
     if not node.ready:
-        return NodeReason.NODE_NOT_READY, "its kubelet does not answer"
+        return NodeReason.NODE_NOT_READY, "its kubelet does not respond"
     if node.unschedulable:
         return NodeReason.NODE_CORDONED, "it is cordoned"
     if lacking := unmet(pod.node_selector, node.labels):
-        return NodeReason.NODE_SELECTOR, f"it has no label {', '.join(lacking)}"
+        return NodeReason.NODE_SELECTOR, f"it lacks the label {', '.join(lacking)}"
     if not meets(pod.affinity, node.name, node.labels):
-        return NodeReason.NODE_SELECTOR, "it does not meet the pod's node affinity"
+        return NodeReason.NODE_SELECTOR, "it does not match the pod's node affinity"
     if taints := untolerated(node.taints, pod.tolerations):
         return NodeReason.NODE_TAINT, f"the pod does not tolerate its taint {', '.join(map(str, taints))}"
     return None
@@ -102,11 +102,11 @@ def kept_out(pod: FleetPod, node: FleetNode) -> tuple[NodeReason, str] | None:
 def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsage | None) -> NodeFit:
     if room is None or not room.pool.devices:
         if node.resources and node.mode is NodeMode.STATIC:
-            text = "its GPUs are given away by layouts and the device plugin (mode static)"
+            text = "its GPUs are reserved for layouts and the device plugin (mode static)"
             return NodeFit(node.name, NodeReason.NODE_MODE, text)
         return NodeFit(node.name, NodeReason.NO_DEVICES, "it offers no GPUs to claims")
     if not room.pool.complete:
-        return NodeFit(node.name, NodeReason.PUBLISHING, "it publishes its devices just now", could=True)
+        return NodeFit(node.name, NodeReason.PUBLISHING, "it is still publishing its devices", could=True)
     given = served_together(room, demands)
     if why := _refused_parts(demands, room, given):
         return NodeFit(node.name, NodeReason.REFUSED, why[0], could=why[1])
@@ -119,24 +119,24 @@ def _of_devices(demands: Sequence[DeviceRequest], node: FleetNode, room: PoolUsa
     if any(each.reason != NodeReason.HELD for each in refusals):
         return next(each for each in refusals if each.reason != NodeReason.HELD)
     if served_together(room_of(room.pool, ()), demands) is None:
-        return NodeFit(node.name, NodeReason.TOO_FEW, "it never has all that is asked for at once")
+        return NodeFit(node.name, NodeReason.TOO_FEW, "even when free, it cannot serve all requests at once")
     if refusals:
         return refusals[0]
     holders = tuple(dict.fromkeys(each.claim.holder for each in room.holdings))
-    text = "it has each thing that is asked for, and not all of them at once"
+    text = "it can serve each request alone, but not all at once"
     return NodeFit(node.name, NodeReason.HELD, text, holders=holders, could=True)
 
 
 def _refused_parts(
     demands: Sequence[DeviceRequest], room: PoolUsage, given: Sequence[Sequence[FleetDevice]] | None
 ) -> tuple[str, bool] | None:
-    """That the node refuses what the scheduler gives, now or were it free, and whether it could serve later."""
+    """Why the node refuses what the scheduler gives, now or if it were free, and whether it could serve later."""
     several = len(demands) > 1 or any(
         each.count > 1 or each.every for demand in demands for each in demand.alternatives
     )
     if not several:
         return None
-    text = "it refuses what the scheduler chooses for one claim"
+    text = "it would refuse the scheduler's choice for one claim"
     now = "" if given is None else refused_by_node(demands, given)
     if given is not None and not now:
         return None
@@ -147,7 +147,7 @@ def _refused_parts(
 
 
 def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit:
-    """Why no alternative is served: the one that came nearest."""
+    """The reason of the alternative that came nearest."""
     fitting = [
         (each, device) for each in demand.alternatives for device in room.pool.devices if not each.misfit(device)
     ]
@@ -163,7 +163,7 @@ def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit
             kept = [taint for each, device in fitting for taint in against(device, each)]
             return _tainted(node, kept) if kept and number <= MOST_DEVICES else _never_every(node, number)
         number = max(each.count for each, _ in offered)
-        return NodeFit(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} that are asked for together")
+        return NodeFit(node.name, NodeReason.TOO_FEW, f"it has fewer than the {number} devices requested together")
     busy = [(each, device) for each, device in offered if not room.free(device, each)]
     holders = tuple(dict.fromkeys(held.claim.holder for _, device in busy for held in room.holders(device)))
     missing, text = _lacking(demand, room, busy)
@@ -172,21 +172,21 @@ def _refused(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit
 
 
 def _never_every(node: FleetNode, number: int) -> NodeFit:
-    text = f"every device that would serve is asked for, {number:,} of them"
+    text = f"the claim asks for all {number:,} suitable devices"
     if number > MOST_DEVICES:
-        return NodeFit(node.name, NodeReason.TOO_MANY, f"{text}, and a claim has {MOST_DEVICES} at most")
-    return NodeFit(node.name, NodeReason.TOO_FEW, f"{text}, and they cannot be had together")
+        return NodeFit(node.name, NodeReason.TOO_MANY, f"{text}, but a claim can have at most {MOST_DEVICES}")
+    return NodeFit(node.name, NodeReason.TOO_FEW, f"{text}, but they cannot exist together")
 
 
 def _withheld(fitting: Sequence[tuple[DeviceRequestOption, FleetDevice]]) -> str:
-    """What would serve as well and nobody is given, and why."""
+    """The suitable devices that are withheld, and why."""
     kept = {device.name: (device, taints) for each, device in fitting if (taints := against(device, each))}
     texts = _texts(taint.key for _, taints in kept.values() for taint in taints)
     if not texts:
         return ""
     kept = {name: each for name, each in kept.items() if _texts(taint.key for taint in each[1])}
     places = _places([device for device, _ in kept.values()], "more ")
-    return f"; {places} cannot be had: {'; '.join(texts)}"
+    return f"; {places} are unavailable: {'; '.join(texts)}"
 
 
 def _places(devices: Collection[FleetDevice], more: str = "") -> str:
@@ -202,16 +202,16 @@ def _lacking(
     if shared:
         lacking = [device.consumed(each.memory) - room.memory_left(device) for each, device in shared]
         if least := min((each for each in lacking if each > 0), default=0):
-            return least, f"its shared GPUs have {format_memory(least)} too little left"
+            return least, f"its shared GPUs lack {format_memory(least)} of free memory"
     several = [(had_together(room, each), each.count) for each in demand.alternatives if not each.every]
     had, count = max(several, default=(0, 0))
     devices = {device.name: device for _, device in busy}.values()
     if had:
         places = _places(devices)
-        return 0, f"{had} of the {count} that are asked for can be had now; others have {places} that would serve"
+        return 0, f"{had} of the {count} requested devices are free; others hold {places} that would also fit"
     gpus, number = len({device.uuid for device in devices}), len(devices)
     on = f"{gpus} GPU{'s' if gpus > 1 else ''}"
-    return 0, f"others have everything on its {on} that would serve ({number} place{'s' if number > 1 else ''})"
+    return 0, f"others hold everything suitable on its {on} ({number} place{'s' if number > 1 else ''})"
 
 
 def _never(demand: DeviceRequest, node: FleetNode, room: PoolUsage) -> NodeFit:
@@ -226,10 +226,10 @@ def _nearness(each: DeviceMismatch) -> tuple[int, int]:
 
 _TAINT_TEXTS = {
     TaintKey.LOST: "the driver has lost its GPU",
-    TaintKey.FAULTY: "its GPU has reported an error",
-    TaintKey.FOREIGN: "an instance that Tranche did not make is in the way",
-    TaintKey.HELD: "somebody has it without a claim",
-    TaintKey.RESERVED: "it is kept for larger requests",
+    TaintKey.FAULTY: "its GPU reported an error",
+    TaintKey.FOREIGN: "a GPU instance that Tranche did not create is in the way",
+    TaintKey.HELD: "it is in use without a claim",
+    TaintKey.RESERVED: "it is reserved for larger requests",
 }
 
 
@@ -237,13 +237,13 @@ def _tainted(node: FleetNode, taints: Iterable[Taint]) -> NodeFit:
     keys = {taint.key for taint in taints}
     if keys == {TaintKey.MODE}:
         mode = f"mode {node.mode}" if node.mode is not None else f"unknown mode '{node.labels.get('tranche.dev/mode')}'"
-        return NodeFit(node.name, NodeReason.NODE_MODE, f"its {mode} does not offer what would serve")
+        return NodeFit(node.name, NodeReason.NODE_MODE, f"its {mode} does not offer suitable devices")
     text = "; ".join(_texts(keys))
-    return NodeFit(node.name, NodeReason.DEVICE_TAINT, f"what would serve cannot be had: {text}", could=True)
+    return NodeFit(node.name, NodeReason.DEVICE_TAINT, f"its suitable devices are unavailable: {text}", could=True)
 
 
 def _texts(taints: Iterable[str]) -> list[str]:
-    """What the keys of taints say, beside the node's mode."""
+    """The meanings of taint keys, except the node's mode."""
     keys = set(taints) - {TaintKey.MODE}
     known = [text for key, text in _TAINT_TEXTS.items() if key in keys]
     return [*known, *(f"taint {key}" for key in sorted(keys - set(_TAINT_TEXTS)))]

@@ -1,4 +1,4 @@
-"""How a cluster gives shares by demand, as whoever asks can see it: commands and explanations all ask here."""
+"""How a cluster gives shares on demand, as far as the caller can see: all commands and explanations ask here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 
 
 async def backend_in_force(connection: ApiConnection, namespace: str = "") -> AllocationBackend:
-    """The backend by the version of the API server and by what the caller may read of what its administrator has set up.
+    """The backend by the API server's version and by what the caller may read of the administrator's setup.
 
-    With a namespace, which is to be that of the agents, leases are read there alone.
+    With a namespace, which must be the agents', it reads leases there alone.
 
     KubernetesUnavailable when the API server does not answer.
     """
@@ -30,7 +30,7 @@ async def backend_in_force(connection: ApiConnection, namespace: str = "") -> Al
     nodes = await reader.objects("nodes", "/api/v1/nodes")
     if any(handed_out(each) not in ("", "0") for each in nodes or ()):
         return backend_by_signs(by_version, BackendFacts(classes, handed=True))
-    leases = await reader.objects("what nodes have", _leases(namespace), labelSelector=PLACING_LABEL)
+    leases = await reader.objects("leases of GPU nodes", _leases(namespace), labelSelector=PLACING_LABEL)
     return backend_by_signs(by_version, BackendFacts(classes, told=bool(leases)))
 
 
@@ -40,5 +40,5 @@ def _leases(namespace: str) -> str:
 
 
 def handed_out(node: Mapping[str, Any]) -> str:
-    """How many shares a node hands out to pods whose share is chosen, "" for a node that has never handed out any."""
+    """The number of shares that a node offers to pods with chosen shares, "" for a node that never offered any."""
     return str(((node.get("status") or {}).get("capacity") or {}).get(SHARE_RESOURCE, ""))

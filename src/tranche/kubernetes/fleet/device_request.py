@@ -1,4 +1,4 @@
-"""What a claim asks of a device, read out of its spec: the forms that Tranche writes, and as much of others as is plain. Pure."""
+"""What a claim asks of a device, read from its spec: the forms that Tranche writes, and what is plain in others. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CLASS_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceMismatch:
-    """Why a device can never serve: `rank` says how near it comes, and `missing` what memory it lacks, in bytes."""
+    """Why a device can never serve: `rank` says how near it comes, and `missing` how much memory it lacks, in bytes."""
 
     reason: Reason
     text: str
@@ -46,11 +46,10 @@ class DeviceMismatch:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequestOption:
-    """One alternative of a claim's request. None is what is not asked for; `memory` in bytes, `share` and `compute` in percent.
+    """One alternative of a claim's request. None means not asked for; `memory` in bytes, `share` and `compute` in percent.
 
-    `type` and `label` are what its class holds: a type of device, and a profile's label. `every` asks for all devices of a node
-    that could serve, however many there are. `unread` are conditions that are not in
-    Tranche's own words, and count as met.
+    `type` and `label` come from its class: a type of device, and a profile's label. `every` asks for all devices of a node that
+    could serve. `unread` are conditions in other forms than Tranche's; they count as met.
     """
 
     name: str = ""
@@ -68,7 +67,7 @@ class DeviceRequestOption:
 
     @property
     def by_name(self) -> bool:
-        """Whether it names the size of what it wants: a profile, or a whole GPU."""
+        """Whether it names the wanted size: a profile, or a whole GPU."""
         return bool(self.label) or self.type is DeviceType.WHOLE
 
     def misfit(self, device: FleetDevice) -> DeviceMismatch | None:
@@ -77,28 +76,28 @@ class DeviceRequestOption:
         if must.model and must.model not in device.model.lower():
             return DeviceMismatch(Reason.GPU_MODEL_MISMATCH, f"its GPUs are {device.model}", 0)
         if self.label and _label(device.profile) != self.label:
-            return DeviceMismatch(Reason.PROFILE_NOT_SUPPORTED, "its GPUs offer no such slice", 1)
+            return DeviceMismatch(Reason.PROFILE_NOT_SUPPORTED, "its GPUs do not support this profile", 1)
         if must.card_memory is not None and device.card_memory != must.card_memory:
-            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "its GPUs are of another size", 1)
+            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "its GPUs have another memory size", 1)
         if self.type is not None and device.type != self.type:
             return DeviceMismatch(_TYPE_REASONS[self.type], _TYPE_TEXTS[self.type], 2)
         if must.isolations and device.isolation not in must.isolations:
             return DeviceMismatch(
-                Reason.SHARING_UNAVAILABLE, f"it fences no part so well ({device.isolation} isolation)", 3
+                Reason.SHARING_UNAVAILABLE, f"its shared GPUs offer only {device.isolation} isolation", 3
             )
         if must.not_mechanism and device.mechanism == must.not_mechanism:
             return DeviceMismatch(
-                Reason.SHARING_UNAVAILABLE, f"one program cannot have several parts by {device.mechanism}", 3
+                Reason.SHARING_UNAVAILABLE, f"one program cannot use several parts shared by {device.mechanism}", 3
             )
         if self.compute is not None and device.compute is None:
-            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "it keeps no ceiling of compute", 3)
+            return DeviceMismatch(Reason.SHARING_UNAVAILABLE, "it cannot limit compute", 3)
         if self.compute is not None and device.compute is not None and device.compute < self.compute:
-            text = f"{self.compute}% of the compute are asked for, and there is no ceiling above {device.compute}%"
+            text = f"the request wants {self.compute}% of the compute; the highest limit here is {device.compute}%"
             return DeviceMismatch(Reason.SHARING_UNAVAILABLE, text, 4)
         if self.share is not None and (device.share is None or device.share < self.share):
             return DeviceMismatch(Reason.MEMORY_TOO_SMALL, "its slices are smaller", 4)
         if self.memory is not None and device.memory < self.memory:
-            text = f"its largest has {format_memory(device.memory)}"
+            text = f"its largest device has {format_memory(device.memory)}"
             return DeviceMismatch(Reason.MEMORY_TOO_SMALL, text, 4, self.memory - device.memory)
         return None
 
@@ -109,15 +108,15 @@ _TYPE_REASONS = {
     DeviceType.WHOLE: Reason.POLICY,
 }
 _TYPE_TEXTS = {
-    DeviceType.SLICE: "its GPUs have no MIG",
+    DeviceType.SLICE: "its GPUs do not support MIG",
     DeviceType.SHARED: "its GPUs are not shared",
-    DeviceType.WHOLE: "it offers no whole GPU",
+    DeviceType.WHOLE: "it offers no whole GPUs",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; else empty.
+    """A request of a claim: alternatives, best first. `foreign` says why it is not for Tranche's driver; otherwise empty.
 
     `classes` are the device classes that it names. `claim` is the claim's name, where there is one.
     """
@@ -138,7 +137,7 @@ def demanded_by(claim: FleetClaim) -> tuple[DeviceRequest, ...]:
 
 
 def demanded_by_limits(pod: FleetPod) -> tuple[DeviceRequest, ...]:
-    """What a pod asks for by NVIDIA's extended resources, as far as Tranche's classes serve them."""
+    """The pod's demands by NVIDIA's extended resources, as far as Tranche's classes serve them."""
     found = []
     for name, count in sorted(pod.limits.items()):
         if name == WHOLE_RESOURCE:
@@ -157,7 +156,7 @@ def _demanded(raw: Mapping[str, Any], distinct: bool) -> DeviceRequest:
     for each, class_name in zip(several, classes, strict=True):
         wanted = _class(class_name)
         if wanted is None:
-            foreign = f"it asks for devices of class '{class_name}', which is not Tranche's"
+            foreign = f"it requests devices of class '{class_name}', which does not belong to Tranche"
             return DeviceRequest(name, foreign=foreign, classes=classes)
         alternatives.append(replace(_wanted(each, wanted), name=str(each.get("name") or name), distinct=distinct))
     return DeviceRequest(name, tuple(alternatives), classes=classes)
@@ -199,7 +198,7 @@ def _label(profile: str) -> str:
 
 
 def in_words(wanted: DeviceRequestOption) -> str:
-    """What is asked for, for people: `2 × slice 1g.5gb`, `share of 4 GiB`."""
+    """The wanted devices, for people: `2 × slice 1g.5gb`, `share of 4 GiB`."""
     kind = {
         None: "share",
         DeviceType.SLICE: "slice",
@@ -211,8 +210,8 @@ def in_words(wanted: DeviceRequestOption) -> str:
         wanted.label and (profile_of_label(wanted.label) or wanted.label),
         wanted.memory is not None and f"of {format_memory(wanted.memory)}",
         wanted.share is not None and f"of {wanted.share}% of a GPU",
-        wanted.compute is not None and f"with {wanted.compute}% of the compute at most",
-        must.card_memory is not None and f"on GPUs of {format_memory(must.card_memory * MIB)}",
+        wanted.compute is not None and f"with at most {wanted.compute}% of the compute",
+        must.card_memory is not None and f"on GPUs with {format_memory(must.card_memory * MIB)}",
         must.model and f"on a {must.model}",
         bool(must.isolations) and f"with isolation {' or '.join(sorted(must.isolations))}",
     ]

@@ -9,16 +9,17 @@ from typing import Any
 from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.node_rules import Taint
 from tranche.kubernetes.claims.quantity import read_quantity
-from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
+from tranche.kubernetes.claims.spec import SharedGpuModel
+from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType, TaintKey
 
 
 @dataclass(frozen=True, slots=True)
 class FleetDevice:
     """A device of a node.
 
-    `memory` in bytes, `card_memory` in MiB; `share` in percent, None where it has no such capacity, `compute` alike.
-    `uuid` is the GPU's. `counters` are what it takes of its GPU's `counter_set`. `least` and `step`, in bytes, are what is taken
-    of a device that several share. `kept` is one for requests that name its size.
+    `memory` in bytes, `card_memory` in MiB; `share` and `compute` in percent, None without such a capacity. `uuid` is the GPU's.
+    `counters` are what it takes of its GPU's `counter_set`. `least` and `step`, in bytes, apply to parts of a shared device. A
+    `kept` device is for requests that name its size.
     """
 
     node: str
@@ -48,7 +49,7 @@ class FleetDevice:
         return self.type == DeviceType.SHARED
 
     def consumed(self, memory: int | None) -> int:
-        """The bytes that a request for so many takes of a shared device; all of it for None."""
+        """The bytes of a shared device that a request for that many takes; all of it for None."""
         if memory is None:
             return self.memory
         return max(self.least, -(-memory // self.step) * self.step)
@@ -56,7 +57,7 @@ class FleetDevice:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What a node offers: its devices in the order in which the scheduler tries them, and the counters of its GPUs.
+    """A node's offer: its devices in the order in which the scheduler tries them, and the counters of its GPUs.
 
     `complete` is false while the node publishes: the scheduler gives nothing of it then.
     """
@@ -69,7 +70,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class _FleetSlice:
-    """A ResourceSlice by name, as its pool needs it. `generation` and `count` are the pool's by its word."""
+    """A ResourceSlice by name, as its pool needs it. `generation` and `count` are what it says of the pool."""
 
     name: str
     driver: str
@@ -96,18 +97,27 @@ def decode_fleet_slice(raw: Mapping[str, Any]) -> _FleetSlice:
     )
 
 
-def decode_pools(resource_slices: Iterable[Mapping[str, Any]]) -> Mapping[str, Pool]:
-    """The pools of Tranche's driver, as `pools_of`."""
-    return pools_of(map(decode_fleet_slice, resource_slices))
-
-
 def pools_of(resource_slices: Iterable[_FleetSlice]) -> Mapping[str, Pool]:
-    """The pools of Tranche's driver by node, each of its newest generation. The scheduler goes by the names of the slices."""
+    """The pools of Tranche's driver by node, each in its newest generation, with slices in the scheduler's order: by name."""
     by_pool: dict[str, list[_FleetSlice]] = {}
     for each in sorted(resource_slices, key=lambda each: each.name):
         if each.driver == DRIVER and each.node:
             by_pool.setdefault(each.node, []).append(each)
     return {node: _pool(node, slices) for node, slices in sorted(by_pool.items())}
+
+
+def shared_cards(devices: Iterable[FleetDevice], gpu_model: str = "") -> tuple[SharedGpuModel, ...]:
+    """The sizes of GPUs shared uncut, smallest first, for models with `gpu_model` in their name, ignoring case."""
+    found: dict[int, SharedGpuModel] = {}
+    for each in devices:
+        named = gpu_model.lower() in each.model.lower()
+        if each.shared and not each.profile and named and each.card_memory > 0 and each.memory > 0:
+            before = found.get(each.card_memory, SharedGpuModel(each.card_memory, each.memory, 0))
+            offered = all(taint.key != TaintKey.MODE for taint in each.taints)
+            found[each.card_memory] = SharedGpuModel(
+                each.card_memory, min(each.memory, before.room), before.gpus + offered
+            )
+    return tuple(found[memory] for memory in sorted(found))
 
 
 def _pool(node: str, slices: Sequence[_FleetSlice]) -> Pool:
@@ -139,7 +149,7 @@ def _device(node: str, raw: Mapping[str, Any]) -> FleetDevice:
 
 
 def fleet_device(node: str, name: str, attributes: Mapping[str, object], amounts: Mapping[str, int]) -> FleetDevice:
-    """The device by its attributes and the amounts of its capacities, free of counters and taints."""
+    """The device by its attributes and the amounts of its capacities, without counters and taints."""
 
     def text(name: AttributeName) -> str:
         return str(attributes.get(name) or "")

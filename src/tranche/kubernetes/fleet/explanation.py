@@ -1,6 +1,6 @@
-"""Why a pod that wants GPUs waits, in terms of GPUs: a pure function of nodes, what they offer, claims and the pod.
+"""Why a pod that wants GPUs waits, in terms of GPUs: a pure function of nodes, their offers, claims and the pod.
 
-Nodes that say the same are one group, so that the answer is as short on a thousand nodes as on three.
+Nodes with the same answer form one group, so that the explanation of a thousand nodes is as short as that of three.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
 from tranche.kubernetes.fleet.pool_usage import HeldDevice
 from tranche.kubernetes.fleet.remedies import remedies
 
-NOT_ASKED = "nodes that you may not see were not asked"
-_ASKED_AGAIN = "the kubelet asks for them again by itself, within 90 s"
+NOT_ASKED = "nodes that you may not see were not checked"
+_ASKED_AGAIN = "the kubelet retries by itself within 90 s"
 _UNANSWERED = "rpc error: code ="
-"""In the kubelet's word where the driver gave no answer, so that it refused nothing."""
+"""In the kubelet's words when the driver gave no answer, and so refused nothing."""
 _NAMED = 3
 _GROUPS = 12
 _DEVICES = 4
@@ -29,9 +29,9 @@ GROUP_COLUMNS = ("NODES", "REASON", "MISSING", "HELD BY", "WHY")
 
 
 class WaitStatus(StrEnum):
-    """FINISHED: the pod is over. HAS: it has its devices. PREPARING: its claims are not made yet, or it was given devices that
-    its node has not handed over yet. STARTABLE: a node has what it wants. WAITING: others have it, or only the scheduler can
-    say. IMPOSSIBLE: no node could ever serve it as the cluster is. NO_GPU: it wants none of Tranche's.
+    """FINISHED: the pod is over. HAS: it has its devices. PREPARING: its claims do not exist yet, or its node has not handed over
+    its devices yet. STARTABLE: a node has what it wants. WAITING: others have it, or only the scheduler can say. IMPOSSIBLE: no
+    node of the present cluster could ever serve it. NO_GPU: it wants none of Tranche's.
     """
 
     FINISHED = "Finished"
@@ -45,7 +45,7 @@ class WaitStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that say the same. `nodes` names the first of them, `count` says how many there are."""
+    """Nodes with the same answer. `nodes` names the first of them, `count` says how many there are."""
 
     reason: str
     text: str
@@ -57,7 +57,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class FleetExplanation:
-    """The answer. `wanted` is what it asks for in words, `given` what it has and `get` what it would get now, with the node.
+    """The answer. `wanted` is what the pod asks for in words, `given` what it has, `get` what it would get now, with the node.
 
     `unnamed` counts the nodes of further groups. `remedies` are what would help, cheapest first; `notes` what the caller may not
     read or Tranche does not judge.
@@ -81,28 +81,29 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
     demands = tuple(demand for claim in claims for demand in demanded_by(claim)) or demanded_by_limits(pod)
     wanted = _wanted(claims, demands)
     if pod.phase in ("Succeeded", "Failed"):
-        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
+        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended and holds no devices", wanted)
     if (lacking := _lacking(pod, claims, demands, fleet)) is not None:
         status, message, advice = lacking
         return FleetExplanation(str(pod), status, message, wanted, remedies=advice, notes=tuple(_notes(demands, fleet)))
     if pod.node and pod.limits and not pod.claims and not pod.templates:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(pod.limits.items()))
-        message = f"it has {counts} of node {pod.node}'s device plugin, and no claim"
+        message = f"it has {counts} from the device plugin of node {pod.node}, and no claim"
         return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
     foreign = next((each.foreign for each in demands if each.foreign), "")
     if foreign or (not demands and not pod.templates and not pod.claims):
-        return FleetExplanation(str(pod), WaitStatus.NO_GPU, foreign or "it asks for no GPU", wanted)
+        return FleetExplanation(str(pod), WaitStatus.NO_GPU, foreign or "it requests no GPU", wanted)
     if claims and all(each.allocated for each in claims):
         return _has(pod, claims, wanted, fleet)
     if pod.node and (lost := [each.name for each in claims if not each.allocated]):
-        message = f"claim {_quoted(lost)} has no devices, and the pod is bound to node {pod.node} already"
-        advice = ("delete the pod: the scheduler gives devices to a claim before it binds the pod",)
+        message = f"claim {_quoted(lost)} has no devices, but the pod is already bound to node {pod.node}"
+        advice = ("delete the pod: the scheduler allocates devices only before it binds a pod",)
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=advice)
     if not demands:
-        message = "its claims may not be read by your account"
+        message = "your account may not read its claims"
         if fleet.knows_claims_of(pod.namespace):
             message = (
-                f"its claims are not there yet; they are made from: {', '.join(sorted(set(pod.templates.values())))}"
+                "its claims do not exist yet; Kubernetes creates them from: "
+                f"{', '.join(sorted(set(pod.templates.values())))}"
             )
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=tuple(_notes(demands, fleet)))
     return _waits(pod, claims, demands, wanted, fleet)
@@ -111,21 +112,21 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
 def _lacking(
     pod: FleetPod, claims: Sequence[FleetClaim], demands: Sequence[DeviceRequest], fleet: Fleet
 ) -> tuple[WaitStatus, str, tuple[str, ...]] | None:
-    """What the pod names and nobody has made: status, message, and what would help; None where all of it is there."""
+    """What the pod names and does not exist yet: status, message, and what would help; None where everything exists."""
     if fleet.knows_claims_of(pod.namespace):
         there = {each.name for each in claims}
         absent = [each for each in pod.made_by_others if each not in there]
         if absent:
-            message = f"there is no claim {_quoted(absent)} in namespace {pod.namespace}, which the pod names"
-            return WaitStatus.WAITING, message, ("make the claim, or name a template of claims in the pod",)
+            message = f"the pod uses claim {_quoted(absent)}, which does not exist in namespace {pod.namespace}"
+            return WaitStatus.WAITING, message, ("create the claim, or use a claim template in the pod",)
     if fleet.classes is None or (claims and all(each.allocated for each in claims)):
         return None
     absent = list(dict.fromkeys(name for each in demands for name in each.classes if name not in fleet.classes))
     for each in demands:
         if each.classes and not set(each.classes) & fleet.classes:
             meant = did_you_mean(absent[0], sorted(fleet.classes))
-            advice = ("ask for a class that there is: kubectl get deviceclasses", *([meant.strip()] if meant else []))
-            return WaitStatus.IMPOSSIBLE, f"there is no device class {_quoted(absent)} in this cluster", advice
+            advice = ("use a class that exists: kubectl get deviceclasses", *([meant.strip()] if meant else []))
+            return WaitStatus.IMPOSSIBLE, f"this cluster has no device class {_quoted(absent)}", advice
     return None
 
 
@@ -134,7 +135,7 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _wanted(claims: Sequence[FleetClaim], demands: Sequence[DeviceRequest]) -> tuple[str, ...]:
-    """What is asked for, in the words of whoever asked where the claims say them."""
+    """What is asked for, in the user's own words where the claims have them."""
     if claims and all(each.asked for each in claims):
         return tuple(each.asked for each in claims)
     return tuple(" or ".join(dict.fromkeys(map(in_words, each.alternatives))) for each in demands if not each.foreign)
@@ -151,9 +152,11 @@ def _has(pod: FleetPod, claims: Sequence[FleetClaim], wanted: tuple[str, ...], f
             str(pod), WaitStatus.HAS, f"it has its devices on node {given[0].given.node}", wanted, given
         )
     if not devices:
-        return FleetExplanation(str(pod), WaitStatus.HAS, "it has devices of another driver than Tranche's", wanted)
+        return FleetExplanation(str(pod), WaitStatus.HAS, "it has devices of another driver", wanted)
     names, node = ", ".join(each.device for each in devices), devices[0].node
-    message = f"it has {names} on node {node}, which says no more what that is: Tranche's agent does not run there"
+    message = (
+        f"it has {names} on node {node}, which no longer describes its devices: Tranche's agent does not run there"
+    )
     return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
 
 
@@ -162,19 +165,19 @@ def _preparing(pod: FleetPod, node: str, wanted: tuple[str, ...], given: tuple[H
     advice: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if not pod.node:
-        message = f"its claim has devices on node {node}; the scheduler has yet to bind the pod"
+        message = f"its claim has devices on node {node}; the scheduler has not bound the pod yet"
         message += f": {pod.message}" if pod.message else ""
     elif pod.refusal and _UNANSWERED in pod.refusal:
-        message = f"it was given its devices, and node {node} has not handed them over in time: {pod.refusal}"
+        message = f"it was allocated devices, but node {node} did not prepare them in time: {pod.refusal}"
         advice = (f"wait: {_ASKED_AGAIN}",)
     elif pod.refusal:
-        message = f"it was given its devices, and node {node} refuses to hand them over: {pod.refusal}"
-        advice = ("delete the pod, to have it placed by what there is now",)
+        message = f"it was allocated devices, but node {node} refuses to prepare them: {pod.refusal}"
+        advice = ("delete the pod, so that its replacement is scheduled onto available devices",)
         notes = (_ASKED_AGAIN,)
     else:
-        message = f"it was given its devices, and node {node} has not handed them over yet"
+        message = f"it was allocated devices; node {node} has not prepared them yet"
     if pod.refusal is None:
-        notes = (f"your account may not read events of {pod.namespace}, in which the node says why it refuses",)
+        notes = (f"your account may not read events in {pod.namespace}, where the node reports why it refuses",)
     return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, given, remedies=advice, notes=notes)
 
 
@@ -184,7 +187,7 @@ def _waits(
     rooms = fleet.rooms()
     nodes = fleet.nodes or tuple(FleetNode(name) for name in fleet.pools)
     answers = [node_answer(pod, demands, node, rooms.get(node.name)) for node in nodes]
-    then = "it is gated until its place is chosen" if pod.gated else "the scheduler has yet to bind it"
+    then = "it is gated until the controller chooses its place" if pod.gated else "the scheduler has not bound it yet"
     notes = tuple(_notes(demands, fleet, claims))
     found = explain_answers(str(pod), answers, fleet.whole, then=then)
     found = replace(found, wanted=wanted, notes=notes)
@@ -195,15 +198,15 @@ def _waits(
     found = replace(found, notes=(*notes, f"the scheduler says: {pod.message or 'nothing yet'}"))
     if found.get is None:
         return found
-    message = f"node {found.get.node} has what it wants, but for a condition that only the scheduler can judge"
+    message = f"node {found.get.node} can serve it, except for a condition that only the scheduler can evaluate"
     message += "" if fleet.whole else f"; {NOT_ASKED}"
     return replace(found, status=WaitStatus.WAITING, message=message, get=None)
 
 
 def explain_answers(pod: str, answers: Sequence[NodeFit], whole: bool, then: str = "") -> FleetExplanation:
-    """What nodes answer, put together. `then` is what a pod still waits for that a node could serve now.
+    """The nodes' answers, put together. `then` is what a pod still waits for that a node could serve now.
 
-    Where the answers are not of the `whole` cluster, another node could serve it, so that nothing is impossible.
+    Where the answers do not cover the `whole` cluster, another node could serve it, so nothing is impossible.
     """
     get = next((each for each in answers if each.reason == NodeReason.FITS), None)
     groups = _groups(each for each in answers if each.reason != NodeReason.FITS)
@@ -211,7 +214,7 @@ def explain_answers(pod: str, answers: Sequence[NodeFit], whole: bool, then: str
     if get is not None:
         note = f": {get.text}" if get.text else ""
         status = WaitStatus.STARTABLE
-        message = f"node {get.node} has what it wants{note}" + (f"; {then}" if then else "")
+        message = f"node {get.node} can serve it now{note}" + (f"; {then}" if then else "")
     elif not whole:
         status = WaitStatus.WAITING
         message = f"{message if answers else 'you see no node that could be asked'}; {NOT_ASKED}"
@@ -221,13 +224,13 @@ def explain_answers(pod: str, answers: Sequence[NodeFit], whole: bool, then: str
 
 
 def _status(answers: Sequence[NodeFit]) -> tuple[WaitStatus, str]:
-    """What is so where no node can serve it now."""
+    """The status where no node can serve it now."""
     if not answers:
         return WaitStatus.IMPOSSIBLE, "the cluster has no nodes"
     able = sum(each.could for each in answers)
     number = f"none of {len(answers):,} nodes can" if len(answers) > 1 else f"node {answers[0].node} cannot"
     if not able:
-        return WaitStatus.IMPOSSIBLE, f"{number} ever serve it as the cluster is"
+        return WaitStatus.IMPOSSIBLE, f"{number} serve it as the cluster is set up"
     return WaitStatus.WAITING, f"{number} serve it now; {f'{able:,} of them' if len(answers) > 1 else 'it'} could later"
 
 
@@ -236,13 +239,13 @@ def _groups(answers: Iterable[NodeFit]) -> tuple[NodeGroup, ...]:
     for each in answers:
         together.setdefault((each.reason, _shape(each)), []).append(each)
     groups = [_group(each) for each in together.values()]
-    # Those that could serve come first, as a person can do something about them; then the larger groups.
+    # Nodes that could serve come first, as people can act on them; then the larger groups.
     order = sorted(zip(together.values(), groups, strict=True), key=lambda pair: (not pair[0][0].could, -pair[1].count))
     return tuple(group for _, group in order)
 
 
 def _shape(answer: NodeFit) -> tuple[str, bool]:
-    """What answers have in common that differ in amounts alone."""
+    """What is common to answers that differ only in amounts."""
     return ("" if answer.reason == NodeReason.HELD else answer.text, answer.missing > 0)
 
 
@@ -262,19 +265,19 @@ def _group(answers: Sequence[NodeFit]) -> NodeGroup:
 def _notes(demands: Sequence[DeviceRequest], fleet: Fleet, claims: Sequence[FleetClaim] = ()) -> Iterable[str]:
     for claim in claims:
         if claim.ignored:
-            yield f"the configuration of claim {claim.namespace}/{claim.name} is none of Tranche's: {claim.ignored}"
+            yield f"the configuration of claim {claim.namespace}/{claim.name} is not for Tranche: {claim.ignored}"
     for what in fleet.unread:
         yield (
-            f"your account may not read {what}; what they hold counts as free"
+            f"your account may not read {what}; devices that they hold count as free"
             if "claims" in what
             else (f"your account may not read {what}")
         )
     for each in dict.fromkeys(text for demand in demands for wanted in demand.alternatives for text in wanted.unread):
-        yield f"a condition of the claim counts as met, as it is not in Tranche's words: {each}"
+        yield f"a condition of the claim counts as met, because Tranche cannot evaluate it: {each}"
 
 
 def head_lines(found: FleetExplanation) -> Iterator[str]:
-    """What comes before the nodes: the answer, what is asked for, what it has or would get."""
+    """The lines before the nodes: the answer, what is asked for, what the pod has or would get."""
     yield f"{found.status}: {found.message}"
     for each in found.wanted:
         yield f"  asks for: {each}"
@@ -288,7 +291,7 @@ def head_lines(found: FleetExplanation) -> Iterator[str]:
 
 
 def group_row(group: NodeGroup) -> tuple[object, ...]:
-    """Nodes that say the same, as a row."""
+    """Nodes with the same answer, as a row."""
     more = group.count - len(group.nodes)
     nodes = ", ".join(group.nodes) + (f" and {more:,} more" if more else "")
     missing = format_memory(group.missing) if group.missing else ""
@@ -296,7 +299,7 @@ def group_row(group: NodeGroup) -> tuple[object, ...]:
 
 
 def tail_lines(found: FleetExplanation) -> Iterator[str]:
-    """What comes after the nodes: how many were not named, what would help, and what is not known."""
+    """The lines after the nodes: how many were not named, what would help, and what is not known."""
     if found.unnamed:
         yield f"and {found.unnamed:,} more nodes, for other reasons"
     if found.remedies:
@@ -312,7 +315,7 @@ def given_text(holding: HeldDevice) -> str:
 
 
 def device_text(holding: HeldDevice) -> str:
-    """The same without its node."""
+    """As `given_text`, without the node."""
     device = holding.device
     gpu = f"GPU {device.minor}"
     if device.shared:

@@ -1,4 +1,4 @@
-"""All that is known of a cluster's GPUs: one value, from which everything else is worked out."""
+"""Everything known of a cluster's GPUs: one value, from which everything else is computed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tranche.kubernetes.fleet.pool_usage import PoolUsage, room_of
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Nodes, what they offer, and every claim. `unread` says what the caller may not read, by what was to be read.
+    """Nodes, their offers, and every claim. `unread` says what the caller may not read, by what was to be read.
 
-    `classes` are the names of the device classes that there are; None where that is not known. `within` is the namespace whose
-    claims these are; empty for all. `whole` is whether all nodes are here.
+    `classes` are the names of the existing device classes; None where unknown. `within` is the namespace whose claims these are;
+    empty for all. `whole` says whether all nodes are here.
     """
 
     nodes: tuple[FleetNode, ...] = ()
@@ -35,10 +35,10 @@ class Fleet:
         return {node: room_of(pool, by_node.get(node, ())) for node, pool in self.pools.items()}
 
     def claims_named(self, namespace: str, names: Iterable[str]) -> tuple[FleetClaim, ...]:
-        """The claims of these names that there are."""
+        """The existing claims with these names."""
         wanted = set(names)
         return tuple(each for each in self.claims if each.namespace == namespace and each.name in wanted)
 
     def knows_claims_of(self, namespace: str) -> bool:
-        """Whether a claim of that namespace that is not here does not exist."""
-        return self.within in ("", namespace) and f"claims of {namespace}" not in self.unread
+        """Whether a claim of that namespace that is missing here does not exist."""
+        return self.within in ("", namespace) and f"claims in {namespace}" not in self.unread

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from tranche.kubernetes.api.node_rules import NodeTerm, Taint, Toleration, decod
 from tranche.kubernetes.claims.claim import is_pod
 from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
-from tranche.kubernetes.claims.quantity import read_quantity
+from tranche.kubernetes.claims.quantity import gpu_counts, read_quantity, resource_amounts
 from tranche.kubernetes.claims.share_request import read_share_request
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
@@ -21,28 +21,33 @@ from tranche.kubernetes.claims.vocabulary import (
     SHARE_GATE,
     SHARE_RESOURCE,
     CapacityName,
-    is_gpu_resource,
 )
 
 _PODS = 3
 """How many of a claim's pods are named."""
 EXTENDED_RESOURCES = "extended resources"
-"""What stands for a pod's own name of the claim that the scheduler makes of its extended resources."""
+"""Stands for a pod's own name of the claim that the scheduler makes for its extended resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
-    """A node. `resources` are what the device plugin offers of it, by the name of the extended resource. `hands_out` says that
-    its agent hands out shares that a controller chooses.
+    """A node. `allocatable` are the amounts of its resources, CPU in thousandths; or what pods leave of them, where that is
+    tracked. `hands_out` says that its agent hands out shares that a controller chooses.
     """
 
     name: str
-    ready: bool = True
-    unschedulable: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
-    resources: Mapping[str, int] = field(default_factory=dict)
+    unschedulable: bool = False
+    ready: bool = True
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    uid: str = ""
     hands_out: bool = False
+
+    @property
+    def resources(self) -> Mapping[str, int]:
+        """What the device plugin offers of it, by extended resource."""
+        return {name: count for name, count in gpu_counts(self.allocatable).items() if count}
 
     @property
     def mode(self) -> NodeMode | None:
@@ -51,18 +56,18 @@ class FleetNode:
 
     @property
     def has_word(self) -> bool:
-        """Whether somebody has said how its GPUs are given away."""
+        """Whether the administrator has said how its GPUs are given away."""
         return MODE_LABEL in self.labels
 
     @property
     def mode_text(self) -> str:
-        """The mode, for people; a word that is none as it stands there."""
-        return f"'{self.labels.get(MODE_LABEL)}', no mode" if self.mode is None else str(self.mode)
+        """The mode, for people; an unknown word as it is."""
+        return f"'{self.labels.get(MODE_LABEL)}' (unknown)" if self.mode is None else str(self.mode)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
-    """A device that a claim has. `memory` in bytes and `compute` in percent are what it takes of a shared one."""
+    """A device that a claim has. `memory` in bytes and `compute` in percent are its part of a shared device."""
 
     node: str
     device: str
@@ -75,9 +80,9 @@ class ClaimedDevice:
 class FleetClaim:
     """A resource claim. `requests` and `constraints` are as the API has them; `given` are devices of Tranche's driver.
 
-    `asked` is the request that it was made from, as the options that make it; empty where it does not say, and `ignored` says
-    why what it has of a configuration for Tranche's driver is none. `pods` are the names
-    of those that it is reserved for. One without a name stands for what a pod has without a claim.
+    `asked` is the request that it was made from, as options; empty where it has none, and `ignored` says why its configuration
+    for Tranche's driver is invalid, if it is. `pods` are the names of the pods that it is reserved for. One without a name stands
+    for what a pod has without a claim.
     """
 
     namespace: str
@@ -93,7 +98,7 @@ class FleetClaim:
 
     @property
     def holder(self) -> str:
-        """Who has it, for people."""
+        """Its holder, for people."""
         if not self.pods:
             return f"claim {self.namespace}/{self.name}"
         names = ", ".join(f"{self.namespace}/{each}" for each in self.pods[:_PODS])
@@ -103,13 +108,13 @@ class FleetClaim:
 
 @dataclass(frozen=True, slots=True)
 class FleetPod:
-    """A pod. `claims` are the names of its claims, where they exist, by its own names for them; `templates` alike.
+    """A pod. `claims` are the names of its existing claims, by its own names for them; `templates` likewise.
 
-    `message` is the scheduler's own word on why it is not bound. `affinity` are terms of which a node has to meet one, if any.
-    `prepared` says that its node has handed it its devices; `refusal` is the kubelet's word on why it does not, empty without
-    one, and None where the kubelet's events may not be read.
-    `limits` are how many it asks for of each extended resource of GPUs. `by_gate` is what it asks for where a controller
-    chooses its share, `gate_problem` why none can be chosen, and `chosen` the choice as it is written on it.
+    `message` is the scheduler's reason for not binding it. `affinity` are terms, one of which a node has to meet, if there are
+    any. `prepared` says that its node has handed it its devices. `refusal` is the kubelet's reason for not doing so, empty
+    without one, and None where the kubelet's events may not be read. `limits` are how many it asks for of each extended resource
+    of GPUs. `by_gate` is what it asks for where a controller chooses its share, `gate_problem` why none can be chosen, and
+    `chosen` the choice as written on the pod.
     """
 
     namespace: str
@@ -136,12 +141,12 @@ class FleetPod:
 
     @property
     def asks_at_gate(self) -> bool:
-        """Whether it asks for a share that a controller chooses, though it may never choose one."""
+        """Whether it asks for a share that a controller chooses, even if none can be chosen."""
         return self.by_gate is not None or bool(self.gate_problem)
 
     @property
     def made_by_others(self) -> tuple[str, ...]:
-        """The names of the claims that somebody has to make for it: of no template, and not the scheduler's."""
+        """The names of its claims that come from others: neither from a template nor from the scheduler."""
         own = {*self.templates, EXTENDED_RESOURCES}
         return tuple(claim for name, claim in self.claims.items() if name not in own)
 
@@ -154,11 +159,12 @@ def decode_fleet_node(raw: Mapping[str, Any]) -> FleetNode:
     )
     return FleetNode(
         name=str(meta.get("name") or ""),
-        ready=ready.get("status") == "True",
-        unschedulable=bool(spec.get("unschedulable")),
         labels={str(key): str(value) for key, value in part(meta, "labels").items()},
         taints=tuple(Taint.decode(each) for each in spec.get("taints") or ()),
-        resources=_counts(part(status, "allocatable")),
+        unschedulable=bool(spec.get("unschedulable")),
+        ready=ready.get("status") == "True",
+        allocatable=dict(resource_amounts(part(status, "allocatable"))),
+        uid=str(meta.get("uid") or ""),
         hands_out=str(part(status, "capacity").get(SHARE_RESOURCE, "0")) != "0",
     )
 
@@ -220,7 +226,7 @@ def decode_fleet_pod(raw: Mapping[str, Any]) -> FleetPod:
 
 
 def _prepared(status: Mapping[str, Any]) -> bool:
-    """Whether the kubelet has prepared its claims: it makes a pod's sandbox, and starts containers, after that."""
+    """Whether the kubelet has prepared its claims: it makes a pod's sandbox and starts containers only after that."""
     if status.get("phase") not in ("Pending", None):
         return True
     if any(
@@ -233,7 +239,7 @@ def _prepared(status: Mapping[str, Any]) -> bool:
 
 
 def _asked(devices: Mapping[str, Any]) -> tuple[str, str]:
-    """The request in the driver's configuration, and why another is none."""
+    """The request in the driver's configuration, and why an invalid one is ignored."""
     ignored = ""
     for each in devices.get("config") or ():
         opaque = part(each, "opaque")
@@ -241,7 +247,7 @@ def _asked(devices: Mapping[str, Any]) -> tuple[str, str]:
             try:
                 return str(read_share_request(part(opaque, "parameters"))), ""
             except UsageError as error:
-                ignored = error.message  # of another version, or another hand
+                ignored = error.message  # from another version, or written by others
     return "", ignored
 
 
@@ -259,16 +265,6 @@ def _given(raw: Mapping[str, Any]) -> ClaimedDevice:
 def _limits(spec: Mapping[str, Any]) -> Mapping[str, int]:
     found: dict[str, int] = {}
     for container in spec.get("containers") or ():
-        for name, count in _counts(part(part(container, "resources"), "limits")).items():
+        for name, count in gpu_counts(part(part(container, "resources"), "limits")).items():
             found[name] = found.get(name, 0) + count
-    return found
-
-
-def _counts(quantities: Mapping[str, Any]) -> Mapping[str, int]:
-    return dict(_of_gpus(quantities))
-
-
-def _of_gpus(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for name, text in quantities.items():
-        if is_gpu_resource(str(name)) and (amount := read_quantity(text)):
-            yield str(name), amount
+    return {name: count for name, count in found.items() if count}

@@ -1,4 +1,4 @@
-"""A cluster's nodes and GPUs, each with what is held of it and what is left. Pure."""
+"""A cluster's nodes and GPUs, each with what is held and what is left of it. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COUNT_LABEL = "nvidia.com/gpu.count"
 class FleetGpu:
     """A GPU that a node offers. `memory` is what programs can have of it, in bytes.
 
-    `held` are what claims have of it, smallest first. `largest_free` is the largest share, in bytes, that a claim could
-    have of it now. `out` are the keys of taints that all of its devices have.
+    `held` are what claims have of it, smallest first. `largest_free` is the largest share, in bytes, that a claim could get of it
+    now. `out` are the keys of taints that all of its devices have.
     """
 
     node: str
@@ -37,7 +37,7 @@ class FleetGpu:
 
     @property
     def state(self) -> str:
-        """What it is, for people."""
+        """Its state, for people."""
         if self.out:
             return f"out: {', '.join(key.rpartition('/')[2] for key in self.out)}"
         if not self.held:
@@ -58,13 +58,13 @@ class FleetNodeSummary:
 
     @property
     def status(self) -> str:
-        """Kubernetes' words for whether pods are bound to it."""
+        """Kubernetes' words for whether it accepts pods."""
         ready = "Ready" if self.node.ready else "NotReady"
         return f"{ready},SchedulingDisabled" if self.node.unschedulable else ready
 
     @property
     def largest_free(self) -> int:
-        """The largest share, in bytes, that a claim could have of it now."""
+        """The largest share, in bytes, that a claim could get of it now."""
         return max((gpu.largest_free for gpu in self.gpus), default=0)
 
     @property
@@ -79,12 +79,12 @@ class FleetNodeSummary:
         if len(counts) == 1 and there.isdigit() and int(there) > len(self.gpus):
             return (
                 f"{len(self.gpus)} of {int(there)} × {self.gpus[0].model}",
-            )  # it shows those that claims have, and no more
+            )  # the node shows only those that claims have
         return tuple(f"{count} × {model}" for model, count in counts.items())
 
     @property
     def out(self) -> tuple[str, ...]:
-        """Why GPUs of it cannot be had, for people: `1 lost`."""
+        """Why some of its GPUs are not available, for people: `1 lost`."""
         counts: dict[str, int] = {}
         for key in (key.rpartition("/")[2] for gpu in self.gpus for key in gpu.out):
             counts[key] = counts.get(key, 0) + 1
@@ -92,7 +92,7 @@ class FleetNodeSummary:
 
 
 def summaries(fleet: Fleet) -> tuple[FleetNodeSummary, ...]:
-    """Every node that has GPUs or a word on how to give them away, by name; of a caller who may not read nodes, every one that
+    """Every node with GPUs or a word on how to give them away, by name. For a caller who may not read nodes, every node that
     offers some.
     """
     rooms = fleet.rooms()

@@ -1,4 +1,4 @@
-"""What claims have left of a node's devices: counters of its GPUs, and memory and compute of those that several share. Pure."""
+"""What claims have left of a node's devices: counters of its GPUs, and memory and compute of shared devices. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class HeldDevice:
 
     @property
     def memory(self) -> int | None:
-        """The bytes that it has; None where the claim says what no device can give, for which no node hands anything over."""
+        """The bytes that it has; None where the claim states what no device can give, so that no node hands anything over."""
         if self.given.memory is None:
             return self.device.memory
         return self.given.memory if 0 < self.given.memory <= self.device.memory else None
@@ -35,7 +35,7 @@ class HeldDevice:
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """A node's pool and who has what of it. `left` is what is left of the counters, by set; `by_device` are the holdings."""
+    """A node's pool and its holders. `left` is what is left of the counters, by set; `by_device` are the holdings."""
 
     pool: Pool
     holdings: tuple[HeldDevice, ...] = ()
@@ -43,18 +43,18 @@ class PoolUsage:
     by_device: Mapping[str, Sequence[HeldDevice]] = field(default_factory=dict)
 
     def without(self, claim: FleetClaim) -> PoolUsage:
-        """The same after the end of that claim."""
+        """The usage after the end of that claim."""
         kept = [each.claim for each in self.holdings if each.claim != claim]
         return room_of(self.pool, dict.fromkeys(kept))
 
     def memory_left(self, device: FleetDevice) -> int:
-        """The bytes of a shared device that nobody has."""
+        """The free bytes of a shared device."""
         held = self.by_device.get(device.name, ())
         taken = sum(device.memory if each.given.memory is None else max(each.given.memory, 0) for each in held)
         return max(device.memory - taken, 0)
 
     def holders(self, device: FleetDevice) -> tuple[HeldDevice, ...]:
-        """Who has the device, or something that it cannot be had beside."""
+        """The holders of the device, or of something that rules it out."""
         return tuple(
             each
             for each in self.holdings
@@ -104,7 +104,7 @@ def room_of(pool: Pool, claims: Iterable[FleetClaim]) -> PoolUsage:
 
 
 def against(device: FleetDevice, wanted: DeviceRequestOption) -> tuple[Taint, ...]:
-    """The taints for which the device is not given away now, and one for room that is kept for others."""
+    """The taints that keep the device from being given away now, including one for room that is kept for others."""
     found = tuple(
         taint
         for taint in device.taints
@@ -114,23 +114,23 @@ def against(device: FleetDevice, wanted: DeviceRequestOption) -> tuple[Taint, ..
 
 
 def served(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[FleetDevice, ...] | None:
-    """The devices that the scheduler would give now, in its order; None without enough of them."""
+    """The devices that the scheduler would give now, in its order; None when there are too few."""
     found = served_together(room, (DeviceRequest("", (wanted,)),))
     return None if found is None else found[0]
 
 
 def served_together(room: PoolUsage, demands: Sequence[DeviceRequest]) -> tuple[tuple[FleetDevice, ...], ...] | None:
-    """The devices that the scheduler would give now for each of these, each by its first alternative that leaves room for the
-    rest; None where they cannot be had together, or are more than a claim can have.
+    """The devices that the scheduler would give now for each demand, each by its first alternative that leaves room for the rest.
+    None where they do not fit together, or are more than a claim can have.
 
-    Devices are taken one after the other, each with the room that those before it leave.
+    Devices are taken one after the other, each from the room that the earlier ones leave.
     """
     found = _together(room, demands)
     return None if found is None or sum(map(len, found)) > MOST_DEVICES else found
 
 
 def refused_by_node(demands: Sequence[DeviceRequest], served: Sequence[Sequence[FleetDevice]]) -> str:
-    """Why a node does not hand over what the scheduler gives for each of these, in words; "" when it does."""
+    """Why a node refuses to hand over what the scheduler gives for these demands, in words; "" when it does not."""
     parts: dict[str, list[tuple[str, Sharing]]] = {}
     for demand, devices in zip(demands, served, strict=True):
         of_claim = parts.setdefault(demand.claim, [])
@@ -149,7 +149,7 @@ def _together(room: PoolUsage, demands: Sequence[DeviceRequest]) -> tuple[tuple[
 
 
 def had_together(room: PoolUsage, wanted: DeviceRequestOption) -> int:
-    """How many of the devices that are wanted the scheduler could give now, one after the other."""
+    """How many of the wanted devices the scheduler could give now, one after the other."""
     return len(_several(room, wanted)[0])
 
 
@@ -159,7 +159,7 @@ def _all_of(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[tuple[FleetDe
 
 
 def _several(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[tuple[FleetDevice, ...], PoolUsage]:
-    """As many as there are, up to the count that is wanted."""
+    """As many devices as possible, up to the wanted count."""
     taken: list[FleetDevice] = []
     while len(taken) < wanted.count and (device := next(_servable(room, wanted, taken), None)) is not None:
         taken.append(device)
@@ -179,7 +179,7 @@ def _every(room: PoolUsage, wanted: DeviceRequestOption) -> tuple[tuple[FleetDev
 
 
 def _less(room: PoolUsage, device: FleetDevice, wanted: DeviceRequestOption) -> PoolUsage:
-    """The room when one more has the device, or what is wanted of it."""
+    """The room after one more holder gets the device, or the wanted part of it."""
     memory = device.consumed(wanted.memory) if device.shared else None
     given = ClaimedDevice(device.node, device.name, memory=memory, compute=wanted.compute)
     guest = FleetClaim("", f"wanted {len(room.holdings)}", given=(given,))

@@ -1,4 +1,4 @@
-"""Reads a cluster's GPUs, with the rights of whoever asks."""
+"""Reads a cluster's GPUs, with the caller's rights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_CLAIM = re.compile(r"NodePrepareResources failed for ResourceClaim (\S+): (.
 
 
 async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
-    """Everything that the caller may read; of claims at least those of the namespace.
+    """Everything that the caller may read, including at least the namespace's claims.
 
     Raises:
         ClaimsUnavailable: the cluster knows no resource claims.
@@ -32,19 +32,19 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
     reader = ClusterReader(connection)
     selector = {"fieldSelector": f"spec.driver={DRIVER}"}
     with _uncollected():
-        slices = await reader.decoded("what nodes offer", f"{_GROUP}/resourceslices", decode_fleet_slice, **selector)
+        slices = await reader.decoded("ResourceSlices", f"{_GROUP}/resourceslices", decode_fleet_slice, **selector)
         if slices is None and not reader.unread:
             raise ClaimsUnavailable(
                 "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
-                hint="it needs Kubernetes 1.36 or newer; doctor --cluster and kubectl show what its nodes have",
+                hint="use Kubernetes 1.36 or newer; to see what its nodes have, run doctor --cluster",
             )
         nodes = await reader.decoded("nodes", "/api/v1/nodes", decode_fleet_node)
         within = ""
-        claims = await reader.decoded("claims of all namespaces", f"{_GROUP}/resourceclaims", decode_fleet_claim)
+        claims = await reader.decoded("claims in all namespaces", f"{_GROUP}/resourceclaims", decode_fleet_claim)
         if claims is None:
             within = namespace
             path = f"{_GROUP}/namespaces/{namespace}/resourceclaims"
-            claims = await reader.decoded(f"claims of {namespace}", path, decode_fleet_claim)
+            claims = await reader.decoded(f"claims in {namespace}", path, decode_fleet_claim)
         return Fleet(
             nodes=tuple(sorted(nodes or (), key=lambda each: each.name)),
             pools=pools_of(slices or ()),
@@ -68,8 +68,8 @@ def _name(raw: Mapping[str, Any]) -> str:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the collector of reference cycles: what is read has none, and of a thousand nodes' slices looking for some takes
-    longer than reading them.
+    """Run without the collector of reference cycles: the objects read have none, and searching a thousand nodes' slices for
+    cycles takes longer than reading them.
     """
     before = gc.isenabled()
     gc.disable()
@@ -81,7 +81,7 @@ def _uncollected() -> Iterator[None]:
 
 
 async def read_pod(connection: ApiConnection, namespace: str, name: str) -> FleetPod:
-    """That pod, with why its node refuses to prepare it.
+    """That pod, with its node's reason for refusing to prepare it.
 
     Raises:
         KubernetesNotFound: there is none.
@@ -90,7 +90,7 @@ async def read_pod(connection: ApiConnection, namespace: str, name: str) -> Flee
     answer = await connection.ask(f"read pod {namespace}/{name}", "GET", path)
     if answer.status == 404:
         raise KubernetesNotFound(
-            f"there is no pod '{name}' in namespace {namespace}", hint="name its namespace with -n"
+            f"pod '{name}' not found in namespace {namespace}", hint="select its namespace with -n"
         )
     pod = decode_fleet_pod(answer.accepted())
     if not pod.node or pod.prepared:
@@ -104,7 +104,7 @@ async def read_pod(connection: ApiConnection, namespace: str, name: str) -> Flee
 
 
 def _last_refusal(events: Sequence[Mapping[str, Any]]) -> str:
-    """The kubelet's last word, without what it puts before a driver's."""
+    """The kubelet's latest refusal, without its prefix to a driver's message."""
     last = max(events, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""), default={})
     message = str(last.get("message") or "")
     return f"claim {found[1]}: {found[2]}" if (found := _OF_CLAIM.search(message)) else message

@@ -55,7 +55,7 @@ def _all(
     open_rooms: Sequence[PoolUsage],
 ) -> Iterator[str]:
     if any(each.reason == NodeReason.REFUSED for each in answers):
-        yield "make it again with a claim of its own for each part, or with a claim that asks for one larger part"
+        yield "create the pod again with one claim for each part, or with one claim for a larger part"
     yield from islice(_ends(demands, open_rooms), _ENDS)
     yield from _less(demands, open_rooms)
     yield from _fewer(demands, answers, open_rooms)
@@ -68,7 +68,7 @@ def _all(
 
 
 def _ends(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
-    """Claims whose end alone would make room."""
+    """Claims whose end alone would make enough room."""
     tried = 0
     for room in rooms:
         for claim in dict.fromkeys(each.claim for each in room.holdings):
@@ -76,7 +76,7 @@ def _ends(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Itera
             if tried > _CLAIMS:
                 return
             if _serves(room.without(claim), demands):
-                yield f"the end of {claim.holder} on node {room.pool.node} would make room"
+                yield f"wait for {claim.holder} on node {room.pool.node} to end, which makes enough room"
 
 
 def _serves(room: PoolUsage, demands: Sequence[DeviceRequest]) -> bool:
@@ -85,7 +85,7 @@ def _serves(room: PoolUsage, demands: Sequence[DeviceRequest]) -> bool:
 
 
 def _less(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
-    """The most memory that could be had now."""
+    """The most memory available now."""
     wanted = [each for demand in demands for each in demand.alternatives if each.memory is not None and each.count == 1]
     if len(demands) != 1 or not wanted:
         return
@@ -95,7 +95,7 @@ def _less(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Itera
         default=(0, ""),
     )
     if MIB <= best[0] < asked:
-        yield f"{format_memory(best[0] // MIB * MIB)} could be had now, on node {best[1]}"
+        yield f"ask for {format_memory(best[0] // MIB * MIB)}, which node {best[1]} has free now"
 
 
 def _most(room: PoolUsage, wanted: DeviceRequestOption) -> int:
@@ -107,26 +107,26 @@ def _most(room: PoolUsage, wanted: DeviceRequestOption) -> int:
 
 
 def _fewer(demands: Sequence[DeviceRequest], answers: Sequence[NodeFit], rooms: Sequence[PoolUsage]) -> Iterator[str]:
-    """The most devices that could be had together."""
+    """The most devices available together."""
     if len(demands) != 1:
         return
     if any(each.reason == NodeReason.TOO_MANY for each in answers):
-        yield f"ask for a number of them (allocationMode: ExactCount, with a count), {MOST_DEVICES} at most"
+        yield f"ask for a fixed number (allocationMode: ExactCount, with a count of at most {MOST_DEVICES})"
         return
     several = [each for each in demands[0].alternatives if each.count > 1 and not each.every]
     had = max(((had_together(room, each), room.pool.node) for room in rooms for each in several), default=(0, ""))
     if had[0]:
-        yield f"{had[0]} of them could be had now, on node {had[1]}"
+        yield f"ask for {had[0]} of them, which node {had[1]} has free now"
 
 
 def _weaker(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
-    """A weaker fence that could be had now."""
+    """A weaker isolation available now."""
     if not any(each.conditions.isolations for demand in demands for each in demand.alternatives):
         return
     weaker = [replace(demand, alternatives=tuple(map(_unisolated, demand.alternatives))) for demand in demands]
     for room in rooms:
         if _serves(room, weaker):
-            yield f"with --isolation none node {room.pool.node} would serve it now"
+            yield f"with --isolation none, node {room.pool.node} can serve it now"
             return
 
 
@@ -135,11 +135,11 @@ def _unisolated(wanted: DeviceRequestOption) -> DeviceRequestOption:
 
 
 def _nodes(pod: FleetPod, answers: Sequence[NodeFit]) -> Iterator[str]:
-    """Nodes that could serve it, were it let onto them."""
+    """Nodes that could serve the pod if it were let onto them."""
     texts = {
-        NodeReason.NODE_CORDONED: "kubectl uncordon {node}: it could serve this",
-        NodeReason.NODE_SELECTOR: "without the pod's node selector or affinity node {node} could serve it",
-        NodeReason.NODE_TAINT: "a toleration for the taint of node {node}, which could serve it",
+        NodeReason.NODE_CORDONED: "kubectl uncordon {node}: then it can serve the pod",
+        NodeReason.NODE_SELECTOR: "remove the pod's node selector or affinity: then node {node} can serve it",
+        NodeReason.NODE_TAINT: "add a toleration for the taint of node {node}, which can then serve it",
     }
     for reason, text in texts.items():
         first = next((each for each in answers if each.reason == reason and each.could), None)
@@ -153,7 +153,7 @@ def _modes(
     nodes: Mapping[str, FleetNode],
     rooms: Mapping[str, PoolUsage],
 ) -> Iterator[str]:
-    """A node whose GPUs the administrator gives away in another way, and could give in this one."""
+    """A node whose GPUs the administrator gives away in another way, but could give in this one."""
     anyhow = _tolerating(TaintKey.MODE, demands)
     for each in answers[:_NODES]:
         node, room = nodes[each.node], rooms.get(each.node)
@@ -162,12 +162,12 @@ def _modes(
         if room is None or _serves(room, anyhow):
             word = NodeMode.DYNAMIC if _only_alone(demands) else NodeMode.MIXED
             change = f"kubectl label node {each.node} {MODE_LABEL}={word} --overwrite"
-            yield f"an administrator could have node {each.node} serve it: {change}"
+            yield f"ask an administrator to change the mode of node {each.node}: {change}"
             return
 
 
 def _tolerating(key: TaintKey, demands: Sequence[DeviceRequest]) -> list[DeviceRequest]:
-    """The same, as if no device had that taint."""
+    """The same demands, as if no device had that taint."""
     tolerant = Toleration(str(key), exists=True)
     return [
         replace(
@@ -181,34 +181,34 @@ def _tolerating(key: TaintKey, demands: Sequence[DeviceRequest]) -> list[DeviceR
 
 
 def _destroyed(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
-    """A node on which nothing but instances that Tranche did not make is in the way."""
+    """A node where only instances that Tranche did not make are in the way."""
     anyhow = _tolerating(TaintKey.FOREIGN, demands)
     for room in rooms:
         foreign = any(taint.key == TaintKey.FOREIGN for device in room.pool.devices for taint in device.taints)
         if foreign and _serves(room, anyhow):
             yield (
-                f"an administrator could destroy what is in the way on node {room.pool.node}, "
-                "which Tranche did not make: nvidia-smi mig -dgi"
+                f"ask an administrator to destroy the GPU instances on node {room.pool.node} that Tranche did not "
+                "create: nvidia-smi mig -dgi"
             )
             return
 
 
 def _only_alone(demands: Sequence[DeviceRequest]) -> bool:
-    """Whether nothing but slices and whole GPUs is asked for."""
+    """Whether only slices and whole GPUs are asked for."""
     types = {each.type for demand in demands for each in demand.alternatives}
     return types <= {DeviceType.SLICE, DeviceType.WHOLE}
 
 
 def _offers(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:
-    """What the cluster has, for whoever asks for what it has not."""
+    """What the cluster does have, where it lacks what is asked for."""
     devices = [device for room in rooms for device in room.pool.devices if not device.taints]
     wanted = [each for demand in demands for each in demand.alternatives]
     if any(each.label for each in wanted):
         if any(each.misfit(device) is None for each in wanted for device in devices):
             return
         if profiles := sorted({device.profile for device in devices if device.profile and not device.shared}):
-            yield f"ask for a profile that there is: {', '.join(profiles)}"
+            yield f"ask for a profile that the cluster offers: {', '.join(profiles)}"
         return
     largest = max((device.memory for device in devices), default=0)
     if largest and any((each.memory or 0) > largest for demand in demands for each in demand.alternatives):
-        yield f"ask for {format_memory(largest)} at most, the largest share that there is"
+        yield f"ask for at most {format_memory(largest)}, the largest share in the cluster"

@@ -1,1 +1,1 @@
-"""Shares in clusters without claims, by scheduling gates. Kubernetes before 1.34 needs it, and nothing else does."""
+"""Shares in clusters without claims, by scheduling gates. Only Kubernetes before 1.34 needs it."""

@@ -1,4 +1,4 @@
-"""A node's view with what was chosen of it and its agent has not taken up yet. Pure."""
+"""A node's view with the choices that its agent has not taken up yet. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tranche.planning.decide.realise import given, realise
 from tranche.planning.steps.plan import Plan, apply
 
 CHOSEN = "chosen-"
-"""What the ids of such shares begin with; the pod's uid follows."""
+"""The prefix of such shares' ids. The pod's uid follows."""
 
 
 def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
-    """The view once every choice is made true that the node's agent has not taken up yet."""
+    """The view after realising every choice that the node's agent has not taken up yet."""
     taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
     for choice in choices:
         if choice.uid in taken:
@@ -26,10 +26,10 @@ def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
         try:
             plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
         except TrancheError:
-            continue  # a GPU that the node has no more: nobody can be given anything of it either
+            continue  # the node no longer has this GPU, so it cannot be given to others either
         after = apply(plan, view) if isinstance(plan, Plan) else view
         view = given(after, f"{CHOSEN}{choice.uid}", choice.grants)
         keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
-        named = (replace(each, keeper=keeper) for each in view.allocations[-1:])
+        named = (each._replace(keeper=keeper) for each in view.allocations[-1:])
         view = replace(view, allocations=(*view.allocations[:-1], *named)) if choice.grants else view
     return view

@@ -1,4 +1,4 @@
-"""Why a pod whose share a controller chooses waits, or what was chosen for it: in terms of GPUs, by the planning itself."""
+"""Why a gated pod waits, or what was chosen for it: in terms of GPUs, by the planning itself."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from tranche.planning.explain.explanation import explain
 
 _NAMED = 3
 _ADVICE = 4
-_THEN = "it waits at the gate until the controller chooses"
+_THEN = "the pod is gated until the controller chooses"
 _MADE_ANEW = (
-    "delete the pod and make it anew: by annotations in a namespace whose pods the webhook sees, or with the gate "
-    f"{SHARE_GATE}, one annotation that says for what, and one of {SHARE_RESOURCE} for a container that stays"
+    "delete the pod and create it again, either with annotations in a namespace that the webhook serves, or with "
+    f"the gate {SHARE_GATE}, one annotation that states the request, and 1 of {SHARE_RESOURCE} for a regular "
+    "container"
 )
 LEFT_AT_GATE = (
-    "it waits at the gate tranche.dev/share, and this cluster gives shares by claims now: nobody chooses one for it"
+    "it is gated by tranche.dev/share, but this cluster now assigns shares through claims, so no controller will "
+    "choose one"
 )
-AT_GATE_ADVICE = (
-    "delete the pod: what makes it anew gets a claim; a job of tranche submit is to be deleted and submitted again"
-)
+AT_GATE_ADVICE = "delete the pod, and its replacement gets a claim; delete jobs of tranche submit and submit them again"
 _LEFT_WITH_CLAIM = (
-    "it waits for a claim, and this cluster gives shares by scheduling gates now: no node serves its claim"
+    "it waits for a claim, but this cluster now assigns shares at scheduling gates, so no node will serve the claim"
 )
 _WITH_CLAIM_ADVICE = (
-    "delete the pod: what makes it anew by its annotations waits at the gate; a job of tranche submit is to be deleted "
-    "and submitted again"
+    "delete the pod, and its replacement with annotations is gated instead; delete jobs of tranche submit and "
+    "submit them again"
 )
 _WAITS = frozenset((WaitStatus.PREPARING, WaitStatus.STARTABLE, WaitStatus.WAITING, WaitStatus.IMPOSSIBLE))
 
 
 def explain_waiting(pod: FleetPod, fleet: Fleet | GateFleet, backend: AllocationBackend) -> FleetExplanation:
-    """Why the pod waits, or what it has, in a cluster that gives shares in that way; of a pod that asks at the gate by what nodes
-    tell of themselves. Pure.
+    """Why the pod waits, or what it has, in a cluster with that backend. Pods at the gate are explained from the nodes'
+    reports. Pure.
     """
     found = explain_gated(pod, pod.by_gate, fleet) if isinstance(fleet, GateFleet) else explain_pod(pod, fleet)
     if found.status not in _WAITS or pod.node:
@@ -64,20 +64,20 @@ def explain_waiting(pod: FleetPod, fleet: Fleet | GateFleet, backend: Allocation
 
 
 def _for_ever(pod: FleetPod, wanted: tuple[str, ...], message: str, advice: str) -> FleetExplanation:
-    """The pod waits in another way than its cluster gives shares now: what it waits for never comes."""
+    """The explanation of a pod that waits for a backend its cluster no longer uses, and so waits forever."""
     return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(advice,))
 
 
 def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> FleetExplanation:
-    """Why the pod waits, or what was chosen for it; `request` is None where it cannot be told what it asks for. Pure."""
+    """Why the pod waits, or what was chosen for it. `request` is None when the pod's request is unknown. Pure."""
     wanted = () if request is None else (str(request),)
     notes = tuple(f"your account may not read {what}" for what in fleet.unread)
     if pod.phase in ("Succeeded", "Failed"):
-        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended, and holds nothing", wanted)
+        return FleetExplanation(str(pod), WaitStatus.FINISHED, "it has ended and holds no devices", wanted)
     if not pod.gated:
         return _chosen(pod, wanted, fleet, notes)
     if request is None or pod.gate_problem:
-        message = f"it waits at the gate for ever: {pod.gate_problem}"
+        message = f"it will stay gated forever: {pod.gate_problem}"
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
     if not fleet.views:
         word = fleet.last_word or f"{_THEN} its share"
@@ -86,7 +86,7 @@ def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> F
 
 
 def explain_views(pod: FleetPod, request: Request, fleet: GateFleet, then: str = "") -> FleetExplanation:
-    """What the planning says of the nodes' views, were the request the pod's; `then` as for `explain_answers`. Pure."""
+    """What the planning says about the request on the nodes' views; `then` as for `explain_answers`. Pure."""
     views = {name: _named(view) for name, view in fleet.views.items()}
     answers = _answers(pod, request, fleet, views)
     able = {each.node: views[each.node] for each in answers if each.reason == NodeReason.FITS}
@@ -113,14 +113,14 @@ def _answers(pod: FleetPod, request: Request, fleet: GateFleet, views: Mapping[s
         elif name in views:
             answer = _answer(name, views[name], request)
         else:
-            answer = NodeFit(name, NodeReason.NO_DEVICES, "it has told of no GPUs whose shares are chosen by demand")
+            answer = NodeFit(name, NodeReason.NO_DEVICES, "its agent reports no GPUs for gated pods")
         out = kept_out(pod, fleet.nodes[name]) if name in fleet.nodes and name not in fleet.unknown else None
         found.append(answer if out is None else NodeFit(name, *out, could=answer.could))
     return found
 
 
 def _answer(name: str, view: NodeView, request: Request) -> NodeFit:
-    """What the planning says of one node."""
+    """What the planning says about one node."""
     try:
         decision = decide(view, request)
     except TrancheError as error:
@@ -135,21 +135,21 @@ def _answer(name: str, view: NodeView, request: Request) -> NodeFit:
 
 
 def _named(view: NodeView) -> NodeView:
-    """The view in which shares have the names of whoever has them for ids, which mean something on the node alone."""
+    """The view with each share's id replaced by its keeper's name, since ids mean something only on the node."""
     counts: Counter[str] = Counter()
     allocations = []
     for each in view.allocations:
         name = str(each.keeper) if each.keeper != NOT_KNOWN_YET else each.command or str(each.keeper)
         known = isinstance(each.keeper, ChosenFor) or (isinstance(each.keeper, PodKeeper) and each.keeper.admitted)
         counts[name] += not known  # a pod ends as one
-        allocations.append(replace(each, id=f"{name} ({counts[name]})" if counts[name] > 1 else name))
+        allocations.append(each._replace(id=f"{name} ({counts[name]})" if counts[name] > 1 else name))
     return replace(view, allocations=tuple(allocations))
 
 
 def chosen_text(pod: FleetPod, fleet: GateFleet) -> str:
-    """What was chosen for a pod: `1g.5gb at 6:1 of GPU 0 on node p4d`; "" where that cannot be read.
+    """What was chosen for a pod: `1g.5gb at 6:1 of GPU 0 on node p4d`; "" when that cannot be read.
 
-    The annotation on the pod says it as well, and whoever may edit the pod may change it: it counts where nothing else is known.
+    The pod's annotation says it too, but anyone who may edit the pod can change it. So it counts only when nothing else is known.
     """
     found = _known_choice(pod, fleet) or (None if _is_known(pod, fleet) else _annotated(pod))
     if found is None:
@@ -159,7 +159,7 @@ def chosen_text(pod: FleetPod, fleet: GateFleet) -> str:
 
 
 class _Choice(NamedTuple):
-    """What was chosen for a pod; `has` once the node's register says that it has it."""
+    """What was chosen for a pod. `has` is True once the node's register says that the pod has it."""
 
     node: str
     grants: tuple[Grant, ...]
@@ -167,7 +167,7 @@ class _Choice(NamedTuple):
 
 
 def _known_choice(pod: FleetPod, fleet: GateFleet) -> _Choice | None:
-    """By what the node's agent says, else by the controller's lease."""
+    """The choice as the node's agent reports it, else from the controller's lease."""
     for name, said in fleet.said.items():
         for each in said.view.allocations:
             if isinstance(each.keeper, ChosenFor) and each.keeper.uid == pod.uid:
@@ -176,7 +176,7 @@ def _known_choice(pod: FleetPod, fleet: GateFleet) -> _Choice | None:
 
 
 def _is_known(pod: FleetPod, fleet: GateFleet) -> bool:
-    """Whether what was chosen could be read: the node of the pod has told, or some node where it has none yet."""
+    """Whether the choice could be read: the pod's node has reported, or any node if the pod has none yet."""
     return bool(fleet.said) and not fleet.unknown and (not pod.node or pod.node in fleet.said)
 
 
@@ -192,22 +192,22 @@ def _chosen(pod: FleetPod, wanted: tuple[str, ...], fleet: GateFleet, notes: tup
     known = _known_choice(pod, fleet)
     text = chosen_text(pod, fleet) or "a share"
     if known is None and not _is_known(pod, fleet):
-        notes = (*notes, "what was chosen is by the pod's own annotation: what its node says cannot be read")
+        notes = (*notes, "its node's report cannot be read, so the choice comes from the pod's own annotation")
     refused = next((each.refused[pod.uid] for each in fleet.said.values() if pod.uid in each.refused), "")
     if known is None and _is_known(pod, fleet):
-        why = pod.gate_problem or f"it has not waited at the gate {SHARE_GATE}"
-        message = f"no share was chosen for it, and its node does not start it: {why}"
+        why = pod.gate_problem or f"it was not gated by {SHARE_GATE}"
+        message = f"the controller chose no share for it, and its node will not start it: {why}"
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
     if refused:
-        message = f"{text} was chosen for it, and the node cannot hand it over yet: {refused}"
+        message = f"the controller chose {text} for it, but the node cannot hand it over yet: {refused}"
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
     if not pod.node:
-        message = f"{text} was chosen for it; the scheduler has yet to bind it" + (
+        message = f"the controller chose {text} for it; the scheduler has not bound it yet" + (
             f": {pod.message}" if pod.message else ""
         )
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
     if known is not None and not known.has and pod.phase == "Pending":
-        message = f"{text} was chosen for it; its node hands it over when its container starts"
+        message = f"the controller chose {text} for it; its node hands the share over when the container starts"
         return FleetExplanation(str(pod), WaitStatus.PREPARING, message, wanted, notes=notes)
     return FleetExplanation(str(pod), WaitStatus.HAS, f"it has {text}", wanted, notes=notes)
 

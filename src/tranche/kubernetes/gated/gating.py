@@ -1,4 +1,4 @@
-"""How a pod that asks by annotations comes to wait at a scheduling gate: a JSON patch, empty the second time. Pure."""
+"""The JSON patch that makes a pod with annotations wait at a scheduling gate; empty the second time. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tranche.kubernetes.webhook.injection import (
 
 
 def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The JSON patch that has the pod wait, and has its container handed the share; empty when it is so already.
+    """The JSON patch that makes the pod wait and its container ask for the share; empty when both are already so.
 
-    A pod that names one of the schedulers `take_over` gets the cluster's own.
+    A pod that names one of the schedulers in `take_over` gets the cluster's own.
 
     Raises:
-        UsageError: the pod asks for GPUs in another way too, has no such container, or is placed already.
+        UsageError: the pod also asks for GPUs in another way, has no such container, or is already placed.
     """
     spec = pod.get("spec") or {}
     refuse_second_demand(spec)
@@ -32,7 +32,7 @@ def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ())
     kind, position, container = chosen_container(pod, demand.container)
     if kind == "initContainers":
         raise UsageError(
-            f"'{container.get('name')}' is an init container, and a share is handed to a container that stays",
+            f"'{container.get('name')}' is an init container, but only a regular container can receive a share",
             hint="name one of spec.containers",
         )
     return [*_gate(spec), *_resource(f"/spec/{kind}/{position}", container), *scheduler_patch(spec, take_over)]

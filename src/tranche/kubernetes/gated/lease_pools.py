@@ -1,4 +1,4 @@
-"""What agents tell in leases, as the fleet that commands show: pools of devices, and pods that have something of them. Pure."""
+"""The agents' reports as the fleet that commands show: pools of devices, and the pods that have them. Pure."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def fleet_of(
     unknown: Iterable[str] = (),
     unread: Mapping[str, str] | None = None,
 ) -> Fleet:
-    """The cluster by what agents say and what was chosen, by node and uid of the pod. Of `unknown` nodes nothing can be read."""
+    """The cluster from the agents' reports and the choices, by node and pod uid. `unknown` nodes cannot be read."""
     pools = {name: Pool(name, complete=False) for name in unknown}
     claims: list[FleetClaim] = []
     for name, each in said.items():
-        # Who may not read nodes sees what the agent offers by the mode that it knows.
+        # A caller who may not read nodes sees what the agent offers by the mode that it knows.
         mode = mode_in_force(nodes[name].labels) if name in nodes else NodeMode.MIXED
         pool, held = _node(each, mode, chosen.get(name, {}))
         if pool is not None:
@@ -43,8 +43,8 @@ def fleet_of(
 def _node(
     said: NodeGpus, mode: NodeMode, chosen: Mapping[str, ChosenShare]
 ) -> tuple[Pool | None, tuple[FleetClaim, ...]]:
-    """What a node offers, None without any, and who has what of it."""
-    # A GPU that is lost is shown as such, and what it was is known.
+    """What a node offers, None if nothing, and who has which devices."""
+    # Lost GPUs are still shown: their last state is known.
     present = replace(said.view.node, gpus=tuple(replace(gpu, lost=False) for gpu in said.view.node))
     every = devices_of(present)
     held = tuple(_holdings(said.node, every, said.view, chosen))
@@ -53,7 +53,7 @@ def _node(
     offered = tuple(each for each in every if mode.by_claims or each.gpu_uuid in busy)
     if not offered:
         return None, ()
-    # What pods have is said by their shares, and not by a taint.
+    # Shares say what pods have, not taints.
     told = as_if_by_claims(said.view)
     kept = {each.place for each in said.view.withheld if each.for_large}
     places = [each.place for each in said.view.withheld if each.faulty]
@@ -81,7 +81,7 @@ def _device(node: str, device: NodeDevice, reasons: Mapping[str, Sequence[TaintK
 def _holdings(
     node: str, devices: Iterable[NodeDevice], view: NodeView, chosen: Mapping[str, ChosenShare]
 ) -> Iterator[FleetClaim]:
-    """What pods have, or are about to have, each as if by a claim without a name of its own."""
+    """What pods have or are about to have, each as a claim without a name."""
     by_offer = {(each.offered.gpu_uuid, each.offered.slot, each.sharing is None): each for each in devices}
 
     def given(grants: Iterable[Grant]) -> tuple[ClaimedDevice, ...]:

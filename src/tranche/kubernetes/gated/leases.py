@@ -1,8 +1,8 @@
-"""The two leases of a node that a controller reads: what may be chosen by its agent's report, and what was chosen for pods. Pure.
+"""The two leases of a node that a controller reads: the agent's report of what may be chosen, and the choices for pods. Pure.
 
-Each is written by one program alone, and in the place of the version that it read: a controller that knows an older one cannot
-add a choice. The report has the node's whole view, so that the controller decides by the planning of one machine. The node's
-mode says what of its GPUs it may choose.
+Only one program writes each lease, and it replaces the version that it read: a controller with an older version cannot add a
+choice. The report has the node's whole view, so the controller decides by the planning of one machine. The node's mode limits
+what the controller may choose.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tranche.kubernetes.telling.told_view import GPUS, NODE, bare, lease_name, t
 
 
 def offered_view(view: NodeView, mode: NodeMode) -> NodeView:
-    """The view in which nothing can be had that the mode does not offer.
+    """The view limited to what the mode offers.
 
-    A memory limit of the driver is put on a control group, and no container has one before its share is handed over.
+    The driver sets a memory limit on a control group, and no container has one before its share is handed over.
     """
     uses = {gpu.uuid: _use(view.use_of(gpu.uuid), mode) for gpu in view.node}
     sharing = replace(view.node.sharing, offered=view.node.sharing.offered - {Sharing.MEMORY_LIMITS})
@@ -50,9 +50,9 @@ _CHOICES = "tranche.dev/choices"
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """What may be chosen of a node. `generation` grows with each change.
+    """What may be chosen on a node. `generation` grows with each change.
 
-    `refused` says why pods, by uid, cannot have what was chosen for them.
+    `refused` says why pods, by uid, cannot have their chosen share.
     """
 
     node: str
@@ -63,7 +63,7 @@ class NodeGpus:
 
 @dataclass(frozen=True, slots=True)
 class ChosenShare:
-    """What was chosen for a pod: grants of one node. `seen` is the generation of the node's GPUs by which it was chosen."""
+    """What was chosen for a pod: grants on one node. `seen` is the generation of the node's GPUs that the choice is based on."""
 
     namespace: str
     name: str
@@ -74,9 +74,9 @@ class ChosenShare:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLease:
-    """The choices of one node, by the pods' uids. `lease` is what they were read from, None before the first is made.
+    """The choices of one node, by pod uid. `lease` is what they were read from, None before the first exists.
 
-    `owner` is name and uid of the node object, with which a new lease goes.
+    `owner` is the name and uid of the node object, which owns a new lease.
     """
 
     node: str
@@ -85,33 +85,33 @@ class ChoiceLease:
     owner: tuple[str, str] | None = None
 
     def with_choices(self, added: Iterable[ChosenShare]) -> ChoiceLease:
-        """With these as well."""
+        """These choices and the added ones."""
         return replace(self, choices={**self.choices, **{each.uid: each for each in added}})
 
     def without(self, uids: Iterable[str]) -> ChoiceLease:
-        """Without those of these pods."""
+        """The choices without those of these pods."""
         gone = set(uids)
         return replace(self, choices={uid: each for uid, each in self.choices.items() if uid not in gone})
 
 
 def gpus_from_lease(lease: Lease) -> NodeGpus:
-    """What may be chosen of a node; UsageError when its agent does not say so, or not so that it is read: it is not free then."""
+    """What may be chosen on a node; UsageError when the report does not say or cannot be read: nothing counts as free then."""
     told = told_from_lease(lease)
     if told.offer is None:
-        raise UsageError(f"lease {lease.name} does not say what may be chosen of the node's GPUs")
+        raise UsageError(f"lease {lease.name} does not describe the node's GPUs for gated pods")
     view = replace(offered_view(bare(told.view), told.offer.mode), withheld=told.offer.withheld)
     return NodeGpus(told.node, view, told.generation, told.offer.refused)
 
 
 def node_of(lease: Lease) -> str:
-    """The node that a lease of either kind is about, whether the rest of it can be read or not."""
+    """The node that a lease of either kind is about, even if the rest cannot be read."""
     if lease.labels.get(PLACING_LABEL) == GPUS:
         return told_node(lease)
     return lease.annotations.get(NODE) or lease.name.removeprefix(lease_name(CHOICES, ""))
 
 
 def choices_to_lease(chosen: ChoiceLease) -> Lease:
-    """The lease of a node's choices, in the place of the version that they were read in."""
+    """The lease of a node's choices, which replaces the version that they were read from."""
     data = {uid: _choice_to_dict(each) for uid, each in sorted(chosen.choices.items())}
     text = json.dumps(data, separators=(",", ":"))
     labels = {PLACING_LABEL: CHOICES}
@@ -120,13 +120,13 @@ def choices_to_lease(chosen: ChoiceLease) -> Lease:
 
 
 def choices_from_lease(lease: Lease) -> ChoiceLease:
-    """What was chosen of a node; UsageError when it cannot be read, so that nothing is chosen beside what nobody knows."""
+    """What was chosen on a node; UsageError when it cannot be read, so that nothing is chosen next to unknown choices."""
     try:
         data = read_json(lease.annotations[_CHOICES])
         choices = {str(uid): _choice_from_dict(str(uid), each) for uid, each in data.items()}
         return ChoiceLease(lease.annotations[NODE], choices, lease)
     except (KeyError, ValueError, TypeError, AttributeError, TrancheError) as error:
-        raise UsageError(f"lease {lease.name} does not say what was chosen: {error}") from error
+        raise UsageError(f"lease {lease.name} contains no readable choices: {error}") from error
 
 
 def _choice_to_dict(choice: ChosenShare) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tells pods that wait at our gate in a cluster that gives shares by claims that nobody chooses one for them, and what to do."""
+"""Tells pods stranded at the gate in a cluster with claims that they get no share there, and what to do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class StrandedPodWatch:
-    """A component of clusters with claims. Each replica looks; what all say is one event. `random` gives numbers from 0 to 1."""
+    """A component of clusters with claims. Every replica looks; all write one event. `random` returns numbers from 0 to 1."""
 
     name = "left-at-gate"
 
@@ -40,21 +40,21 @@ class StrandedPodWatch:
         self._said: set[str] = set()
 
     def ready(self) -> Readiness:
-        """Always: nobody depends on it."""
+        """Always ready: nothing depends on it."""
         return Readiness(True)
 
     async def run(self) -> None:
-        """Look now and then until cancelled."""
+        """Look at intervals until cancelled."""
         while True:
             try:
                 await self._look()
             except TrancheError as error:
-                _log.info("pods at the gate not told", extra={"reason": error.reason, "error": str(error)})
+                _log.info("cannot tell pods why they stay gated", extra={"reason": error.reason, "error": str(error)})
             await self._sleep(LOOK_SECONDS * (0.5 + self._random()))
 
     async def _look(self) -> None:
         found = await ClusterReader(self._connection).decoded(
-            "pods that wait", "/api/v1/pods", decode_cluster_pod, fieldSelector="status.phase=Pending"
+            "pending pods", "/api/v1/pods", decode_cluster_pod, fieldSelector="status.phase=Pending"
         )
         waiting = {pod.uid: pod for pod in found or () if pod.waits and not pod.ending}
         self._said &= waiting.keys()

@@ -1,4 +1,4 @@
-"""Reads what agents tell of their nodes and what was chosen of them, with the rights of whoever asks."""
+"""Reads the agents' reports and the choices on their nodes, with the caller's rights."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _LEASES = "/apis/coordination.k8s.io/v1/leases"
 
 @dataclass(frozen=True, slots=True)
 class GateFleet:
-    """What a person may read of nodes whose shares a controller chooses.
+    """What a person may read about nodes on which a controller chooses shares.
 
-    `views` count what was chosen as given; `said` is what agents say, `chosen` what was chosen, by the pod's uid; `unknown` are
-    nodes of which nothing can be read. `unread` says what the caller may not read. `last_word` is the controller's last event
-    about the pod. `whole` is whether all nodes are here.
+    `views` count chosen shares as given. `said` has the agents' reports, `chosen` the choices by pod uid. `unknown` has the nodes
+    that cannot be read. `unread` says what the caller may not read. `last_word` is the controller's last event about the pod.
+    `whole` says whether all nodes are here.
     """
 
     nodes: Mapping[str, FleetNode] = field(default_factory=dict)
@@ -50,16 +50,17 @@ class GateFleet:
     whole: bool = True
 
     def fleet(self) -> Fleet:
-        """The same as of a cluster with claims."""
+        """The same data in the form used for a cluster with claims."""
         return fleet_of(self.nodes, self.said, self.chosen, self.unknown, self.unread)
 
 
 async def read_gate_fleet(connection: ApiConnection, pod: FleetPod | None = None) -> GateFleet:
-    """With the rights of whoever asks; with the controller's word on the pod, if one is meant."""
+    """Read with the caller's rights, including the controller's last event about `pod` if given."""
     reader = ClusterReader(connection)
     nodes = await reader.objects("nodes", "/api/v1/nodes") or ()
     leases = [
-        decode_lease(raw) for raw in await reader.objects("what nodes have", _LEASES, labelSelector=PLACING_LABEL) or ()
+        decode_lease(raw)
+        for raw in await reader.objects("leases of GPU nodes", _LEASES, labelSelector=PLACING_LABEL) or ()
     ]
     said: dict[str, NodeGpus] = {}
     chosen: dict[str, Mapping[str, ChosenShare]] = {}
@@ -86,10 +87,10 @@ async def read_gate_fleet(connection: ApiConnection, pod: FleetPod | None = None
 
 
 async def read_any_fleet(connection: ApiConnection, namespace: str) -> Fleet:
-    """The cluster's GPUs by what its nodes publish for claims, or where a controller chooses by what their agents tell in leases.
+    """The cluster's GPUs: from what nodes publish for claims, or from the agents' leases where a controller chooses.
 
     Raises:
-        ClaimsUnavailable: the cluster knows no resource claims, and no agent tells of its GPUs.
+        ClaimsUnavailable: the cluster has no resource claims, and no agent reports GPUs.
         KubernetesUnavailable: the API server does not answer.
     """
     try:
@@ -97,15 +98,16 @@ async def read_any_fleet(connection: ApiConnection, namespace: str) -> Fleet:
     except ClaimsUnavailable:
         found = None
     if found is not None and await backend_in_force(connection) is not AllocationBackend.GATES:
-        return found  # leases may be left from before
+        return found  # leases may be left over from before
     told = await read_gate_fleet(connection)
     if told.said or told.unknown or (found is None and told.unread):
         return told.fleet()
     if found is None:
         raise ClaimsUnavailable(
-            "this cluster gives no shares by demand: it has no dynamic resource allocation, and no agent tells of its GPUs",
-            hint="whoever runs the cluster installs Tranche's chart with dra.enabled and controller.enabled; "
-            "doctor --cluster and kubectl show what its nodes have",
+            "this cluster assigns no shares on demand: it has no dynamic resource allocation, and no agent reports "
+            "GPUs",
+            hint="ask the cluster's administrator to install Tranche's chart with dra.enabled and controller.enabled; "
+            "doctor --cluster shows what its nodes have",
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Jobs on one API server, and the logs of their pods, with the rights of whoever asks."""
+"""Jobs on one API server, and the logs of their pods, with the caller's rights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from tranche.core.errors import KubernetesNotFound, KubernetesRejected, TrancheError
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import ObjectSource, named
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod, in_order
@@ -20,7 +19,7 @@ _BACKGROUND = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy":
 
 
 class JobClient:
-    """What a person does with jobs.
+    """What a user does with jobs.
 
     Each call raises KubernetesUnavailable when trying again may help, and KubernetesForbidden, KubernetesNotFound or
     KubernetesRejected when it does not.
@@ -30,7 +29,7 @@ class JobClient:
         self._connection = connection
 
     async def create(self, template: Mapping[str, Any] | None, job: Mapping[str, Any]) -> KubeJob:
-        """Create both, or neither: what was created is taken back when the rest is refused. The Job owns the template.
+        """Create both, or neither: if the Job is refused, the template is removed again. The Job owns the template.
 
         A job of a cluster without claims has no template.
         """
@@ -38,36 +37,39 @@ class JobClient:
         if template is None:
             return decode_job(await self._post(f"submit {namespace}/{name}", _jobs(namespace), job))
         await self._post(f"submit {namespace}/{name}", _jobs(namespace), job, _DRY_RUN)
-        made = await self._post(f"make the claim's template {namespace}/{name}", _templates(namespace), template)
+        made = await self._post(f"create the claim template {namespace}/{name}", _templates(namespace), template)
         try:
             created = decode_job(await self._post(f"submit {namespace}/{name}", _jobs(namespace), job))
         except TrancheError:
             await self._take_back(namespace, name, str(made["metadata"]["uid"]))
             raise
         owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": created.uid}
-        what, path = f"give the template {namespace}/{name} to its job", f"{_templates(namespace)}/{name}"
+        what, path = (
+            f"make its job the owner of the claim template {namespace}/{name}",
+            f"{_templates(namespace)}/{name}",
+        )
         patch = {"metadata": {"uid": made["metadata"]["uid"], "ownerReferences": [owner]}}
-        # Without an owner the template outlives a Job that is deleted by other means than ours, and does no harm.
+        # Without an owner, the template outlives a Job that others delete, which does no harm.
         await self._connection.ask(what, "PATCH", path, patch, content_type="application/merge-patch+json")
         return created
 
     async def jobs(self, namespace: str | None) -> tuple[KubeJob, ...]:
-        """Every job that was submitted, oldest first; of all namespaces for None."""
+        """Every submitted job, oldest first; of all namespaces for None."""
         path = "/apis/batch/v1/jobs" if namespace is None else _jobs(namespace)
-        where = "of all namespaces" if namespace is None else f"in namespace {namespace}"
-        answer = await self._connection.ask(f"list the jobs {where}", "GET", path, query={"labelSelector": JOB_LABEL})
+        where = "in all namespaces" if namespace is None else f"in namespace {namespace}"
+        answer = await self._connection.ask(f"list jobs {where}", "GET", path, query={"labelSelector": JOB_LABEL})
         found = [decode_job(raw) for raw in answer.accepted().get("items") or ()]
         return tuple(sorted(found, key=lambda each: (str(each.created), each.namespace, each.name)))
 
     async def job(self, namespace: str, name: str) -> KubeJob:
-        """That job; KubernetesNotFound, with those that there are, when there is none."""
+        """That job; KubernetesNotFound, with the existing jobs, if there is none."""
         answer = await self._connection.ask(f"read job {namespace}/{name}", "GET", f"{_jobs(namespace)}/{name}")
         if answer.status == 404:
             raise await self._unknown(namespace, name)
         found = answer.accepted()
         if JOB_LABEL not in (found["metadata"].get("labels") or {}):
             raise KubernetesNotFound(
-                f"Job {namespace}/{name} was not made by tranche submit", hint="ask kubectl about it"
+                f"Job {namespace}/{name} was not made by tranche submit", hint="manage it with kubectl"
             )
         return decode_job(found)
 
@@ -99,24 +101,20 @@ class JobClient:
             async for line in lines:
                 yield line
 
-    async def watch_job(
-        self, namespace: str, name: str, random: Callable[[], float]
-    ) -> AsyncGenerator[KubeJob | None, None]:
-        """The job now, then after each change; None while there is none. It heals itself and lasts until it is closed."""
+    def watch_job(self, namespace: str, name: str, random: Callable[[], float]) -> AsyncGenerator[KubeJob | None, None]:
+        """The job now, then after each change; None while there is none. It recovers from failures and lasts until closed."""
         source = ObjectSource(self._connection, f"job {namespace}/{name}", _jobs(namespace), named(name), decode_job)
-        async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
-            async for items in snapshots:
-                yield next(iter(items.values()), None)
+        return source.versions(random)
 
     async def watch_pods(
         self, namespace: str, name: str, random: Callable[[], float]
     ) -> AsyncGenerator[tuple[JobPod, ...], None]:
-        """The job's pods now, then after each change. It heals itself and lasts until it is closed."""
-        label, path = f"the pods of job {namespace}/{name}", f"/api/v1/namespaces/{namespace}/pods"
+        """The job's pods now, then after each change. It recovers from failures and lasts until closed."""
+        label, path = f"pods of job {namespace}/{name}", f"/api/v1/namespaces/{namespace}/pods"
         source = ObjectSource(self._connection, label, path, {"labelSelector": f"{JOB_LABEL}={name}"}, decode_job_pod)
-        async with aclosing(Informer(source, Backoff(random)).snapshots()) as snapshots:
+        async with aclosing(source.snapshots(random)) as snapshots:
             async for items in snapshots:
-                yield in_order(items.values())
+                yield in_order(items)
 
     async def _post(
         self, what: str, path: str, body: Mapping[str, Any], query: Mapping[str, str] | None = None
@@ -125,11 +123,11 @@ class JobClient:
         return _explained(answer, body)
 
     async def _take_back(self, namespace: str, name: str, uid: str) -> None:
-        """Delete the template that was just made, and no other; the refusal that led here is what the person sees."""
+        """Delete only the template that was just made. Its own failure is ignored: the user sees the refusal that led here."""
         options = {**_BACKGROUND, "preconditions": {"uid": uid}}
         try:
             path = f"{_templates(namespace)}/{name}"
-            await self._connection.ask(f"take the template {namespace}/{name} back", "DELETE", path, options)
+            await self._connection.ask(f"delete the claim template {namespace}/{name}", "DELETE", path, options)
         except TrancheError:
             return
 
@@ -147,21 +145,21 @@ class JobClient:
             names = []
         meant = did_you_mean(name, names)
         return KubernetesNotFound(
-            f"there is no job '{name}' in namespace {namespace}",
-            hint=f"{meant}list them with: tranche job list, in all namespaces with: tranche job list -A",
+            f"job '{name}' not found in namespace {namespace}",
+            hint=f"{meant}list them with tranche job list; add -A for all namespaces",
         )
 
 
 def _explained(answer: ApiResponse, body: Mapping[str, Any]) -> Mapping[str, Any]:
     name, namespace = body["metadata"]["name"], body["metadata"]["namespace"]
     if answer.status == 409 and answer.body.get("reason") == "AlreadyExists":
-        kind = "a job" if body["kind"] == "Job" else "a claim's template"
+        kind = "job" if body["kind"] == "Job" else "claim template"
         raise KubernetesRejected(
-            f"there is {kind} '{name}' in namespace {namespace} already",
-            hint=f"give another --name, or remove it with: tranche job delete {name} -n {namespace}",
+            f"{kind} '{name}' already exists in namespace {namespace}",
+            hint=f"choose another --name, or delete the job: tranche job delete {name} -n {namespace}",
         )
     if answer.status == 404 and f'namespaces "{namespace}"' in answer.message:
-        raise KubernetesNotFound(f"there is no namespace '{namespace}'", hint="name another one with -n")
+        raise KubernetesNotFound(f"namespace '{namespace}' not found", hint="choose another with -n")
     return answer.accepted()
 
 
@@ -174,7 +172,7 @@ def _templates(namespace: str) -> str:
 
 
 Print = Callable[[JobPod, str], None]
-"""What becomes of a line of a pod's log."""
+"""Shows a line of a pod's log."""
 
 
 async def print_logs(client: JobClient, pods: Sequence[JobPod], show: Print, *, tail: int | None) -> None:
@@ -186,7 +184,7 @@ async def print_logs(client: JobClient, pods: Sequence[JobPod], show: Print, *, 
 async def follow_logs(
     client: JobClient, namespace: str, name: str, show: Print, *, random: Callable[[], float], tail: int | None
 ) -> None:
-    """The logs of the job's pods as they are written, those of pods that come later as well, until the job is over."""
+    """The logs of the job's pods as they are written, including later pods, until the job is over."""
     copies: dict[str, asyncio.Task[None]] = {}
 
     def begin(pods: Sequence[JobPod]) -> None:

@@ -1,4 +1,4 @@
-"""A job with all that there is to say about it: its pods, what they have, why they wait, and what happened to them."""
+"""A full description of a job: its pods, what they have, why they wait, and what happened to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EVENTS = 5
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """`waiting` explains each pod that has no place. `events` are the last warnings about the pods, newest last.
+    """`waiting` explains each pod without a place. `events` are the last warnings about the pods, newest last.
 
     `chosen` is what a controller has chosen for pods, by name, in words. `unread` is what the caller may not read, so that what
     pods have may be missing.
@@ -42,7 +42,7 @@ class JobSummary:
     unread: tuple[str, ...] = ()
 
     def has(self, pod: JobPod) -> tuple[str, ...]:
-        """What the pod has, for people."""
+        """What the pod has, in words."""
         return tuple(map(device_text, self.holdings.get(pod.name, ()))) or self.chosen.get(pod.name, ())
 
 
@@ -81,7 +81,7 @@ def description_document(found: JobSummary) -> dict[str, object]:
 
 
 def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[HeldDevice]]:
-    """What the pods have, by claims or because a controller chose it."""
+    """What the pods have, by claims or by a controller's choice."""
     owners = {(pod.namespace, claim): pod.name for pod in pods for claim in pod.claims.values()}
     names = {(pod.namespace, pod.name): pod.name for pod in pods}
     found: dict[str, list[HeldDevice]] = {}
@@ -97,7 +97,7 @@ def _holdings(pods: Sequence[JobPod], fleet: Fleet) -> Mapping[str, Sequence[Hel
 
 
 async def _warnings(reader: ClusterReader, namespace: str, pods: Sequence[JobPod]) -> tuple[str, ...]:
-    """The last warnings about pods that do not run: why the node could not prepare a share, for one."""
+    """The last warnings about pods that do not run: why the node could not prepare a share, for example."""
     names = {each.name for each in pods if not each.started}
     if not names:
         return ()

@@ -1,4 +1,4 @@
-"""Jobs and their pods as a person follows them, decoded from API objects, and as JSON data. Only fields named here are read."""
+"""Jobs and their pods, decoded from API objects, and as JSON data. Only fields named here are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JobStatus(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether it stays so."""
+        """Whether the status is final."""
         return self in (JobStatus.SUCCEEDED, JobStatus.FAILED)
 
 
@@ -51,7 +51,7 @@ class KubeJob:
 
 @dataclass(frozen=True, slots=True)
 class JobPod:
-    """A pod of a job. `waiting` is why its container waits, `ending` why it ended; `exit_code` is None while it has not.
+    """A pod of a job. `waiting` is why its container waits, `ending` why it ended; `exit_code` is None until then.
 
     `message` is what the kubelet says of either.
 
@@ -75,7 +75,7 @@ class JobPod:
 
     @property
     def over(self) -> bool:
-        """Whether it runs no more."""
+        """Whether it has ended."""
         return self.phase in ("Succeeded", "Failed")
 
     @property

@@ -1,4 +1,4 @@
-"""A job as the objects that anyone could apply: the template of its claim, and the Job; without claims the Job alone. Pure."""
+"""A job as plain Kubernetes objects: the template of its claim, and the Job; without claims the Job alone. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def objects_of(wish: JobRequest, claim: ClaimSpec) -> tuple[dict[str, Any], dict
 
 
 def gated_job(wish: JobRequest) -> dict[str, Any]:
-    """The Job for a cluster without claims: its pods wait at a gate until a share was chosen for each."""
+    """The Job for a cluster without claims: its pods wait at a gate until each has a chosen share."""
     return _job(wish, gated=True)
 
 
@@ -57,7 +57,7 @@ def _job_spec(wish: JobRequest, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "completions", wish.completions
     if wish.completions > 1:
         yield "completionMode", "Indexed"
-    # A command that failed is not run again by itself; one whose node went away, or was drained, is.
+    # The Job does not retry a failed command, but it does replace a pod whose node went away or was drained.
     yield "backoffLimit", 0
     drained = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     yield "podFailurePolicy", {"rules": [drained]}
@@ -69,7 +69,7 @@ def _pod_spec(wish: JobRequest, *, gated: bool) -> Iterator[tuple[str, Any]]:
     yield "restartPolicy", "Never"
     if wish.node_selector:
         yield "nodeSelector", dict(wish.node_selector)
-    # What the API server adds to pods that ask for nvidia.com/gpu, where nodes are kept for such pods.
+    # What the API server adds to pods that ask for nvidia.com/gpu, where nodes are reserved for such pods.
     yield "tolerations", [{"key": "nvidia.com/gpu", "operator": "Exists"}]
     if gated:
         yield "schedulingGates", [{"name": SHARE_GATE}]
@@ -116,5 +116,5 @@ def _container(wish: JobRequest, resources: dict[str, Any]) -> Iterator[tuple[st
 
 
 def _escaped(text: str) -> str:
-    """Kubernetes expands $(NAME) in commands and variables, and $$ to $; the person's shell has already done what was meant."""
+    """Kubernetes expands $(NAME) in commands and variables, and $$ to $; the user's shell has already expanded what was meant."""
     return re.sub(r"\$(?=[$(])", r"$$", text)

@@ -1,4 +1,4 @@
-"""What a request depends on in its cluster: how it gives shares, the sizes of shared GPUs, and the device class."""
+"""What a request depends on in its cluster: how the cluster gives shares, the sizes of shared GPUs, and the device class."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
-from tranche.kubernetes.claims.gpu_models import SharedGpuModel, shared_cards
-from tranche.kubernetes.claims.spec import ClaimSpec
+from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
 from tranche.kubernetes.claims.vocabulary import DRIVER, profile_of_label
 from tranche.kubernetes.fleet.backend_reading import CLASSES, backend_in_force, handed_out
-from tranche.kubernetes.fleet.devices import decode_pools
+from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"
@@ -25,7 +24,7 @@ async def share_backend(api: ApiConnection) -> AllocationBackend:
     """How the cluster gives shares by demand.
 
     Raises:
-        ClaimsUnavailable: it gives none, or no node of it that the caller may see hands any out.
+        ClaimsUnavailable: it gives none, or none of its nodes that the caller may see offers any.
     """
     backend = await backend_in_force(api)
     if backend is AllocationBackend.GATES:
@@ -33,14 +32,14 @@ async def share_backend(api: ApiConnection) -> AllocationBackend:
         if nodes is None or any(map(handed_out, nodes)):
             return backend
         raise ClaimsUnavailable(
-            "no node of this cluster hands out shares by demand",
-            hint="whoever runs the cluster installs Tranche's chart with dra.enabled and controller.enabled; "
-            "ask for static slices with the resource nvidia.com/mig-<profile>",
+            "no node of this cluster hands out shares on demand",
+            hint="ask the cluster's administrator to install Tranche's chart with dra.enabled and controller.enabled, or "
+            "request static slices: nvidia.com/mig-<profile>",
         )
     if backend is AllocationBackend.NONE:
         raise ClaimsUnavailable(
-            "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
-            hint="they need Kubernetes 1.27 or newer; ask for static slices with the resource nvidia.com/mig-<profile>",
+            "this cluster assigns no shares on demand: it has neither claims nor scheduling gates",
+            hint="use Kubernetes 1.27 or newer, or request static slices: nvidia.com/mig-<profile>",
         )
     return backend
 
@@ -52,14 +51,13 @@ async def offered_cards(api: ApiConnection, request: Request) -> tuple[SharedGpu
         KubernetesForbidden: the caller may not read what nodes offer.
     """
     reader = ClusterReader(api)
-    query = {"fieldSelector": f"spec.driver={DRIVER}"}
-    slices = await reader.objects("what nodes offer", RESOURCE_SLICES, **query)
+    devices = await _devices(reader)
     if reader.unread:
         raise KubernetesForbidden(
-            f"{request} is another amount of memory on each size of GPU, and your account may not read ResourceSlices",
+            f"your account may not read ResourceSlices, and the memory of {request} depends on the cluster's GPU sizes",
             hint="ask for an amount with --gpu-memory",
         )
-    return shared_cards(slices or (), request.gpu_model)
+    return shared_cards(devices, request.gpu_model)
 
 
 async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> None:
@@ -83,17 +81,21 @@ async def check_class(api: ApiConnection, request: Request, spec: ClaimSpec) -> 
         )
     raise ClaimsUnavailable(
         f"this cluster has no device class {' or '.join(sorted(names - known))}",
-        hint="whoever runs the cluster installs Tranche's chart with dra.enabled=true",
+        hint="ask the cluster's administrator to install Tranche's chart with dra.enabled=true",
     )
 
 
 async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Sequence[str]) -> str:
-    """The profiles that are spelled nearly so, and those that nodes offer."""
+    """Profiles with a similar name, and those that nodes offer."""
     known = {profile_of_label(each.removeprefix(_PROFILE_CLASS)) for each in classes if each.startswith(_PROFILE_CLASS)}
-    query = {"fieldSelector": f"spec.driver={DRIVER}"}
-    slices = await ClusterReader(api).objects("what nodes offer", RESOURCE_SLICES, **query)
-    offered = {device.profile for pool in decode_pools(slices or ()).values() for device in pool.devices} - {""}
+    offered = {device.profile for device in await _devices(ClusterReader(api))} - {""}
     meant = did_you_mean(str(profile), sorted(offered or known - {""}))
     if not offered:
         return f"{meant}list them with: kubectl get deviceclasses"
     return f"{meant}nodes offer {', '.join(sorted(offered))}"
+
+
+async def _devices(reader: ClusterReader) -> tuple[FleetDevice, ...]:
+    query = {"fieldSelector": f"spec.driver={DRIVER}"}
+    found = await reader.decoded("ResourceSlices", RESOURCE_SLICES, decode_fleet_slice, **query)
+    return tuple(device for each in found or () for device in each.devices)

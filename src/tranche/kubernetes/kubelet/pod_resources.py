@@ -1,4 +1,4 @@
-"""Which pod holds which device, asked of the kubelet by its pod-resources API (v1 List over its unix socket)."""
+"""Asks the kubelet which pod holds which device, by its pod-resources API (v1 List over its unix socket)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 5.0
 _RESOURCE_PREFIXES = ("nvidia.com/", "k8s.amazonaws.com/vgpu", "tranche.dev/")
 _OPTIONS = (
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),  # the kubelet's own limit for what it sends
-    ("grpc.use_local_subchannel_pool", 1),  # else a new channel inherits the back-off of the one before
+    ("grpc.use_local_subchannel_pool", 1),  # otherwise a new channel inherits the back-off of the one before
 )
 
 
@@ -36,7 +36,7 @@ class ContainerDevices:
 
 @dataclass(frozen=True, slots=True)
 class KubeletResponse:
-    """One answer of the kubelet. `run` names the run of the kubelet that gave it: another one after each of its starts.
+    """One answer of the kubelet. `run` names the run of the kubelet that gave it, and differs after each restart.
 
     `by_claims` are the CDI devices that it lists with pods because of their claims.
     """
@@ -47,13 +47,13 @@ class KubeletResponse:
 
 
 class PodResourcesClient:
-    """The kubelet behind one socket. Each read connects anew, so that a restarted kubelet is reached at once."""
+    """The kubelet behind one socket. Each read opens a new connection, so that it reaches a restarted kubelet at once."""
 
     def __init__(self, socket: Path = DEFAULT_SOCKET) -> None:
         self._socket = socket
 
     def run(self) -> str:
-        """The present run of the kubelet, which makes its socket anew at each start; "" when there is none."""
+        """The present run of the kubelet, which recreates its socket at each start; "" without one."""
         try:
             found = os.stat(self._socket)
         except OSError:
@@ -61,7 +61,7 @@ class PodResourcesClient:
         return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}"
 
     async def read(self) -> KubeletResponse:
-        """Which NVIDIA devices the kubelet gave to whom; KubeletUnavailable when it does not answer, or started meanwhile."""
+        """Which pods the kubelet gave NVIDIA devices; KubeletUnavailable when it does not answer, or started meanwhile."""
         before = self.run()
         async with grpc.aio.insecure_channel(f"unix://{self._socket}", options=_OPTIONS) as channel:
             ask = channel.unary_unary(

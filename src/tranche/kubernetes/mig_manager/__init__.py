@@ -1,1 +1,1 @@
-"""The MIG manager: a node's label names a layout, and the node's GPUs come to have it."""
+"""The MIG manager: a node's label names a layout, and the manager cuts the node's GPUs accordingly."""

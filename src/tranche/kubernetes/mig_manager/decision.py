@@ -1,7 +1,7 @@
-"""What to do next about a node's layout: everything that is known in, one decision out. Pure, and it remembers nothing.
+"""Decides the next step towards a node's layout: everything known goes in, one decision comes out. Pure, and without memory.
 
-A decision says what the node is to show, what to write, and at most one piece of work. Whoever carries it out looks again and
-decides again, until there is nothing to write and no work; so it does not matter where it was interrupted. All memory is on the
+A decision says what the node should show, what to write, and at most one piece of work. The manager carries it out, looks again
+and decides again, until there is nothing to write and no work. So an interruption does no harm at any point. All memory is on the
 node (labels and annotations) and in the ledger.
 """
 
@@ -47,12 +47,12 @@ from tranche.planning.steps.plan import Plan
 
 _LOOK_AT_OPERANDS_SECONDS = 1.0
 _REBOOT_TAKES_SECONDS = 60.0
-# What passes by itself: the state stays pending, and the next try comes with the usual patience.
+# These pass by themselves: the state stays pending, and the next try comes after the usual wait.
 _PASSING = frozenset({GpuBusy.reason, KubeletUnavailable.reason, KubernetesUnavailable.reason})
 
 
 class LayoutTask(StrEnum):
-    """What is to be done beyond writing: cut GPUs, or set their modes and restart the machine."""
+    """Work beyond writing: cut GPUs, or set their modes and restart the machine."""
 
     NONE = "none"
     CUT = "cut"
@@ -63,11 +63,11 @@ class LayoutTask(StrEnum):
 class NodeObservation:
     """All that a decision depends on.
 
-    `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what
-    the API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
-    layouts or GPUs could not be read; the view is then empty. `boot` is what to say of a cut at boot that failed. `turn` is what
-    the rollout lets the node do, None without one. `protected` are the ids of allocations that came while the layout waited; see
-    `Newcomers`.
+    `view` counts pods as allocations. `rivals` names other managers of the node, each as a phrase. `eviction_answers` is what the
+    API server said when it refused an eviction. `trusted` are the namespaces whose pods may be operands. `unseen` says why
+    layouts or GPUs could not be read; the view is then empty. `boot` reports a cut at boot that failed. `turn` is what the
+    rollout lets the node do, None without one. `protected` are the ids of allocations that came while the layout waited; see
+    `NewPodTracker`.
     """
 
     node: KubeNode
@@ -99,10 +99,10 @@ class NodeObservation:
 class NodeDecision:
     """What to write and to do now, in the order of the fields.
 
-    `draining` are the devices that nobody may be given until the next decision. `report` is None when the node asks for no
-    layout. `labels` and `annotations` hold only what changes. `look_again` is in seconds, None when only news can change the
-    decision. `wish` is how the node stands in the rollout, None for as before. `kept` are GPUs that have the layout, with slices
-    that were made for requests: the layout wants these now.
+    `draining` are the devices closed to everyone until the next decision. `report` is None when the node asks for no layout.
+    `labels` and `annotations` hold only what changes. `look_again` is in seconds, None when only news can change the decision.
+    `wish` is how the node stands in the rollout, None to leave it. `kept` are GPUs that have the layout, with slices that were
+    made for requests: the layout wants these now.
     """
 
     report: Report | None
@@ -118,7 +118,7 @@ class NodeDecision:
 
     @property
     def writes_node(self) -> bool:
-        """Whether labels or annotations are to be written."""
+        """Whether there are labels or annotations to write."""
         return bool(self.labels or self.annotations)
 
 
@@ -138,7 +138,7 @@ def _decide(situation: NodeObservation) -> NodeDecision:
     if situation.rivals:
         return _conflict(situation, name)
     if not name:
-        # The labels answer the label that names a layout; of a cut at boot the condition and an event tell.
+        # The labels answer the label that names a layout; a cut at boot is reported by the condition and an event.
         return replace(_at_rest(situation, None, forget=True), report=situation.boot)
     if situation.unseen is not None:
         state = MigState.PENDING if situation.unseen.reason in _PASSING else MigState.FAILED
@@ -166,13 +166,13 @@ def _decide(situation: NodeObservation) -> NodeDecision:
 def pods_that_matter(
     pods: Iterable[KubePod], allocations: Iterable[Allocation], trusted: Collection[str]
 ) -> tuple[KubePod, ...]:
-    """Those of the node's pods on which a decision can depend: they have devices, or may be operands or another manager."""
+    """The node's pods on which a decision can depend: they have devices, or may be operands or another manager."""
     having = frozenset(pods_having(allocations))
     return tuple(pod for pod in pods if pod.ref in having or pod.ref.namespace in trusted)
 
 
 def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy, protected: frozenset[str] = frozenset()) -> Plan:
-    """What work of kind CUT carries out, decided anew under the lock; GpuBusy when everything is blocked, or must not be cut."""
+    """The plan for work of kind CUT, decided again under the lock; GpuBusy when everything is blocked, or must not be cut."""
     change = plan_layout(view, layout, protected=protected)
     if not change.blockers:
         return change.plan
@@ -185,14 +185,14 @@ def work_plan(view: NodeView, layout: Layout, policy: InUsePolicy, protected: fr
 
 
 def reboot_plan(view: NodeView, layout: Layout) -> Plan:
-    """What work of kind REBOOT does before the restart: the modes are asked for, and stay pending."""
+    """The plan for work of kind REBOOT before the restart: it requests the modes, which stay pending."""
     change = plan_layout(view, layout, mode_only=True, skip_reset=True)
     change.refuse_if_blocked()
     return change.plan
 
 
 def draining_by(plan: Plan, view: NodeView) -> frozenset[str]:
-    """The devices that the plan takes away: slices, and for a change of MIG mode everything on the GPU and the GPU itself."""
+    """The devices that the plan takes away: slices, and for a change of MIG mode the GPU and everything on it."""
     gone: set[str] = set()
     for step in plan.steps:
         gpu = view.node.gpu(step.gpu_uuid)
@@ -214,7 +214,7 @@ def draining_by(plan: Plan, view: NodeView) -> frozenset[str]:
 def failed_attempt(
     situation: NodeObservation, layout: Layout, error: TrancheError, *, changed_mode: bool
 ) -> RetryState:
-    """What to remember of work that failed. `changed_mode` says whether it was to change the MIG mode of some GPU."""
+    """The record of work that failed. `changed_mode` says whether it should have changed the MIG mode of some GPU."""
     digest = layout_digest(layout)
     last = situation.attempt
     again = last is not None and last.digest == digest
@@ -304,7 +304,7 @@ def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, draini
 def _make_room(
     situation: NodeObservation, report: Report, refs: Collection[PodRef], draining: frozenset[str]
 ) -> NodeDecision:
-    """Wait for what is in use; under the policy to drain, evict the pods among it."""
+    """Wait for what is in use. The policy DRAIN evicts the pods among it."""
     drains = situation.policy is InUsePolicy.DRAIN
     leaving = drainable(refs, situation.pods) if drains else ()
     if not leaving:
@@ -318,7 +318,7 @@ def _make_room(
 
 
 def _reboot(situation: NodeObservation) -> NodeDecision:
-    """A restart ends everything on the node, so it waits for whoever holds GPUs, as a cut does."""
+    """A restart ends everything on the node, so it waits for all holders of GPUs, as a cut does."""
     holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
     draining = frozenset(devices(situation.view.node))
     if holders:
@@ -336,7 +336,9 @@ def _reboot(situation: NodeObservation) -> NodeDecision:
 
 
 def _patience(situation: NodeObservation, attempt: RetryState, wait: float, draining: frozenset[str]) -> NodeDecision:
-    """Wait for the next try. While the layout is pending, what it will take stays marked; a failed one is given up until then."""
+    """Wait for the next try. While the layout is pending, what it will take stays marked; a failed layout drops its marks until
+    then.
+    """
     passing = attempt.reason in _PASSING and situation.policy is not InUsePolicy.REFUSE
     goes_on = passing or (situation.asks_reboot(attempt) and not attempt.restart_failed)
     report = Report(
@@ -354,7 +356,7 @@ def _conflict(situation: NodeObservation, name: str) -> NodeDecision:
         if name
         else None
     )
-    # What this manager has not paused was paused by the other, which is at work and will restore it.
+    # If this manager did not pause them, the other one did; it is at work and will restore them.
     return _at_rest(situation, report, restore=operands.paused_here(situation.node), look_again=RETRY_SECONDS)
 
 
@@ -368,7 +370,7 @@ def _at_rest(
     restore: bool = True,
     look_again: float | None = None,
 ) -> NodeDecision:
-    """Show the report while nothing is cut: operands run, and the node is cordoned only where that is wanted; None leaves it."""
+    """Show the report while nothing is cut: operands run. `cordoned` says whether the node is cordoned; None leaves it."""
     annotations: dict[str, str | None] = {}
     if operands.paused_here(situation.node):
         annotations[operands.SINCE_ANNOTATION] = None

@@ -1,11 +1,11 @@
-"""Making room for a layout: which pods in the way eviction helps with, and the cordon meanwhile. Pure.
+"""Makes room for a layout: which pods in the way can be evicted, and the cordon meanwhile. Pure.
 
-`decision` says whether pods are evicted at all.
+`decision` decides whether pods are evicted at all.
 
-Only pods that hold what has to go are evicted, by the eviction API, which respects disruption budgets. The node is cordoned
-while that goes on, so that what is evicted does not come straight back: until the kubelet has freed its devices, which may be
-after the API server has forgotten the pod. An annotation remembers that it was cordoned here: a node that an admin has cordoned
-stays so.
+Only pods that hold what the layout takes are evicted, through the eviction API, which respects disruption budgets. The node stays
+cordoned so that evicted pods do not come straight back: until the kubelet has freed their devices, possibly after the API server
+has forgotten the pods. An annotation remembers that this manager set the cordon: a node that an admin has cordoned stays
+cordoned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMED_AT_MOST = 5
 
 
 class InUsePolicy(StrEnum):
-    """What to do when a slice in use is in the way of a layout: wait for its end, refuse the layout, or evict its pod."""
+    """What to do about a slice in use that is in a layout's way: wait for its end, refuse the layout, or evict its pod."""
 
     WAIT = "wait"
     REFUSE = "refuse"
@@ -35,17 +35,17 @@ class InUsePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Cordoning:
-    """What is to be done about the cordon: `unschedulable` None leaves it; the annotations are part of a metadata patch."""
+    """The change of the cordon: `unschedulable` None leaves it; the annotations are part of a metadata patch."""
 
     unschedulable: bool | None
     annotations: Mapping[str, str | None]
 
 
 def cordoning(node: KubeNode, *, wanted: bool | None) -> _Cordoning:
-    """The next step from the node as it is to one that is cordoned by this manager, or is not any more; None leaves it.
+    """The next step towards a node that this manager has cordoned, or has uncordoned; with `wanted` None no step.
 
-    The annotation is set before the cordon and goes after it, so that whoever is killed in between leaves no cordon behind that
-    nobody remembers.
+    The annotation is set before the cordon and removed after it, so that a manager killed in between leaves no forgotten cordon
+    behind.
     """
     if wanted is None:
         return _Cordoning(None, {})
@@ -60,12 +60,12 @@ def cordoning(node: KubeNode, *, wanted: bool | None) -> _Cordoning:
 
 
 def pods_of(user: User) -> tuple[PodRef, ...]:
-    """The pods that the user stands for; none for a process, nor for shares by claims, gates or commands: they are waited for."""
+    """The pods of the user; none for a process, nor for shares by claims, gates or commands: these are waited for."""
     return pods_having(user.allocations)
 
 
 def pods_having(allocations: Iterable[Allocation]) -> tuple[PodRef, ...]:
-    """The pods that the kubelet gave these, as far as it is known which pods they are."""
+    """The pods that the kubelet gave these, as far as the pods are known."""
     keepers = (each.keeper for each in allocations)
     return tuple(
         PodRef(keeper.namespace, keeper.name) for keeper in keepers if isinstance(keeper, PodKeeper) and keeper.admitted
@@ -73,23 +73,23 @@ def pods_having(allocations: Iterable[Allocation]) -> tuple[PodRef, ...]:
 
 
 def drainable(refs: Collection[PodRef], pods: Iterable[KubePod]) -> tuple[KubePod, ...]:
-    """Those that eviction helps with: a pod of a DaemonSet would come back at once, a mirror pod cannot be evicted."""
+    """The pods that eviction helps with: a pod of a DaemonSet would come back at once, a mirror pod cannot be evicted."""
     return tuple(
         pod for pod in pods if pod.ref in refs and pod.owner_kind != "DaemonSet" and not (pod.mirror or pod.finished)
     )
 
 
 def between_words(refs: Collection[PodRef], pods: Iterable[KubePod]) -> bool:
-    """Whether some of these pods, which have devices by the kubelet's word, are unknown or leaving by the API server's.
+    """Whether any of these pods, which have devices according to the kubelet, is unknown to the API server or terminating.
 
-    Such a pod has only just come, or is on its way out. `pods` are the API server's, perhaps late.
+    Such a pod has only just come, or is on its way out. `pods` are the API server's, perhaps out of date.
     """
     known = {pod.ref: pod for pod in pods}
     return any(ref not in known or known[ref].terminating for ref in refs)
 
 
 def describe_users(users: Iterable[User], answers: Mapping[PodRef, str] | None = None) -> str:
-    """Who is in the way, for people; `answers` is what the API server said when a pod's eviction was refused."""
+    """The users in the way, in words; `answers` is what the API server said when it refused a pod's eviction."""
     named = [_describe(user, answers or {}) for user in users]
     more = len(named) - _NAMED_AT_MOST
     return "; ".join(named[:_NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else "")

@@ -1,10 +1,10 @@
-"""Two MIG managers on one node would undo each other's work: each claims the node in an annotation of its own. Pure.
+"""Two MIG managers on one node would undo each other's work, so each claims the node in its own annotation. Pure.
 
-With one manager a claim is never renewed, so a quiet cluster is not written to. As soon as a manager sees another's claim, both
-renew theirs. No clock is compared with another: as in leader election, each manager watches whether the other's claim changes.
-One that has not changed for 30 seconds of watching is of a manager that is gone, and is removed. While two live claims stand,
-neither manager cuts anything. Each claim is written by its manager only, before it looks for others, so of two that start at
-the same time at least one sees the other.
+A lone manager never renews its claim, so a quiet cluster gets no writes. As soon as a manager sees another's claim, both renew
+theirs. They compare no clocks: as in leader election, each manager watches whether the other's claim changes. A claim unchanged
+for 30 seconds of watching belongs to a manager that is gone, and is removed. While two live claims stand, neither manager cuts
+anything. Each manager writes its own claim before it looks for others, so of two that start at the same time at least one sees
+the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _ObservedAnnotation:
-    """A claim as it reads, and since when it was seen to read so, in seconds of the watcher's monotonic clock."""
+    """A claim's text, and since when it was seen unchanged, in seconds of the watcher's monotonic clock."""
 
     text: str
     since: float
@@ -32,9 +32,9 @@ Memory = Mapping[str, _ObservedAnnotation]
 
 @dataclass(frozen=True, slots=True)
 class _ManagerExclusion:
-    """Where one manager stands: who else is, or may be, there, and which annotations to write.
+    """A manager's situation: which others are, or may be, there, and which annotations to write.
 
-    `memory` is to be given to the next look. `look_again` is in seconds, None while there is nobody else.
+    Pass `memory` to the next look. `look_again` is in seconds, None while there is no other manager.
     """
 
     rivals: tuple[str, ...] = ()
@@ -46,8 +46,8 @@ class _ManagerExclusion:
 def stand(annotations: Mapping[str, str], me: str, now: float, memory: Memory) -> _ManagerExclusion:
     """Judge the claims on the node.
 
-    `me` names this manager, the same after a restart; `now` is in seconds of a monotonic clock; `memory` is what the look
-    before this one gave.
+    `me` names this manager, the same after a restart; `now` is in seconds of a monotonic clock; `memory` comes from the previous
+    look.
     """
     claims = {key.removeprefix(CLAIM_PREFIX): text for key, text in annotations.items() if key.startswith(CLAIM_PREFIX)}
     seen: dict[str, _ObservedAnnotation] = {}
@@ -71,7 +71,7 @@ def withdrawal(me: str) -> dict[str, str | None]:
 
 
 def _renewed(text: str) -> str:
-    """Another claim than the one that stands there."""
+    """A claim that differs from this one."""
     try:
         renewals = int(json.loads(text)["renewals"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

@@ -1,4 +1,4 @@
-"""Who this MIG manager is: one name for each state folder, which outlives restarts."""
+"""This MIG manager's name: one for each state folder. It survives restarts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tranche.node.state.state_file import read_state_file
 
 
 def manager_name(path: Path) -> str:
-    """The name in that file, made when there is none; LedgerUnavailable when it cannot be written.
+    """The name in that file, created if missing; LedgerUnavailable when it cannot be written.
 
-    One agent at a time has the state folder, so nobody else writes it.
+    Only one agent at a time has the state folder, so writes cannot collide.
     """
     try:
         name = read_state_file(path).decode(errors="replace").strip()

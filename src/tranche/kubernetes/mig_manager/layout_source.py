@@ -1,4 +1,4 @@
-"""Where the layouts of a node come from: a ConfigMap that is read as it is now, and the names that its GPUs bring along."""
+"""The layouts of a node: those of a ConfigMap, read as it is now, and those that its GPUs bring along."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KEY = "config.yaml"
 
 @dataclass(frozen=True, slots=True)
 class LayoutSource:
-    """Named layouts: those of the ConfigMap, and beside them those that tranche.planning.layouts.generate makes for the machine.
+    """Named layouts: those of the ConfigMap, and those that tranche.planning.layouts.generate makes for the machine.
 
-    `name` says which ConfigMap is meant, "namespace/name", "" for none; `config_map` is None while it does not exist. Its text
-    is read here, once: a long one takes seconds, so this is made on a thread.
+    `name` is the ConfigMap's, "namespace/name", "" for none; `config_map` is None while it does not exist. Its text is read here,
+    once: a long one takes seconds, so construct this on a thread.
     """
 
     name: str = ""
@@ -36,7 +36,7 @@ class LayoutSource:
         object.__setattr__(self, "offer", offer)
 
     def select(self, name: str, node: NodeState) -> Layout:
-        """The layout of that name for that machine, and the errors, of `LayoutList.select`."""
+        """The layout of that name for that machine, with the errors of `LayoutList.select`."""
         return self.offer.select(name, node)
 
 

@@ -1,4 +1,4 @@
-"""The restart of the machine itself, for GPUs that take a MIG mode no other way."""
+"""Restarts the machine itself, for GPUs that take a MIG mode in no other way."""
 
 from __future__ import annotations
 

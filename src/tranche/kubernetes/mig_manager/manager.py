@@ -1,7 +1,7 @@
 """The MIG manager: carries out what tranche.kubernetes.mig_manager.decision decides, looks again, and decides again.
 
-It is woken by news of the node, of the ConfigMap of layouts and of the GPUs, and by its own patience. Each round reads the node
-and its pods anew; a round that is cut short at any point, by a failure or by the end of the process, is made good by the next.
+It wakes at news of the node, of the ConfigMap of layouts and of the GPUs, and when its own wait ends. Each round rereads the node
+and its pods. If a failure or the end of the process cuts a round short, the next one makes it good.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError, KubernetesUnavailable, LedgerUnavailable, StateMoved, TrancheError
@@ -58,19 +59,19 @@ from tranche.kubernetes.mig_manager.state import (
 )
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.kubernetes.serving.reconciler import FIRST_RETRY_SECONDS, LookResult, Reconciler
 from tranche.node.change import keep_for_layout
 from tranche.node.state.session import boot_id
 from tranche.planning.layouts.assertion import find_mismatches
 from tranche.planning.layouts.layout_offer import LayoutList
 from tranche.planning.steps.plan import Plan
 
-_FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 10.0
 _WITHDRAWAL_SECONDS = 1.0
 _FIRST_LAYOUTS_SECONDS = 5.0
 _FIRST_LOOK_SECONDS = 2.0
 _SLOW_LOOK_SECONDS = 20.0
-_LONGEST_WORK_SECONDS = 600.0  # far beyond any change that makes headway
+_LONGEST_WORK_SECONDS = 600.0  # far longer than any change that makes progress
 
 _log = logging.getLogger(__name__)
 
@@ -79,11 +80,10 @@ _log = logging.getLogger(__name__)
 class MigSettings:
     """How a node's layouts are managed.
 
-    `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `default_layout` is that of a node
-    whose label names none; "" leaves such a node as it is. `with_reboot` allows a restart
-    of the machine for a MIG mode that does not change otherwise; `host_root` is where the host's root is mounted for that.
-    `operator_namespaces` are those, beside the agent's own, whose pods are believed to be NVIDIA's manager and operands. With
-    `heeds_mode` only a node of mode static has layouts.
+    `config_map` is the name of the ConfigMap of layouts in the agent's namespace, "" for none. `default_layout` is for nodes
+    whose label names none; "" leaves such a node as it is. `with_reboot` allows a restart of the machine for a MIG mode that does
+    not change otherwise; `host_root` is where the host's root is mounted for that. The agent trusts pods in its own namespace and
+    in `operator_namespaces` to be NVIDIA's manager and operands. With `heeds_mode` only a node of mode static has layouts.
     """
 
     config_map: str = ""
@@ -98,8 +98,8 @@ class MigSettings:
 class MigManager:
     """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine.
 
-    Without a `rollout` the node changes its layout whenever it is told to. `offered` is told which layouts there are, as soon as
-    that is known and whenever it changes.
+    Without a `rollout` the node changes its layout whenever it is told to. `offered` is called with the available layouts, as
+    soon as they are known and whenever they change.
     """
 
     name = "mig-manager"
@@ -123,13 +123,13 @@ class MigManager:
         self._boot = boot
         self._restart = restart
         self._source: LatestValue[LayoutSource] = LatestValue()
-        self._wake = asyncio.Event()
+        trouble = "it has not looked at the node yet"
+        self._reconciler = Reconciler(_log, "layout not managed", trouble=trouble, longest=_LONGEST_PAUSE_SECONDS)
         self._claims: Memory = {}
         self._eviction_answers: dict[PodRef, str] = {}
         self._working_since: float | None = None
         self._newcomers = NewPodTracker()
-        self._trouble = "it has not looked at the node yet"
-        self._outdated = False  # whether GPUs and holdings are to be read anew before the next decision
+        self._outdated = False  # whether to reread GPUs and holdings before the next decision
         services.inventory.expect_marks()
 
     def ready(self) -> Readiness:
@@ -137,15 +137,15 @@ class MigManager:
         working = 0.0 if self._working_since is None else self._clock() - self._working_since
         if working > _LONGEST_WORK_SECONDS:
             return Readiness(False, f"a layout is being applied for {working:.0f} s: the driver does not answer")
-        if not self._trouble and not self._source.synced:
+        if not self._reconciler.trouble and not self._source.synced:
             return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
-        return Readiness(not self._trouble, self._trouble)
+        return Readiness(not self._reconciler.trouble, self._reconciler.trouble)
 
     def _asking(self, node: KubeNode, machine: NodeState) -> KubeNode:
         return asking(node, self._settings.default_layout, machine, heeds_mode=self._settings.heeds_mode)
 
     def mismatched(self) -> int | None:
-        """How many GPUs are not cut as the wanted layout says, by the last look; None when that cannot be told."""
+        """How many GPUs differ from the wanted layout, by the last look; None if unknown."""
         node, inventory = self._services.node, self._services.inventory.latest
         if not node.synced or node.value is None or not self._source.synced or not inventory.synced:
             return None
@@ -171,25 +171,16 @@ class MigManager:
         me = manager_name(self._services.host.places.manager_name)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._listen(self._services.node.changes()))
-                group.create_task(self._listen(self._services.inventory.latest.changes()))
-                group.create_task(self._listen(self._services.state_problem.changes()))
-                group.create_task(self._listen(self._pods_that_matter()))
                 group.create_task(self._follow_layouts())
                 if self._rollout is not None:
                     group.create_task(self._rollout.run())
-                    group.create_task(self._listen(self._rollout.turn.changes()))
                 group.create_task(self._rounds(me))
         finally:
             self._services.inventory.mark_draining(frozenset())
             await self._withdraw(me)
 
-    async def _listen(self, news: AsyncIterator[object]) -> None:
-        async for _ in news:
-            self._wake.set()
-
     async def _pods_that_matter(self) -> AsyncIterator[tuple[KubePod, ...]]:
-        """Whoever comes to have a device only afterwards is news of the inventory."""
+        """The pods that matter. A pod that gets a device only later is news of the inventory."""
         before: tuple[KubePod, ...] = ()
         async for pods in self._services.node_pods.changes():
             inventory = self._services.inventory.latest
@@ -206,7 +197,7 @@ class MigManager:
         namespace, name = self._services.namespace, self._settings.config_map
         async for config_map in self._services.api.watch_config_map(namespace, name):
             self._publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
-            self._wake.set()
+            self._reconciler.wake()
 
     def _publish(self, source: LayoutSource) -> None:
         self._source.publish(source)
@@ -220,26 +211,18 @@ class MigManager:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await source.first()
-        pause = _FIRST_PAUSE_SECONDS
-        while True:
-            self._wake.clear()
-            try:
-                look_again = await self._round(me)
-                self._trouble, pause = "", _FIRST_PAUSE_SECONDS
-            except TrancheError as error:
-                if str(error) != self._trouble:
-                    _log.warning("layout not managed", extra={"reason": error.reason, "error": str(error)})
-                self._trouble = str(error)
-                # News come as often as they like; what fails is tried again at its own pace.
-                await asyncio.sleep(pause)
-                look_again, pause = 0.0, min(2 * pause, _LONGEST_PAUSE_SECONDS)
-            if look_again is None or look_again > 0:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(look_again):
-                        await self._wake.wait()
+        services = self._services
+        sources: list[LatestValue[Any]] = [services.node, services.inventory.latest, services.state_problem]
+        sources += [] if self._rollout is None else [self._rollout.turn]
+        news = (*(each.changes() for each in sources), self._pods_that_matter())
+
+        async def look() -> LookResult:
+            return LookResult(again=await self._round(me))
+
+        await self._reconciler.run(look, (), news)
 
     async def _round(self, me: str) -> float | None:
-        """Look, decide, carry out; in how many seconds to look again without news, 0 for at once."""
+        """Look, decide, carry out. Returns in how many seconds to look again without news, 0 for at once."""
         api, node_name = self._services.api, self._services.node_name
         node = await api.get_node(node_name)
         standing = stand(node.annotations, me, self._clock(), self._claims)
@@ -255,7 +238,7 @@ class MigManager:
         if decision.writes_node:
             await api.patch_node_metadata(node_name, labels=decision.labels, annotations=decision.annotations)
         if not_draining is not None and decision.work is not LayoutTask.CUT:
-            raise not_draining  # what is said does not depend on it; cordon and evictions do; a cut reads them once more
+            raise not_draining  # the report does not depend on it; cordon and evictions do; a cut reads the pods once more
         if decision.unschedulable is not None:
             await api.set_unschedulable(node_name, decision.unschedulable)
         for pod in situation.pods:
@@ -264,7 +247,7 @@ class MigManager:
         if decision.kept:
             await asyncio.to_thread(keep_for_layout, self._services.host, decision.kept)
         if decision.work is not LayoutTask.NONE and not await self._work(situation, decision):
-            return _FIRST_PAUSE_SECONDS
+            return FIRST_RETRY_SECONDS
         if decision.work is LayoutTask.CUT or decision.writes_node or decision.unschedulable is not None:
             return 0.0
         waits = [seconds for seconds in (decision.look_again, standing.look_again) if seconds is not None]
@@ -301,7 +284,7 @@ class MigManager:
         )
 
     async def _pods(self) -> tuple[KubePod, ...]:
-        """The node's pods as last heard of: who is a rival, an operand or to be evicted may be known a moment late."""
+        """The node's pods as last heard: rivals, operands and pods to evict may be known a moment late."""
         try:
             async with asyncio.timeout(_FIRST_LOOK_SECONDS):
                 return await self._services.node_pods.first()
@@ -309,9 +292,9 @@ class MigManager:
             return await self._services.api.list_pods_on_node(self._services.node_name)
 
     async def _why_unseen(self) -> TrancheError | None:
-        """Why nothing can be decided: layouts or GPUs were not read since the start, or nothing can be written down; else None.
+        """Why no decision is possible: layouts or GPUs were not read since the start, or nothing can be written down; else None.
 
-        What was read once stands for what is now.
+        What was read once counts as current.
         """
         if self._services.state_problem.synced and self._services.state_problem.value:
             return LedgerUnavailable(self._services.state_problem.value, hint="see: tranche doctor")
@@ -331,7 +314,7 @@ class MigManager:
         return None
 
     async def _report(self, node: KubeNode, decision: NodeDecision) -> None:
-        """Say it by an event, then by the condition: killed in between, the event is said twice rather than never."""
+        """Report by an event, then by the condition: if killed in between, the event comes twice rather than never."""
         present = node.condition(CONDITION_TYPE)
         if decision.report is None:
             if present is not None and present != NO_LAYOUT:
@@ -365,7 +348,7 @@ class MigManager:
         try:
             answer = await self._services.api.evict_pod(pod.ref, pod.uid)
         except TrancheError as error:
-            # That of one pod, under two budgets for instance: the others are to leave all the same.
+            # The error concerns one pod, for instance under two budgets: evict the others all the same.
             self._eviction_answers[pod.ref] = str(error)
             return
         if answer.outcome is EvictionStatus.BLOCKED:
@@ -374,15 +357,15 @@ class MigManager:
             self._eviction_answers.pop(pod.ref, None)
 
     async def _draining(self, situation: NodeObservation) -> tuple[NodeObservation, TrancheError | None]:
-        """The situation in which exactly that is marked which its decision marks as draining; or as it was, and why it cannot
-        be read.
+        """Mark exactly the devices that the decision on this situation drains. Returns that situation; or the last one and why it
+        cannot be read.
 
-        A mark lasts until the layout is reached or given up. What one decision wants to keep and the next one wants to take is
-        marked first, beside all that is marked already, and then decided about anew, since a pod may just have been given it.
-        Only when a decision takes nothing but what was marked before it was made, are the marks of the rest taken back.
+        A mark lasts until the layout is reached or given up. If one decision wants to keep a device and the next wants to take
+        it, the device is first marked beside all others, and then the decision is made again, because a pod may just have been
+        given it. The other marks go only once a decision takes nothing but what was marked before it.
         """
         inventory = self._services.inventory
-        if situation.unseen is not None:  # what was marked stays so, as nothing else is known
+        if situation.unseen is not None:  # nothing else is known, so the marks stay
             inventory.mark_draining(inventory.draining)
             return situation, None
         situation = self._sparing(situation, inventory.draining)
@@ -396,11 +379,11 @@ class MigManager:
             except TrancheError as error:
                 return situation, error
             self._outdated = False
-            # What was marked just now may have been given away until then, and in good faith if there were marks before.
+            # Devices marked just now may have been given away until then, and in good faith if there were marks before.
             situation = self._sparing(replace(situation, view=snapshot.view), marked or inventory.draining)
             decision = decide(situation)
         if inventory.mark_draining(decision.draining):
-            with suppress(TrancheError):  # the inventory tries again, and until then the marks stay
+            with suppress(TrancheError):  # the inventory tries again, and the marks stay until then
                 await inventory.refresh()
         return situation, None
 
@@ -409,7 +392,7 @@ class MigManager:
         return replace(situation, protected=self._newcomers.after(wanted, situation.view, marked))
 
     async def _work(self, situation: NodeObservation, decision: NodeDecision) -> bool:
-        """Carry the work out; what fails is remembered on the node. False when nothing was tried, because something moved."""
+        """Carry the work out, and remember a failure on the node. False when nothing was tried, because something moved."""
         layout = situation.layouts.select(wanted_layout(situation.node), situation.view.node)
         work = _CutWork(layout, situation, decision.draining)
         self._working_since = self._clock()
@@ -427,7 +410,7 @@ class MigManager:
             _log.warning("layout not applied", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
             await self._remember(failed_attempt(situation, layout, error, changed_mode=work.changed_mode))
         except Exception as defect:
-            # Else the component would start again in the middle, with the operands paused and nothing said on the node.
+            # Otherwise the component would restart midway, with the operands paused and no report on the node.
             _log.exception("layout not applied")
             failure = TrancheError(
                 f"the agent has a defect: {type(defect).__name__}: {defect}",
@@ -445,16 +428,16 @@ class MigManager:
         )
 
     async def _withdraw(self, me: str) -> None:
-        """Take the claim back, so that a manager that takes over need not wait; not at any price, since it runs out anyway."""
+        """Withdraw the claim, so that the next manager need not wait. Failures are ignored, because the claim expires anyway."""
         with suppress(TrancheError, TimeoutError):
             async with asyncio.timeout(_WITHDRAWAL_SECONDS):
                 await self._services.api.patch_node_metadata(self._services.node_name, annotations=withdrawal(me))
 
 
 class _CutWork:
-    """What is decided under the decision lock, on a thread; and what is to be known of it afterwards.
+    """Decides under the decision lock, on a thread, and keeps what has to be known afterwards.
 
-    `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it was to change the MIG mode of some GPU.
+    `refused`: the decision itself was no, and nothing was tried. `changed_mode`: it should change the MIG mode of some GPU.
     """
 
     def __init__(self, layout: Layout, situation: NodeObservation, draining: frozenset[str]) -> None:
@@ -474,7 +457,7 @@ class _CutWork:
         return self._carried_out(plan)
 
     def deciding_reboot(self, view: NodeView) -> Plan:
-        """The decision to ask for MIG modes that a restart makes effective."""
+        """The decision to request MIG modes that take effect with a restart."""
         self.refused = True
         return self._carried_out(reboot_plan(view, self._layout))
 
@@ -485,7 +468,7 @@ class _CutWork:
 
 
 def _is_news(present: NodeCondition | None, condition: NodeCondition) -> bool:
-    """Whether people are to be told: the state or its reason is another, or a failure has another text."""
+    """Whether the report is news: its state or reason has changed, or a failure has another text."""
     if present is None or (present.status, present.reason) != (condition.status, condition.reason):
         return True
     return condition.status is ConditionStatus.FALSE and present.message != condition.message

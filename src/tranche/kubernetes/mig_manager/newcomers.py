@@ -1,7 +1,7 @@
-"""Pods and commands that came while a layout waits, and were given what it was to leave as it is.
+"""Pods and commands that came while a layout waits, and were given what the layout was to leave alone.
 
-Several cuts can give one layout, and which of them takes the fewest ends changes with every pod that ends. Whoever was
-given a slice that nobody had marked must not stand in the way of the next such choice: a backlog would keep the layout waiting.
+Several cuts can give one layout, and which of them ends the fewest users changes with every pod that ends. A pod or command that
+was given an unmarked slice must not stand in the way of the next such choice: a backlog would keep the layout waiting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tranche.core.allocation import Allocation, NodeView, devices, overlap
 
 
 class NewPodTracker:
-    """Who they are, for the layout that is wanted at the time; another layout begins without any."""
+    """Tracks them for the layout wanted at the time; a change of the wanted layout starts over."""
 
     def __init__(self) -> None:
         self._layout = ""
@@ -20,9 +20,9 @@ class NewPodTracker:
         self._protected: frozenset[str] = frozenset()
 
     def after(self, layout: str, view: NodeView, marked: Collection[str]) -> frozenset[str]:
-        """The ids of the allocations to leave where they are. `marked` are the devices that nobody was given since the last look.
+        """The ids of the allocations to leave where they are. `marked` are the devices closed to everyone since the last look.
 
-        While nothing is marked nobody is a newcomer: what a pod is given then may be what the layout takes first.
+        While nothing is marked there are no newcomers: what a pod is given then may be what the layout takes first.
         """
         present = frozenset(each.id for each in view.allocations)
         if layout != self._layout or not marked:

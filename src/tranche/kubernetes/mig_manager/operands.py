@@ -1,10 +1,10 @@
 """The GPU Operator's operands: node labels that start and stop its DaemonSets while GPUs are cut. Pure.
 
-NVIDIA's MIG manager sets `nvidia.com/gpu.deploy.*` to `paused-for-mig-change` during a change, and to `true` after it. So does
-this one, with two differences: a label that is not there stays away, and no end of a change, however it comes about, leaves a
-label paused. An annotation says since when the labels are paused, and that it was this manager who paused them.
+NVIDIA's MIG manager sets `nvidia.com/gpu.deploy.*` to `paused-for-mig-change` during a change, and to `true` after it. This
+manager does the same, with two differences: it adds no missing label, and leaves no label paused however a change ends. An
+annotation says since when the labels are paused, and that this manager paused them.
 
-What a pod says of itself anybody can write who may make pods in some namespace. So a pod counts as an operand, or as NVIDIA's
+Anyone who may create pods in some namespace can write what a pod says of itself. So a pod counts as an operand, or as NVIDIA's
 manager, only in a namespace that the agent was told to trust.
 """
 
@@ -35,22 +35,22 @@ _MANAGER_APP = "nvidia-mig-manager"
 
 
 def pause(node: KubeNode) -> dict[str, str | None]:
-    """The labels to set so that every operand that may run is paused; what an admin has set to `false` stays."""
+    """The labels that pause every operand that may run; what an admin has set to `false` stays."""
     return {key: PAUSED for key in _APPS if node.labels.get(key, _DO_NOT_RUN) not in (_DO_NOT_RUN, PAUSED)}
 
 
 def restore(node: KubeNode) -> dict[str, str | None]:
-    """The labels to set so that every paused operand runs again, whoever paused it."""
+    """The labels that let every paused operand run again, regardless of who paused it."""
     return {key: _RUN for key in _APPS if node.labels.get(key) == PAUSED}
 
 
 def paused_here(node: KubeNode) -> bool:
-    """Whether it was this manager who paused operands."""
+    """Whether this manager paused operands."""
     return SINCE_ANNOTATION in node.annotations
 
 
 def paused_for(node: KubeNode, now: Moment) -> float | None:
-    """For how many seconds this manager has paused operands; None when it has not, or when that cannot be told."""
+    """For how many seconds this manager has paused operands; None if it has not, or if that is unknown."""
     text = node.annotations.get(SINCE_ANNOTATION)
     return None if text is None else parse_moment(text).until(now)
 
@@ -58,8 +58,8 @@ def paused_for(node: KubeNode, now: Moment) -> float | None:
 def still_running(labels: Mapping[str, str], pods: Iterable[KubePod], trusted: Collection[str]) -> tuple[KubePod, ...]:
     """The pods of paused operands in the trusted namespaces that have not ended yet.
 
-    By their `app` label, or as pods of any DaemonSet whose node selector names a paused label: so do clients of GPUs, under
-    `nvidia.com/gpu.deploy.client`, and device plugins that were not installed by the GPU Operator.
+    They match by their `app` label, or as pods of any DaemonSet whose node selector names a paused label. The latter covers
+    clients of GPUs, under `nvidia.com/gpu.deploy.client`, and device plugins that the GPU Operator did not install.
     """
     paused = {key for key in _APPS if labels.get(key) == PAUSED}
     apps = {_APPS[key] for key in paused} - {""}

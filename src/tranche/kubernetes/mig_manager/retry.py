@@ -1,7 +1,7 @@
-"""What is remembered of an attempt that failed: an annotation, so that a restarted manager keeps the same patience. Pure.
+"""The record of a failed attempt: an annotation, so that a restarted manager waits as long as the one before. Pure.
 
-Moments are told so that a restarted manager can still reckon with them: seconds of the machine's monotonic clock, and which
-start of it.
+A moment is written so that a restarted manager can still use it: seconds of the machine's monotonic clock, and which boot they
+belong to.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tranche.core.json_text import read_json
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """`seconds` are of a clock that only goes forward, but begins anew with each start of the machine; `boot` names the start."""
+    """`seconds` are of a clock that only goes forward, but starts over at each boot of the machine; `boot` names the boot."""
 
     boot: str
     seconds: float
 
     def until(self, now: Moment) -> float | None:
-        """How many seconds ago it was; None when that cannot be told: the machine was restarted since."""
+        """How many seconds ago it was; None if unknown, because the machine was restarted since."""
         passed = now.seconds - self.seconds
         return passed if self.boot == now.boot and passed >= 0 else None
 
@@ -29,7 +29,7 @@ class Moment:
 
 
 def parse_moment(text: str) -> Moment:
-    """The moment that `str` wrote; for any other text one of which nothing can be told."""
+    """The moment that `str` wrote; for any other text an unknown moment."""
     seconds, _, boot = text.partition("@")
     try:
         return Moment(boot, float(seconds))
@@ -48,9 +48,9 @@ REBOOT_SPENT = "spent"
 class RetryState:
     """The last of `failures` failed attempts in a row at one layout.
 
-    `digest` tells the layout's content, so that an edited layout is tried at once. `at` is when it failed.
-    `reboot` is "" when no restart of the machine was asked for, the boot id under which it was asked for, or REBOOT_SPENT when
-    the restart has not helped. `restart_failed` says that what failed was the restart itself.
+    `digest` identifies the layout's content, so that an edited layout is tried at once. `at` is when it failed. `reboot` is ""
+    without a request for a restart of the machine, the boot id under which it was requested, or REBOOT_SPENT when the restart has
+    not helped. `restart_failed` says that the restart itself failed.
     """
 
     digest: str
@@ -73,7 +73,7 @@ class RetryState:
         return max(min(FIRST_DELAY_SECONDS * 2.0 ** min(self.failures - 1, 16), LONGEST_DELAY_SECONDS) - passed, 0.0)
 
     def asked_reboot(self, boot_id: str) -> bool:
-        """Whether a restart was asked for that has not happened yet."""
+        """Whether a restart was requested that has not happened yet."""
         return self.reboot == boot_id != ""
 
     def rebooted(self, boot_id: str) -> bool:
@@ -87,7 +87,7 @@ def attempt_text(attempt: RetryState) -> str:
 
 
 def parse_attempt(text: str | None) -> RetryState | None:
-    """The attempt that attempt_text wrote; None for anything else: then nothing is remembered, and it is tried at once."""
+    """The attempt that attempt_text wrote; None for any other text, which means no record and a try at once."""
     if text is None:
         return None
     try:

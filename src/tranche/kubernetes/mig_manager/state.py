@@ -1,9 +1,9 @@
 """What the MIG manager reads from a node and writes on it: labels, annotations, and one condition. Pure.
 
-`nvidia.com/mig.config` names the wanted layout, `nvidia.com/mig.config.state` says how far it is: the two labels, and the four
-values of the second, are those of NVIDIA's MIG manager. Why it is not further is said by a label of ours in one word, and by
-the node's condition in a sentence. The machine itself may have done something to its GPUs when it booted: a cut of ours that
-failed, or partitions that its system made.
+`nvidia.com/mig.config` names the wanted layout, `nvidia.com/mig.config.state` reports its progress: the two labels, and the four
+values of the second, are those of NVIDIA's MIG manager. One of our labels says in one word why it is not further, and the node's
+condition says so in a sentence. The machine may also have done something to its GPUs when it booted: a cut of ours that failed,
+or partitions that its system made.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _STATUS = {
 
 
 class ReportReason(StrEnum):
-    """Reason words of reports that no error of the product stands for; of the others the error's own word is shown."""
+    """Reason words of reports without an error class; other reports show the error's own word."""
 
     APPLIED = "LayoutApplied"
     APPLYING = "Applying"
@@ -58,7 +58,7 @@ class ReportReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the node is to say about its layout. `reason` is one CamelCase word, `message` a sentence for people."""
+    """What the node should say about its layout. `reason` is one CamelCase word, `message` a sentence for people."""
 
     state: MigState
     reason: str
@@ -66,17 +66,17 @@ class Report:
 
     @property
     def labels(self) -> dict[str, str | None]:
-        """The labels that say it; success needs no reason."""
+        """The report as labels; success needs no reason."""
         return {STATE_LABEL: self.state, REASON_LABEL: None if self.state is MigState.SUCCESS else self.reason}
 
     @property
     def condition(self) -> NodeCondition:
-        """The condition that says it."""
+        """The report as a condition."""
         return NodeCondition(CONDITION_TYPE, _STATUS[self.state], self.reason, shortened(self.message))
 
     @property
     def severity(self) -> KubeEventType:
-        """How the event about it is marked."""
+        """The severity of its event."""
         return KubeEventType.WARNING if self.state is MigState.FAILED else KubeEventType.NORMAL
 
 
@@ -89,14 +89,14 @@ NO_LAYOUT = NodeCondition(
 
 
 def wanted_layout(node: KubeNode) -> str:
-    """The name in the layout label; "" when nothing is asked."""
+    """The name in the layout label; "" without one."""
     return node.labels.get(LAYOUT_LABEL, "")
 
 
 def asking(node: KubeNode, default: str, machine: NodeState, *, heeds_mode: bool = False) -> KubeNode:
-    """The node as if its label named the default layout, where it names none and the machine has a GPU to cut.
+    """The node as if its label named the default layout, if it names none and the machine has a GPU to cut.
 
-    With `heeds_mode` it is as if its label named none where the node's mode is another than static: no layout cuts it then.
+    With `heeds_mode` and a mode other than static, it is the node as if its label named none: then no layout cuts it.
     """
     if heeds_mode and mode_in_force(node.labels) is not NodeMode.STATIC:
         return replace(node, labels={key: value for key, value in node.labels.items() if key != LAYOUT_LABEL})
@@ -114,17 +114,17 @@ _BOTTLEROCKET = "Bottlerocket"
 
 
 def failed_boot(ended: Event | None) -> Report | None:
-    """What to say of a cut at boot that failed; None of one that succeeded, or when none was asked for."""
+    """The report of a cut at boot that failed; None if it succeeded, or none was requested."""
     if ended is None or not isinstance(ended.data, BootEnded) or not ended.data.reason:
         return None
     return Report(MigState.FAILED, ended.data.reason, ended.message)
 
 
 def partitioned_by_system(node: KubeNode, view: NodeView) -> str | None:
-    """Who partitions the node's GPUs at each boot beside Tranche, as a phrase; None when nobody is known to.
+    """Who else partitions the node's GPUs at each boot, as a phrase; None if no one is known to.
 
-    Bottlerocket does, where its settings say so. A node shows its system, but not the system's settings; so GPU instances on such
-    a node that Tranche did not make are taken for Bottlerocket's.
+    Bottlerocket does, where its settings say so. A node shows its system, but not the system's settings. So on such a node, GPU
+    instances that Tranche did not make count as Bottlerocket's.
     """
     if not node.os_image.startswith(_BOTTLEROCKET):
         return None

@@ -1,1 +1,1 @@
-"""The node as its agent sees it, for every front end: its GPUs, the register of its pods, health, who advertises."""
+"""The node as its agent sees it, for every front end: its GPUs, the register of its pods, health, and who advertises."""

@@ -1,7 +1,7 @@
-"""The two ways in which a node offers its GPUs, told to each other: neither begins before the other was seen to have ended.
+"""The two ways in which a node offers its GPUs, known to each other: neither begins before it has seen the other end.
 
-The node's mode says which way a GPU shall go. Both ways hear of a new mode at the same time, and neither the kubelet nor the API
-server hears of anything at once. So each way says here what may still be counted as its own, and heeds what the other says.
+The node's mode says which way a GPU should go. Both ways hear of a new mode at the same time, and the kubelet and the API server
+hear of everything late. So each way says here what may still count as its own, and respects what the other says.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tranche.kubernetes.node.resources import is_device_resource
 class PluginAdvertisement:
     """What kubelet and scheduler may count as the device plugin's.
 
-    `grants` are the devices that are listed, given or free, and those that were, until kubelet and node show that they know.
-    `counts` says how many these are, by resource.
+    `grants` are the listed devices, given or free, and formerly listed ones until kubelet and node show that they know. `counts`
+    says how many these are, by resource.
     """
 
     grants: frozenset[Grant] = frozenset()
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def strangers(self, allocatable: Mapping[str, str]) -> frozenset[str]:
-        """The resources of which a node's status counts devices that this agent did not list: those of the agent before, or of
+        """The resources for which a node's status counts devices that this agent did not list: those of a former agent, or of
         another plugin.
         """
         return frozenset(
@@ -37,19 +37,19 @@ class PluginAdvertisement:
 
 
 def counted(allocatable: Mapping[str, str], resource: str) -> float:
-    """How many a node's status counts of it; more than any node has for what is no plain number."""
+    """How many a node's status counts of it; infinity for anything but a plain number."""
     word = allocatable.get(resource, "0")
     return int(word) if word.isdecimal() else float("inf")
 
 
 class AdvertisementState:
-    """What each way may be taken to offer. To be used from one event loop: between a look at the other way and the own word there
-    must be no await.
+    """What each way may count as offered. To be used from one event loop, without an await between reading the other way's state
+    and writing one's own.
     """
 
     def __init__(self) -> None:
-        """`plugin` is the device plugin's word; `claims` are the GPUs, by UUID, of which claims are shown something free, or
-        will be in a moment. Neither is known at first.
+        """`plugin` is what the device plugin says; `claims` are the GPUs, by UUID, of which claims see something free, or will in
+        a moment. Neither is known at first.
         """
         self.plugin: LatestValue[PluginAdvertisement] = LatestValue()
         self.claims: LatestValue[frozenset[str]] = LatestValue()

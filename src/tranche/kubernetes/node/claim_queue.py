@@ -1,11 +1,11 @@
-"""Claims that wait to be prepared: all that may begin are decided together, and GPUs are changed side by side.
+"""Claims that wait to be prepared. The queue decides together on all that may begin, and changes GPUs side by side.
 
-What is decided on a GPU depends on how it will be cut. So the claims of a GPU whose change is under way wait for its end, and
-are then decided under one look at the machine. The plans of one GPU are carried out in the order in which they were decided.
+A decision about a GPU depends on how the GPU will be cut. So the claims of a GPU under change wait for its end, and are then
+decided under one look at the machine. The plans of one GPU are carried out in the order of their decisions.
 
-Time alone mends some of what is in the way: a holder that is ending, a change under way, no API server. After a refusal the
-kubelet asks again only after a minute or more. So a claim or a pod that meets such an obstacle waits here, and is tried again
-at each news. It is refused, with the reason, when the kubelet's patience is about to end.
+Some obstacles pass with time alone: a holder that is ending, a change under way, no API server. After a refusal the kubelet asks
+again only after a minute or more. So a claim or a pod that meets such an obstacle waits here, and each piece of news brings a new
+try. It is refused, with the reason, shortly before the kubelet gives up.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ClaimBackend(Protocol):
     """`tranche.node.claims.ClaimRegister`; both methods block."""
 
     def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
-        """Decide on all of these; None for one that must be asked for again when the plans before it have ended."""
+        """Decide on all of these; None for one that must be asked for again after the plans before it have ended."""
         ...
 
     def fulfil(self, promise: ReservedClaim) -> Allocation:
-        """Carry a promise's plan out."""
+        """Carry out a promise's plan."""
         ...
 
 
@@ -65,9 +65,9 @@ class ClaimQueue:
     def __init__(
         self, realiser: Callable[[], ClaimBackend], finish: Callable[[ClaimRequest], None] = lambda order: None
     ) -> None:
-        """`realiser` is asked for anew at each use. `finish` does what is left when a claim's plan has ended.
+        """`realiser` is called for each use. `finish` does what is left when a claim's plan has ended.
 
-        It blocks, and what it raises is the claim's error; what the claim has stays.
+        It blocks. What it raises is the claim's error, and the claim keeps what it has.
         """
         self._realiser = realiser
         self._finish = finish
@@ -76,7 +76,7 @@ class ClaimQueue:
         self._wake = asyncio.Event()
 
     async def realise(self, order: ClaimRequest) -> Allocation:
-        """What the claim has, once it is all there; the error of what stands in the way."""
+        """What the claim has, once everything is there. Raises what stands in the way."""
         outcome: asyncio.Future[Allocation] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(order, outcome))
         self._wake.set()
@@ -93,7 +93,7 @@ class ClaimQueue:
                         group.create_task(self._carry_out(chain))
 
     def _take(self) -> list[_Waiting]:
-        """All that may begin: whoever came first for a GPU goes before those who came later."""
+        """All that may begin: for each GPU, earlier claims go first."""
         taken: list[_Waiting] = []
         left: list[_Waiting] = []
         closed = set(self._busy)
@@ -109,7 +109,7 @@ class ClaimQueue:
         return taken
 
     async def _decide(self, batch: list[_Waiting]) -> list[list[tuple[_Waiting, ReservedClaim]]]:
-        """The promises, in chains: those of a chain have GPUs in common."""
+        """The promises, in chains. The promises of a chain share GPUs."""
         promised: list[tuple[_Waiting, ReservedClaim]] = []
         again: list[_Waiting] = []
         try:
@@ -142,7 +142,7 @@ class ClaimQueue:
             self._free(frozenset(gpu for each, _ in chain for gpu in each.gpus))
 
     def _fulfil(self, order: ClaimRequest, promise: ReservedClaim) -> Allocation:
-        # On one thread: each step from thread to thread waits for a turn, which others have while a backlog is served.
+        # On one thread: each change of thread waits its turn, which others take while a backlog is served.
         allocation = self._realiser().fulfil(promise)
         self._finish(order)
         return allocation
@@ -164,10 +164,10 @@ def _chains(promised: Sequence[tuple[_Waiting, ReservedClaim]]) -> list[list[tup
 
 
 PASSING = (GpuBusy, NoRoom, StateMoved, WaitTimeout, LedgerUnavailable, KubernetesUnavailable)
-"""What time alone may mend. All else stands until somebody does something."""
+"""Errors that may pass with time alone. All others last until someone acts."""
 
 LAST_WORD_SECONDS = 4.0
-"""A try that begins this long before the kubelet gives up is the last: it may have a GPU to change."""
+"""A try that begins this long before the kubelet gives up is the last: it may have to change a GPU."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 4.0
@@ -183,23 +183,23 @@ class _Guest:
 
 
 class ClaimRetryQueue:
-    """Those who wait, by uid; to be used from one event loop."""
+    """The waiting claims and pods, by uid; to be used from one event loop."""
 
     def __init__(self) -> None:
         self._guests: dict[str, _Guest] = {}
 
     @property
     def waiting(self) -> frozenset[str]:
-        """Those about whom nothing is done until there is news."""
+        """Those at rest until there is news."""
         return frozenset(uid for uid, guest in self._guests.items() if guest.waits)
 
     def tell(self) -> None:
-        """Something has changed: all who wait try again."""
+        """Report a change: all that wait try again."""
         for guest in self._guests.values():
             guest.news.set()
 
     def give_up(self, uid: str) -> None:
-        """Nobody wants this any more: it is refused instead of waiting."""
+        """Refuse instead of waiting: no one wants this any more."""
         if (guest := self._guests.get(uid)) is not None:
             guest.given_up = True
             guest.news.set()
@@ -211,9 +211,9 @@ class ClaimRetryQueue:
         until: float,
         delayed: Callable[[TrancheError], None],
     ) -> _Outcome:
-        """What the attempt comes to, made again and again `until` that time of the event loop; then its last error.
+        """The result of the attempt, repeated `until` that time of the event loop; then its last error.
 
-        `delayed` is told the first error. Nobody tells of some changes, such as the end of a process: these are found later.
+        `delayed` gets the first error. Some changes bring no news, such as the end of a process: a later try finds them.
         """
         loop = asyncio.get_running_loop()
         guest = self._guests[uid] = _Guest()

@@ -1,6 +1,6 @@
-"""What reported an error that programs do not survive: GPUs, and instances where the driver named one. It is well again later.
+"""Tracks devices that reported an error fatal to programs: GPUs, or the instances that the driver named. They recover later.
 
-A node has one, and every front end asks it: none gives away what another one refuses.
+A node has one watch, and every front end asks it, so all refuse the same devices.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _RECOVERY_SECONDS = 5.0
 
 
 class DeviceHealthWatch:
-    """A component: keeps the faults by the driver's events.
+    """A component: derives the faults from the driver's events.
 
-    `needs_recovery` says whether the driver wants a GPU reset, and blocks; a sick GPU is asked about every `recovery_seconds`.
-    `policy` says which errors make one sick. `clock` is monotonic, in seconds.
+    `needs_recovery` says whether the driver wants a GPU reset, and blocks; it is asked about each faulty GPU every
+    `recovery_seconds`. `policy` says which errors count as faults. `clock` is monotonic, in seconds.
     """
 
     name = "device-health"
@@ -47,7 +47,7 @@ class DeviceHealthWatch:
         self._recovery_seconds = recovery_seconds
 
     def ready(self) -> Readiness:
-        """Always: whether the driver is listened to is its events' own component's to say."""
+        """Always ready: the component of the driver's events says whether it listens."""
         return Readiness(True)
 
     async def run(self) -> None:

@@ -1,4 +1,4 @@
-"""A component that passes the driver's reports on: to whoever listens, and to the inventory, which looks again."""
+"""A component that passes the driver's reports to its listeners, and to the inventory, which looks again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Gpus = frozenset[tuple[str, str]]
 
 
 class GpuEventWatch:
-    """Listens to every GPU of the inventory; anew when a GPU comes, goes, or changes its MIG mode, which may mean a reset."""
+    """Listens to every GPU of the inventory. Restarts when a GPU comes, goes, or changes its MIG mode, which may mean a reset."""
 
     name = "gpu-events"
 
     def __init__(self, open_stream: Callable[[list[str]], GpuEventStream], inventory: Inventory) -> None:
-        """`open_stream` is given GPU UUIDs; it and the stream block, and run on a thread."""
+        """`open_stream` gets GPU UUIDs; it and the stream block, and run on a thread."""
         self._open_stream = open_stream
         self._inventory = inventory
         self._listeners: list[asyncio.Queue[GpuEvent]] = []
@@ -38,7 +38,7 @@ class GpuEventWatch:
 
     @contextmanager
     def listen(self) -> Iterator[asyncio.Queue[GpuEvent]]:
-        """A queue that gets each report from now on; the oldest goes when a thousand were not taken."""
+        """A queue that gets each report from now on; beyond a thousand waiting reports, the oldest go."""
         queue: asyncio.Queue[GpuEvent] = asyncio.Queue(_BACKLOG)
         self._listeners.append(queue)
         try:
@@ -47,7 +47,7 @@ class GpuEventWatch:
             self._listeners.remove(queue)
 
     async def run(self) -> None:
-        """Listen until cancelled; the driver's error when it cannot be listened to."""
+        """Listen until cancelled; raises the driver's error if that is impossible."""
         loop = asyncio.get_running_loop()
         await self._inventory.latest.first()
         while True:
@@ -68,7 +68,7 @@ class GpuEventWatch:
                 return
 
     def _pump(self, gpus: Gpus, stop: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
-        """On a thread of its own: it alone may wait on the stream, so it alone opens and closes it."""
+        """Runs on its own thread: only this thread may wait on the stream, so it also opens and closes it."""
         stream = self._open_stream(sorted(uuid for uuid, _ in gpus))
         try:
             self._listening = True

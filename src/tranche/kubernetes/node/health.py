@@ -1,4 +1,4 @@
-"""Which devices are sick: by XIDs as NVIDIA's plugin reads them, for every slice that is hit, and not for ever. Pure."""
+"""Which devices are faulty: by XIDs as NVIDIA's plugin reads them, for every slice that is hit, until recovery. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
 from tranche.kubernetes.node.resources import PluginDevice
 
 IGNORED_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of an application, not of the GPU: by NVIDIA's device plugin."""
+"""Errors of an application, not of the GPU, according to NVIDIA's device plugin."""
 
 QUIET_SECONDS = 60.0
 _ALL = ("all", "xids")
@@ -20,21 +20,21 @@ _ALL = ("all", "xids")
 
 @dataclass(frozen=True, slots=True)
 class XidPolicy:
-    """Which XIDs mean that a GPU is sick: with `every`, all but the ignored ones; the forced ones always."""
+    """Which XIDs mean a faulty GPU: with `every`, all but the ignored ones; the forced ones always."""
 
     every: bool = True
     ignored: frozenset[int] = IGNORED_XIDS
     forced: frozenset[int] = frozenset()
 
     def critical(self, xid: int) -> bool:
-        """Whether that XID means a sick GPU."""
+        """Whether that XID means a faulty GPU."""
         return xid in self.forced or (self.every and xid not in self.ignored)
 
 
 def xid_policy(disabled: str, enabled: str) -> XidPolicy:
-    """From the texts of DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: commas between XIDs, or `all` or `xids` for all.
+    """Parses DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS: XIDs separated by commas, or `all` or `xids` for all.
 
-    What is enabled wins over what is disabled. PluginConfigInvalid for a word that is neither.
+    Enabled wins over disabled. PluginConfigInvalid for any other word.
     """
     off, all_off = _xids(disabled, "DP_DISABLE_HEALTHCHECKS")
     on, all_on = _xids(enabled, "DP_ENABLE_HEALTHCHECKS")
@@ -45,7 +45,7 @@ def xid_policy(disabled: str, enabled: str) -> XidPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceFault:
-    """Why a GPU, or one GPU instance of it, must not be given away. `since` and `last` in seconds of a monotonic clock."""
+    """Why a GPU, or one GPU instance of it, must not be given away. `since` and `last` are in seconds of a monotonic clock."""
 
     gpu_uuid: str
     gpu_instance_id: int | None
@@ -56,12 +56,12 @@ class _DeviceFault:
 
 @dataclass(frozen=True, slots=True)
 class FaultyDevices:
-    """The sick. Each method gives a new faults."""
+    """The faulty devices. Each method returns a new object."""
 
     sick: tuple[_DeviceFault, ...] = ()
 
     def admit(self, event: GpuEvent, policy: XidPolicy, node: NodeState, now: float) -> FaultyDevices:
-        """After an XID: on the instance that the driver names, else on the whole GPU; on every GPU when it names none."""
+        """The faults after an XID: on the instance that the driver names, else on the whole GPU; on all GPUs if it names none."""
         if event.kind is not GpuEventKind.XID or not policy.critical(event.xid):
             return self
         gpus = [event.gpu_uuid] if event.gpu_uuid else [gpu.uuid for gpu in node]
@@ -77,16 +77,16 @@ class FaultyDevices:
         return FaultyDevices((*(each for each in self.sick if each is not before), new))
 
     def quiet(self, now: float) -> frozenset[str]:
-        """The GPUs of those that had no error for a minute: whether they are well again is worth asking."""
+        """The faulty GPUs without an error for a minute: it is time to ask whether they have recovered."""
         return frozenset(each.gpu_uuid for each in self.sick if now - each.last >= QUIET_SECONDS)
 
     def discharge(self, well: Collection[str], now: float) -> FaultyDevices:
-        """Without those that had no error for a minute and whose GPU is `well`: it answers, and wants no reset."""
+        """The faults without those that had no error for a minute and whose GPU is `well`: it answers, and wants no reset."""
         stay = (each for each in self.sick if now - each.last < QUIET_SECONDS or each.gpu_uuid not in well)
         return replace(self, sick=tuple(stay))
 
     def why_sick(self, device: PluginDevice) -> str:
-        """Why that device must not be given away; "" when it is well. A GPU is sick as a whole when an instance of it is."""
+        """Why that device must not be given away; "" when it is well. A GPU is faulty as a whole when one of its instances is."""
         for each in self.sick:
             if each.gpu_uuid != device.gpu.uuid:
                 continue
@@ -96,7 +96,7 @@ class FaultyDevices:
 
 
 def faulty(faults: FaultyDevices, node: NodeState) -> Mapping[WholeGpu | Slice, str]:
-    """What is sick, and why: GPUs, and instances where the driver named one that is there."""
+    """The faulty devices, and why: GPUs, and existing instances that the driver named."""
     gpus = {gpu.uuid: gpu for gpu in node}
     found: dict[WholeGpu | Slice, str] = {}
     for sick in faults.sick:
@@ -111,8 +111,8 @@ def faulty(faults: FaultyDevices, node: NodeState) -> Mapping[WholeGpu | Slice, 
 def recall_lost(node: NodeState, remembered: Mapping[str, GpuState]) -> tuple[NodeState, frozenset[str]]:
     """The node with lost GPUs as they were last seen, and the UUIDs of those GPUs.
 
-    Their devices so stay listed, sick, until they come back. One that was never seen stays lost. The node's register names those
-    that the driver cannot name any more.
+    So their devices stay listed, as faulty, until they come back. A GPU that was never seen stays lost. The node's register names
+    those that the driver cannot name any more.
     """
     found = []
     lost = set()

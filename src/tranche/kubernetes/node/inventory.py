@@ -1,10 +1,10 @@
-"""What the node's GPUs and slices are, who among the pods holds them, and which are about to go.
+"""The node's GPUs and slices, the pods that hold them, and what is about to go.
 
 One `Inventory` serves the device plugin, the MIG manager and the feature labels. A change of the GPUs goes through
-`Inventory.mark as draining`: what is to go is marked first, so that the device plugin hands it to nobody new; then the register
-is settled; what is held after that stays held, and what is free stays free until the marks are replaced.
+`Inventory.mark_draining`: what should go is marked first, so that the device plugin gives it to no new pod; then the register is
+settled. What is held after that stays held, and what is free stays free until the marks are replaced.
 
-It looks again when another process of the machine wrote into the register: what a command takes must leave the device plugin's
+It looks again when another process of the machine wrote to the register: what a command takes must leave the device plugin's
 offers soon, and what it gives back must return.
 """
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 class Snapshot:
     """One look at the node.
 
-    `view` is the hardware and the register, pods included. `draining` are device UUIDs that a change in progress may take
+    `view` is the hardware and the register, including pods. `draining` are UUIDs of devices that a change in progress may take
     away.
     """
 
@@ -41,9 +41,9 @@ class Snapshot:
 
 
 class Inventory:
-    """A component: the latest snapshot, kept fresh: every `period` seconds, when `poke` is called, and after each change.
+    """A component that keeps the latest snapshot fresh: every `period` seconds, when `poke` is called, and after each change.
 
-    `look` reads the machine and the register, once all that is known of pods is in it. `clock` is monotonic, in seconds.
+    `look` reads the machine and the register, after everything known of pods has been entered. `clock` is monotonic, in seconds.
     """
 
     name = "inventory"
@@ -62,7 +62,7 @@ class Inventory:
         self._wanted = asyncio.Event()
         self._reading = asyncio.Lock()
         self._draining: frozenset[str] = frozenset()
-        self._lifting: dict[str, object] = {}  # marks that go with the next look, each with the word that took it back
+        self._lifting: dict[str, object] = {}  # marks that go with the next look, each with its call's token
         self._marks_are_known = asyncio.Event()
         self._marks_are_known.set()
         self._failure = "the GPUs were not read yet"
@@ -82,15 +82,15 @@ class Inventory:
 
     @property
     def age(self) -> float:
-        """How many seconds ago the latest snapshot was read; 0 before the first."""
+        """The age of the latest snapshot in seconds; 0 before the first."""
         return self._clock() - self._read_at if self.latest.synced else 0.0
 
     def poke(self) -> None:
-        """Have the inventory refreshed soon."""
+        """Refresh the inventory soon."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Refresh until cancelled. A failure is tried again, and logged when it begins and when it is over."""
+        """Refresh until cancelled. A failure leads to another try, and is logged when it begins and when it is over."""
         logged = ""
         while True:
             self._wanted.clear()
@@ -112,7 +112,7 @@ class Inventory:
     async def refresh(self) -> Snapshot:
         """Read hardware and register now, and publish.
 
-        The errors of the driver, the ledger and the kubelet as they are; the last snapshot then stands.
+        Passes on the errors of the driver, the ledger and the kubelet; the last snapshot then stands.
         """
         async with self._reading:
             lifting = dict(self._lifting)
@@ -139,14 +139,14 @@ class Inventory:
         return self._draining | self._lifting.keys()
 
     def keep_marks(self) -> None:
-        """Take no mark back any more: the process is about to end, and a change may still be at work on a thread."""
+        """Take back no more marks: the process is about to end, and a change may still be running on a thread."""
         self._ending = True
 
     def mark_draining(self, device_uuids: frozenset[str]) -> bool:
-        """Have exactly those devices marked as about to go; whether that is a change.
+        """Mark exactly those devices as about to go. Returns whether that is a change.
 
-        New marks hold at once: what a later `refresh` shows as free is given to nobody. Marks that are taken back go with the
-        next look at the GPUs, since before it nobody knows which of them are left.
+        New marks hold at once: what a later `refresh` shows as free stays free. Marks that are taken back go with the next look
+        at the GPUs, because until then no one knows which of the devices are left.
         """
         self._marks_are_known.set()
         if device_uuids == self._draining:
@@ -162,11 +162,11 @@ class Inventory:
         return True
 
     def expect_marks(self) -> None:
-        """Say, before anything runs, that somebody will call `mark_draining` as soon as it knows what is to go."""
+        """Announce, before anything runs, that someone will call `mark_draining` as soon as it knows what should go."""
         self._marks_are_known.clear()
 
     async def marks_known(self, patience: float) -> None:
-        """Return once it is known what is to go, but after that many seconds at the latest."""
+        """Return once the first marks are known, but after that many seconds at the latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):
                 await self._marks_are_known.wait()
@@ -186,11 +186,11 @@ class RegisterWatch:
         self._period = period
 
     def ready(self) -> Readiness:
-        """Always: whether the register can be read is the inventory's to say."""
+        """Always ready: the inventory says whether the register is readable."""
         return Readiness(True)
 
     async def run(self) -> None:
-        """Watch until cancelled; LedgerUnavailable when the register cannot be asked."""
+        """Watch until cancelled; LedgerUnavailable when the register does not answer."""
         seen = await asyncio.to_thread(self._version)
         while True:
             await asyncio.sleep(self._period)

@@ -12,14 +12,14 @@ from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.kubernetes.node.resources import REPLICA_MARK
 
 Unit = Grant | str
-"""One thing that a kubelet counts: a device that one container has alone, or the id of a replica."""
+"""What a kubelet counts: a device that one container has alone, or the id of a replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldGrants:
-    """What somebody has: the grants, and the kubelet's ids of the replicas that their parts stand for.
+    """What a holder has: the grants, and the kubelet's ids of the replicas that their parts stand for.
 
-    `memory` gives the bytes of each device that parts are of.
+    `memory` gives the bytes of each device with parts here.
     """
 
     grants: tuple[Grant, ...]
@@ -28,16 +28,16 @@ class HeldGrants:
 
     @property
     def units(self) -> frozenset[Unit]:
-        """What the kubelet counts of it."""
+        """The units of it that the kubelet counts."""
         return frozenset((*self.replicas, *(grant for grant in self.grants if not isinstance(grant, FractionalShare))))
 
     @property
     def by_mps(self) -> bool:
-        """Whether a part of it is served by an MPS daemon."""
+        """Whether an MPS daemon serves a part of it."""
         return any(isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS for grant in self.grants)
 
     def collides(self, other: HeldGrants) -> bool:
-        """Whether a kubelet that gives one away has taken the other back: both are of one unit, or of one device alone."""
+        """Whether a kubelet that gives one away has taken the other back: they share a unit, or a device held alone."""
         mine, theirs = (
             [each for each in held.grants if not isinstance(each, FractionalShare)] for held in (self, other)
         )
@@ -51,16 +51,16 @@ def holding(allocation: Allocation) -> HeldGrants:
 
 
 def device_of(device_id: str) -> str:
-    """The UUID of the device that a kubelet's id stands for, or for a replica of."""
+    """The UUID of the device behind a kubelet's id of a device or a replica."""
     return device_id.partition(REPLICA_MARK)[0]
 
 
 def units_listed(
     listed: Sequence[ContainerDevices], devices: Mapping[str, Grant]
 ) -> dict[ContainerDevices, dict[Unit, Grant]]:
-    """What the kubelet lists: each unit with its device. One that several containers of a pod share counts for the first.
+    """What the kubelet lists: each unit with its device. A unit that several containers of a pod share counts for the first.
 
-    Devices that the node does not have are left out: the kubelet remembers slices that were taken from under it.
+    Leaves out devices that the node does not have: the kubelet remembers slices that were taken away.
     """
     found: dict[ContainerDevices, dict[Unit, Grant]] = {}
     seen: set[str] = set()
@@ -74,10 +74,10 @@ def units_listed(
 
 
 def adopted(units: Mapping[Unit, Grant], every: Iterable[str], memory: Callable[[WholeGpu | Slice], int]) -> HeldGrants:
-    """What a container has of which only these units are known, as the kubelet lists them.
+    """What a container has if only these units are known, as the kubelet lists them.
 
-    Nobody says into how many replicas a device was divided, and by what. There are as many as the highest number shows of
-    `every` replica that is listed, so that all of them have room, and nothing limits them. `memory` gives the bytes of a device.
+    Into how many replicas a device was divided, and by what mechanism, is unknown. So this assumes as many as the highest number
+    among `every` listed replica, so that all of them have room, and no limits. `memory` gives the bytes of a device.
     """
     alone: list[Grant] = []
     taken: dict[WholeGpu | Slice, list[str]] = {}
@@ -99,7 +99,7 @@ def _unit(device_id: str, devices: Mapping[str, Grant]) -> Unit:
 
 
 def _counts(ids: Iterable[str]) -> dict[str, int]:
-    """How many replicas a device has at least, by its UUID."""
+    """How many replicas each device has at least, by its UUID."""
     found: dict[str, int] = {}
     for device_id in ids:
         number = device_id.partition(REPLICA_MARK)[2]

@@ -1,4 +1,4 @@
-"""Components that keep the node object and the node's pods as the API server last told of them."""
+"""Components that keep the node object and the node's pods as the API server last reported them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.kubernetes.latest_value import LatestValue
 
 
 class NodeWatch:
-    """Publishes one node's object, None while the cluster has none of that name."""
+    """Publishes one node's object, None while the cluster has no node of that name."""
 
     name = "node-watch"
 
@@ -35,7 +35,7 @@ class NodeWatch:
 class PodWatch:
     """Publishes the pods that are bound to one node.
 
-    They may be a moment late. The register of holders therefore asks anew: a pod of the same name may be another one by now.
+    They may be a moment late. The register of holders therefore asks again: a pod of the same name may be a different one by now.
     """
 
     name = "pod-watch"

@@ -1,11 +1,11 @@
-"""Pods in the register of holders: written before a device is handed over, settled by what kubelet and API server say.
+"""Pods in the register of holders: recorded before a hand-over, settled by what kubelet and API server say.
 
-The register is the ledger's, so every command of the machine sees what pods hold, and pods are given nothing that a command
-holds. What is asked of kubelet and API server serves the register alone; nothing else asks them who holds a slice.
+The register is the ledger's, so every command of the machine sees what pods hold, and pods get nothing that a command holds. Only
+the register asks kubelet and API server who holds a slice.
 
-Nobody asks the kubelet while it gives a device away. A kubelet of Kubernetes 1.36 that is asked then, and of whose pods one has
-just ended, forgets the device that is on its way (UpdateAllocatedDevices in its device manager). It gives the device to the
-next pod too, and that pod has to be turned away.
+Nothing asks the kubelet for its list while it gives a device away. If a kubelet of Kubernetes 1.36 is asked then, and one of its
+pods has just ended, it forgets the device that is on its way (UpdateAllocatedDevices in its device manager). It gives the device
+to the next pod too, and that pod has to be turned away.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Kubelet(Protocol):
         ...
 
     async def read(self) -> KubeletResponse:
-        """Which devices it gave to whom; KubeletUnavailable when it does not answer."""
+        """Which pods it gave devices; KubeletUnavailable when it does not answer."""
         ...
 
 
@@ -99,9 +99,9 @@ class PodRegister:
         return self._kubelet.run()
 
     async def look(self) -> NodeView:
-        """The node with all who hold something of it, settled by what is said now, once no hand-over is under way.
+        """The node with all holders, settled by the latest reports, once no hand-over is under way.
 
-        The errors of the driver, the ledger and the kubelet as they are: nothing is settled then.
+        Passes on the errors of the driver, the ledger and the kubelet, and then settles nothing.
         """
         await self._admissions.over()
         view, _ = await self._look()
@@ -125,9 +125,9 @@ class PodRegister:
         return replace(view, allocations=allocations), word
 
     def _view(self) -> NodeView:
-        """The machine; now and then, where something is shared with limits, after asking whether these are kept.
+        """The machine. Where something is shared with limits, it is asked from time to time whether these still hold.
 
-        What has become unlimited by what the driver lists is written down at once.
+        If the driver's list shows that limits are gone, that is written down at once.
         """
         due = self._shared and self._clock() - self._asked >= _ASK_SECONDS
         view = self._host.view(thorough=due and not self._host.ledger.read_only)
@@ -140,10 +140,10 @@ class PodRegister:
         return view
 
     async def hand_over(self, resource: str, given: HeldGrants) -> str:
-        """Record that a container of some pod is given this, before it is told; the allocation's id.
+        """Record that a container of some pod gets this, before telling the kubelet. Returns the allocation's id.
 
-        GpuBusy when somebody else holds something of it, or a plan is about to take it away. A kubelet that gives a device away
-        anew has taken it back from the pod before, which may not be settled yet; it lists the device no more then.
+        GpuBusy when another holder has some of it, or a plan is about to take it away. A kubelet that gives a device away again
+        has taken it back from the pod before, which may not be settled yet; it then no longer lists the device.
         """
         with self._admissions.one():
             return await self._hand_over(resource, given)
@@ -165,7 +165,7 @@ class PodRegister:
         return await asyncio.to_thread(self._record, keeper, given, superseded)
 
     def _record(self, keeper: PodKeeper, given: HeldGrants, superseded: Sequence[str] = ()) -> str:
-        """Write the holder down, and have the daemons that it needs serve. Where none is in question, no GPU is asked."""
+        """Write the holder down, and have the daemons that it needs serve. Without such daemons, no GPU is queried."""
         holders, request = self._host.holders, nearest_request(given.grants)
         if not given.by_mps and not self._host.daemons.records.look():
             return holders.add(keeper, request, given.grants, superseded, given.memory)
@@ -179,15 +179,15 @@ class PodRegister:
         return tuple(each for each in (await self._kubelet.read()).listed if each.resource == resource)
 
     async def listed_by_claims(self) -> frozenset[str]:
-        """The CDI devices that the kubelet lists with pods because of their claims; KubeletUnavailable when it is silent."""
+        """CDI devices that the kubelet lists with pods because of their claims; KubeletUnavailable when it does not answer."""
         return (await self._kubelet.read()).by_claims
 
     def admission(self) -> AbstractContextManager[None]:
-        """The length of one moment in which the kubelet gives something away, and nobody is to ask it for its list."""
+        """Spans one moment in which the kubelet gives something away and must not be asked for its list."""
         return self._admissions.one()
 
     async def take_back(self, allocation_id: str) -> None:
-        """Undo a hand-over that nobody was told of."""
+        """Undo a hand-over that no one was told of."""
         await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
 
     def _settle(
@@ -231,9 +231,9 @@ def _is_unlimited(grant: Grant) -> bool:
 
 
 def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
-    """Whether the kubelet that asks gave the devices to that keeper itself, and now gives them anew.
+    """Whether the asking kubelet gave these devices to that keeper itself, and now gives them again.
 
-    It does so after an init container of one pod, which it does not list, and after an admission that failed. It forgets a pod
+    It does so after an init container of the same pod, which it does not list, and after a failed admission. It forgets a pod
     that is deleted by force before its containers have ended.
     """
     return not keeper.lingers and keeper.resource == asking.resource and keeper.kubelet == asking.kubelet
@@ -242,8 +242,8 @@ def _same_pod_again(keeper: PodKeeper, asking: PodKeeper) -> bool:
 def _refuse_given_twice(word: KubeletResponse, view: NodeView, given: HeldGrants) -> None:
     """GpuBusy when the kubelet gives away what it lists with a pod.
 
-    Kubernetes 1.36 does so: while a device plugin answers, whoever asks for the list makes the kubelet forget the device that
-    is on its way, if a pod has ended meanwhile, and the next pod gets it too (UpdateAllocatedDevices in its device manager).
+    Kubernetes 1.36 does so: if anyone asks for the list while a device plugin answers, and a pod has ended meanwhile, the kubelet
+    forgets the device that is on its way, and gives it to the next pod too (UpdateAllocatedDevices in its device manager).
     """
     alone = [grant for grant in given.grants if not isinstance(grant, FractionalShare)]
     by_uuid = devices(view.node)
@@ -252,20 +252,20 @@ def _refuse_given_twice(word: KubeletResponse, view: NodeView, given: HeldGrants
             device = by_uuid.get(device_of(device_id))
             if device_id in given.replicas or (device and any(overlap(device, grant) for grant in alone)):
                 raise GpuBusy(
-                    f"somebody else now holds device {device_id}: the kubelet lists it with pod {each.namespace}/{each.name}",
+                    f"another share now holds device {device_id}: the kubelet lists it with pod {each.namespace}/{each.name}",
                     hint="this pod's successor is given another device",
                 )
 
 
 ENTERED_SECONDS = 0.2
-"""So long after it was answered the kubelet has entered the device in its list: it does so at once."""
+"""How long the kubelet needs after the answer to list the device: it does so at once."""
 _LONGEST_SECONDS = 3.0
-"""No look is put off for longer, however many pods come one after the other."""
+"""The longest delay of a look, however many pods come one after the other."""
 _POLL_SECONDS = 0.02
 
 
 class AdmissionTracker:
-    """Which are under way. To be used from one event loop."""
+    """The admissions under way. To be used from one event loop."""
 
     def __init__(self) -> None:
         self._under_way = 0
@@ -273,7 +273,7 @@ class AdmissionTracker:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """The length of one: from the kubelet's question until it was answered; a refusal leaves nothing to enter."""
+        """Spans one admission, from the kubelet's question to the answer; a refusal leaves nothing to list."""
         self._under_way += 1
         try:
             yield
@@ -282,7 +282,7 @@ class AdmissionTracker:
             self._under_way -= 1
 
     async def over(self) -> None:
-        """Return when none is under way, but after a while in any case."""
+        """Return when none is under way, or after a while in any case."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_LONGEST_SECONDS):
                 while (wait := self._wait()) > 0:

@@ -1,14 +1,13 @@
-"""What the register should say of pods, given what kubelet and API server say now. Pure.
+"""What the register should say about pods, given what kubelet and API server say now. Pure.
 
-The kubelet's list is the only word about which devices a pod has. It is believed for what it lists. For what it lacks it is
-believed only as far as `tranche.core.keeper.judge_pod` says, since a kubelet that has just started lists pods that run as if
-they had nothing.
+Only the kubelet's list says which devices a pod has. What it lists is believed. What it lacks is believed only as far as
+`tranche.core.keeper.judge_pod` says, because a kubelet that has just started lists running pods as if they had nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
 from tranche.core.keeper import SETTLED_SECONDS, KeeperStatus, PodEvidence, PodKeeper, judge_pod
@@ -19,20 +18,20 @@ from tranche.kubernetes.node.listings import Unit, adopted, device_of, holding, 
 from tranche.kubernetes.node.resources import DOMAIN, GPU_RESOURCE, is_device_resource
 
 _NOT_KNOWN_WHICH = ""
-"""The container of a holder of which only the pod is known: it may have any of the devices that are nobody else's."""
+"""The container of a holder whose pod alone is known: it may have any device that no other holder has."""
 
 
 Living = Mapping[str, Collection[str] | None]
-"""Pods by uid that have processes on the machine, each with the devices that these name; None where nobody can tell."""
+"""Pods by uid with processes on the machine, each with the devices that these name; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodObservation:
     """What is said of pods now.
 
-    `pods` are the API server's pods of this node; None when it was not asked or does not answer. `kubelet_age` is for how many
-    seconds this run of the kubelet is known to answer; `complete` says that this run once listed every pod that ran, so that what
-    it lists no more has ended, even if the API server has not heard of it. `waited` is for how many seconds each allocation, by
+    `pods` are the API server's pods of this node; None if it was not asked or does not answer. `kubelet_age` is how many seconds
+    this run of the kubelet is known to have answered. `complete` says that this run once listed every running pod, so that what
+    it no longer lists has ended, even if the API server has not heard of it. `waited` is for how many seconds each allocation, by
     id, has been known. `living` are those of `forgotten`, by uid, that have processes on the machine.
     """
 
@@ -48,8 +47,8 @@ class PodObservation:
 class RegisterUpdate:
     """What to write: ids to remove, keepers to replace by id, and allocations to add, in this order.
 
-    `memory` gives the bytes of each device that what is added has parts of. `undecided` says that the API server must be asked
-    before this can be settled for good.
+    `memory` gives the bytes of each device with parts in an added allocation. `undecided` says that a final answer needs the API
+    server.
     """
 
     removed: tuple[str, ...] = ()
@@ -73,7 +72,7 @@ def settle_pods(
     new_id: Callable[[], str],
     memory: Callable[[WholeGpu | Slice], int],
 ) -> RegisterUpdate:
-    """What has to change in the register. `devices` are the node's by UUID; `now` is in seconds since the epoch.
+    """The changes to the register. `devices` are the node's by UUID; `now` is in seconds since the epoch.
 
     `memory` gives the bytes of a device.
     """
@@ -96,9 +95,9 @@ def settle_pods(
         undecided = (
             undecided or life is KeeperStatus.UNKNOWN or (entry is not None and not keeper.uid) or found_by_processes
         )
-        # A process does not show that its device is shared; the kubelet's list does, and has all who hold it.
+        # A process does not show that its device is shared; the kubelet's list does, and has all its holders.
         if life is KeeperStatus.ALIVE and _forgotten(keeper, words):
-            keeper = replace(keeper, forgotten=True)
+            keeper = keeper._replace(forgotten=True)
         if life is KeeperStatus.GONE or (found_by_processes and not shared.isdisjoint(row.grants)):
             removed.append(row.id)
             continue
@@ -136,14 +135,14 @@ def settle_pods(
 
 
 def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletResponse) -> frozenset[str]:
-    """The uids of pods that hold something by the register and that the kubelet does not list with it: do they still run?"""
+    """The uids of pods that hold something in the register but not in the kubelet's list: are they still running?"""
     listed = units_listed(word.listed, devices)
     rows = [each for each in register if isinstance(each.keeper, PodKeeper) and _pod_keeper(each).uid]
     return frozenset(_pod_keeper(row).uid for row in rows if _entry_of(row, listed) is None)
 
 
 def unaccounted(words: PodObservation, known: Sequence[PodKeeper]) -> tuple[tuple[KubePod, str], ...]:
-    """Running pods, with a resource that they ask for, of which neither kubelet nor register says which devices they have."""
+    """Running pods, each with a resource that they ask for, whose devices neither kubelet nor register knows."""
     told = {(PodRef(each.namespace, each.name), each.resource) for each in words.kubelet.listed}
     told |= {(PodRef(each.namespace, each.name), each.resource) for each in known}
     return tuple(
@@ -163,7 +162,7 @@ def _suppositions(
     devices: Mapping[str, Grant],
     held: Sequence[Grant],
 ) -> dict[PodKeeper, tuple[Grant, ...]]:
-    """For each resource the first pod of which it is not known what it has, with every device that it may have."""
+    """For each resource the first pod whose devices are unknown, with every device that it may have."""
     kept = [each for each in rows if not _supposed(each) and each.id not in removed]
     known = [row.keeper for row in (*kept, *added) if isinstance(row.keeper, PodKeeper)]
     found: dict[PodKeeper, tuple[Grant, ...]] = {}
@@ -174,7 +173,7 @@ def _suppositions(
             continue
         resources.add(resource)
         free: list[Grant] = []
-        # Slices first: a GPU that has some is no device beside them.
+        # Slices first: a cut GPU is no device beside its slices.
         for grant in sorted(devices.values(), key=lambda each: each.slot is None):
             if _may_be(grant, resource) and not any(overlap(grant, other) for other in taken):
                 free.append(grant)
@@ -185,7 +184,7 @@ def _suppositions(
 
 
 def _may_be(grant: Grant, resource: str) -> bool:
-    """Whether a device of that resource may be this grant, under whatever strategy it was given."""
+    """Whether a device of that resource may be this grant, under any strategy."""
     names = [GPU_RESOURCE, VGPU_RESOURCE]
     if grant.slot is not None:
         names.append(f"{DOMAIN}/{grant.slot.profile.resource_name}")
@@ -193,7 +192,7 @@ def _may_be(grant: Grant, resource: str) -> bool:
 
 
 def _entry_of(row: Allocation, listed: Mapping[ContainerDevices, Mapping[Unit, Grant]]) -> ContainerDevices | None:
-    """The kubelet's entry that the row stands for: of its pod, or for a pod being admitted, of its devices."""
+    """The kubelet's entry for the row: the one of its pod, or, for a pod being admitted, of its devices."""
     keeper = _pod_keeper(row)
     mine = holding(row).units
     for entry, units in listed.items():
@@ -209,10 +208,11 @@ def _replaced(
     devices: Mapping[str, Grant],
     living: Living,
 ) -> bool:
-    """Whether the container runs with others: the kubelet lists those, and the pod's processes name those and none of these.
+    """Whether the container runs with other devices: the kubelet lists those, and the pod's processes name those and none of
+    these.
 
-    A kubelet that lost its checkpoint gives devices anew to a container that starts. It may also list others than those with
-    which a container runs that an earlier kubelet was about to start.
+    A kubelet that lost its checkpoint gives a starting container new devices. It may also list other devices than those of a
+    container that an earlier kubelet was about to start.
     """
     keeper = _pod_keeper(row)
     told = living.get(keeper.uid)
@@ -229,7 +229,7 @@ def _replaced(
 
 
 def _forgotten(keeper: PodKeeper, words: PodObservation) -> bool:
-    """Whether a kubelet that has had the time to find its pods knows nothing of what this one has, which is not over."""
+    """Whether a kubelet that has had time to find its pods does not list what this unfinished one has."""
     if not keeper.admitted or keeper.lingers or words.kubelet_age < SETTLED_SECONDS:
         return False
     mine = (keeper.namespace, keeper.name, keeper.resource)
@@ -257,22 +257,24 @@ def _judged(
         processes,
         replaced,
     )
-    # A pod that is over and is not freed yet: no kubelet counts its devices as given away.
+    # The pod is over but not freed yet: no kubelet counts its devices as given away.
     over = keeper.admitted and exists is False
     if entry is None and (over or (processes and keeper.kubelet == words.kubelet.run)):
-        keeper = replace(keeper, lingers=True)
+        keeper = keeper._replace(lingers=True)
     return judge_pod(keeper, evidence), keeper
 
 
 def _disowned(keeper: PodKeeper, words: PodObservation) -> bool:
-    """Whether a pod that was found by its processes only names devices: a kubelet that knows it, and all others, denies it."""
+    """Whether a pod found only by its processes merely names devices: a kubelet that knows it and all others denies that it has
+    them.
+    """
     if keeper.admitted or not words.complete:
         return False
     return any(pod.uid == keeper.uid and not pod.finished for pod in (words.pods or {}).values())
 
 
 def _bound(keeper: PodKeeper, entry: ContainerDevices, words: PodObservation) -> PodKeeper:
-    """The keeper with the kubelet's word of now, and the pod's uid once it is known."""
+    """The keeper with what the kubelet says now, and the pod's uid once known."""
     pod = None if words.pods is None else words.pods.get(PodRef(entry.namespace, entry.name))
     uid = keeper.uid if pod is None else pod.uid
     run, replicas = words.kubelet.run, keeper.replicas

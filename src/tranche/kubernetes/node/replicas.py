@@ -1,6 +1,6 @@
-"""Devices that are offered several times, each time as one replica: by which rules, and what the node then advertises. Pure.
+"""Devices offered several times, each time as one replica: the rules, and what the node then advertises. Pure.
 
-The ids of replicas are those of NVIDIA's device plugin, `<uuid>::<number>`, with numbers from 0.
+Replicas have the ids of NVIDIA's device plugin, `<uuid>::<number>`, with numbers from 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tranche.kubernetes.node.resources import DOMAIN, Advertisement, PluginDevic
 
 @dataclass(frozen=True, slots=True)
 class SharedResource:
-    """One rule: of the devices of resource `name`, those chosen are offered `replicas` times each, under `offered_as`.
+    """One rule: the chosen devices of resource `name` are offered `replicas` times each, under `offered_as`.
 
     `sharing` is the mechanism. `devices` is None for all of them, a number for the first so many, or names: an index (`0`, on a
     cut GPU `0:1`), a UUID, or a MIG device's older name `MIG-GPU-<uuid>/<gpu instance>/<compute instance>`.
@@ -30,7 +30,7 @@ class SharedResource:
     sharing: Sharing = Sharing.TIME_SLICING
 
     def chooses(self, place: int, device: PluginDevice) -> bool:
-        """Whether it is about that device; `place` is the device's, from 0, among those of the resource."""
+        """Whether the rule applies to that device; `place` is the device's, from 0, among those of the resource."""
         if self.devices is None:
             return True
         if isinstance(self.devices, int):
@@ -43,7 +43,7 @@ class ReplicaPolicy:
     """How a node's devices are shared. With `one_per_request` no container may ask for more than one replica.
 
     `virtual` is how many virtual GPUs each device is offered as, beside its own resource; 0 for none. Each has a ceiling of
-    `virtual_threads` percent of the device's compute, None for none, and its memory is limited unless that was switched off.
+    `virtual_threads` percent of the device's compute, None for none, and limited memory unless `virtual_limited` is off.
     """
 
     resources: tuple[SharedResource, ...] = ()
@@ -58,7 +58,7 @@ class ReplicaPolicy:
         return self.virtual > 0 or any(rule.sharing is Sharing.MPS for rule in self.resources)
 
     def rule(self, resource: str, place: int, device: PluginDevice) -> SharedResource | None:
-        """The rule for a device, None for one that is not shared. The first that chooses it counts."""
+        """The first rule that chooses a device, None for one that is not shared."""
         rules = (rule for rule in self.resources if rule.name == resource)
         return next((rule for rule in rules if rule.chooses(place, device)), None)
 
@@ -71,17 +71,17 @@ _SLICES = f"{DOMAIN}/mig-"
 _NO_USES: Mapping[str, GpuPolicy] = {}
 
 NOT_SHARED = ReplicaPolicy()
-"""Every device is one container's alone."""
+"""Each device belongs to one container alone."""
 
 
 def replicated(
     advertised: Advertisement, rules: ReplicaPolicy, means: MachineSharing, uses: Mapping[str, GpuPolicy] = _NO_USES
 ) -> Advertisement:
-    """What the node advertises when devices are shared by the rules; names that it has not are passed over.
+    """What the node advertises when devices are shared by the rules. Names that the node does not have are ignored.
 
-    A resource keeps its name, if need be with no device, also when each of its devices is offered under another one. What cannot
-    be shared by the machine's means, or by the administrator's word of `uses` by GPU UUID, is not offered at all: who asked for
-    limits is not to meet somebody without any.
+    A resource keeps its name, possibly without devices, even when each of its devices is offered under another one. What the
+    machine's means, or the administrator's policy in `uses` by GPU UUID, do not allow to be shared is not offered at all: a pod
+    that asked for limits must not meet one without any.
     """
     offered: dict[str, list[PluginDevice]] = {}
     unshared: dict[str, None] = {}
@@ -111,7 +111,7 @@ def replicated(
 
 
 def can_share(sharing: Sharing, replicas: int, means: MachineSharing) -> str:
-    """Why a machine of these means cannot have a device shared by so many, in words; "" when it can."""
+    """Why a machine with these means cannot share a device among so many, in words; "" when it can."""
     if sharing is not Sharing.MPS:
         return ""
     if why := means.why_not(sharing):
@@ -122,7 +122,7 @@ def can_share(sharing: Sharing, replicas: int, means: MachineSharing) -> str:
 
 
 def _without_mig(advertised: Advertisement, rules: ReplicaPolicy) -> list[str]:
-    """What is said of slices that are to be shared on a node of whose GPUs none can be cut."""
+    """What to say of slices that should be shared on a node without a GPU that can be cut."""
     gpus = [device.gpu for resource in advertised.resources for device in resource.devices if not device.gpu.lost]
     if not gpus or any(gpu.mig_capable for gpu in gpus):
         return []
@@ -153,7 +153,7 @@ def held_with(devices: Sequence[PluginDevice]) -> HeldGrants:
         if isinstance(grant, FractionalShare):
             memory[grant.device] = device.memory
             if isinstance(before, FractionalShare):
-                grant = replace(before, memory=before.memory + grant.memory)
+                grant = before._replace(memory=before.memory + grant.memory)
         grants[device.uuid] = grant
     return HeldGrants(
         tuple(grants.values()), tuple(device.id for device in devices if device.replica is not None), memory

@@ -15,14 +15,14 @@ from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 DOMAIN = "nvidia.com"
 GPU_RESOURCE = f"{DOMAIN}/gpu"
 REPLICA_MARK = "::"
-"""Parts a device's UUID from a replica's number."""
+"""Separates a device's UUID from a replica's number."""
 _DEVICE_RESOURCE = re.compile(
     rf"{re.escape(DOMAIN)}/(?:gpu|mig-\d+g\.\d+gb(?:\.[a-z][a-z0-9]*|-[a-z][a-z0-9]*)*)(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
 )
 
 
 def is_device_resource(name: str) -> bool:
-    """Whether a resource of that name is GPUs or slices, or replicas of them, whose name may have more at its end."""
+    """Whether a resource of that name is GPUs or slices, or replicas of them, with a possible suffix."""
     return name == VGPU_RESOURCE or _DEVICE_RESOURCE.fullmatch(name) is not None
 
 
@@ -38,9 +38,9 @@ class MigStrategy(StrEnum):
 class PluginDevice:
     """What one unit of a resource stands for: a whole GPU, or one slice of it (then both `instance` and `piece` are given).
 
-    Of a device that several share it is one of `replicas`, with the number `replica`, by the mechanism `sharing`; the number is
-    None for a device that is not shared. `threads` is its ceiling of multiprocessors in percent, None without one;
-    `limited` whether its memory is limited, by a mechanism that can.
+    For a shared device it is one of `replicas`, with the number `replica`, by the mechanism `sharing`; the number is None for a
+    device that is not shared. `threads` is its ceiling of multiprocessors in percent, None without one; `limited` is whether the
+    mechanism can and does limit its memory.
     """
 
     gpu: GpuState
@@ -70,7 +70,7 @@ class PluginDevice:
 
     @property
     def grant(self) -> Grant:
-        """What of the GPU a container is given with it; a replica is an even part of its device."""
+        """The part of the GPU that a container gets with it; a replica is an even part of its device."""
         device = self._device
         if self.replica is None or isinstance(device, ComputeSlice):
             return device
@@ -113,7 +113,7 @@ class Resource:
 class Advertisement:
     """What the node advertises. `problem` says why strategy single offers nothing; `warnings` what is left out.
 
-    `unshared` says what was to be shared and cannot be.
+    `unshared` says what should be shared but cannot be.
     """
 
     resources: tuple[Resource, ...] = ()
@@ -123,15 +123,15 @@ class Advertisement:
 
     @property
     def devices(self) -> tuple[PluginDevice, ...]:
-        """Every device, whatever its resource."""
+        """Every device, of all resources."""
         return tuple(device for resource in self.resources for device in resource.devices)
 
 
 def advertise(node: NodeState, strategy: MigStrategy) -> Advertisement:
     """What the node advertises under that strategy.
 
-    A node with a GPU always has `nvidia.com/gpu`, if need be with no device, so that its count never depends on what was
-    advertised before. Lost GPUs count for nothing.
+    A node with a GPU always has `nvidia.com/gpu`, possibly without devices, so that its count never depends on what was
+    advertised before. Lost GPUs do not count.
     """
     gpus = tuple(gpu for gpu in node if not gpu.lost)
     if not gpus:

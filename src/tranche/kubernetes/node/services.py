@@ -22,9 +22,9 @@ class NodeContext:
     """What components share.
 
     `node` is the node object as last seen (None while there is none), `node_pods` are its pods, perhaps late. `namespace` is
-    where ConfigMaps and `leases` are. `backend` is how the cluster gives shares by demand. `connection` is to the API server, for
-    what `api` does not do. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder cannot
-    be written, "" when it can.
+    where ConfigMaps and `leases` are. `backend` is how the cluster gives shares by demand. `connection` reaches the API server
+    for what `api` does not do. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder is
+    not writable, "" when it is.
     """
 
     node_name: str

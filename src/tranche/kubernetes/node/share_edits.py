@@ -1,4 +1,4 @@
-"""What a container gets for one share of its claim: device nodes, and what a client of MPS needs to stay within its limits."""
+"""What a container gets for one share of its claim: device nodes, and what an MPS client needs to stay within its limits."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def share_spec(
 ) -> CdiSpec:
     """The CDI specification of a claim: a device for each grant, in order, named `<uid>-<number>`.
 
-    `gpus` has the grants' by UUID, as they are now. `pipes` gives the folder of a device's MPS daemon by the device's UUID.
+    `gpus` are the GPUs of the grants by UUID, as they are now. `pipes` gives the folder of a device's MPS daemon by the device's
+    UUID.
 
     Raises:
-        VerificationFailed: a device is not there any more.
+        VerificationFailed: a device no longer exists.
         SharingUnavailable: nothing could keep a container within its limit.
     """
     mark = (claim_mark(keeper.uid), f"{keeper.namespace}/{keeper.name}")
@@ -53,12 +54,12 @@ def cdi_name(uid: str, number: int) -> str:
 
 
 def cdi_id(uid: str, number: int) -> str:
-    """The same as a runtime is told of it."""
+    """The same name in the form that a runtime reads."""
     return f"{CDI_KIND}={cdi_name(uid, number)}"
 
 
 def claim_of(cdi_device: str) -> str:
-    """The uid of the claim to which a device belongs by that name; "" for a device of another kind."""
+    """The uid of the claim that a device of that name belongs to; "" for a device of another kind."""
     kind, _, name = cdi_device.partition("=")
     return name.rpartition("-")[0] if kind == CDI_KIND else ""
 
@@ -68,7 +69,7 @@ def _edits(
 ) -> ContainerEdits:
     uuid = device_uuid(grant, gpu)
     if not uuid:
-        raise VerificationFailed(f"{gpu.label}: {grant.slot or 'the GPU'} is not there any more")
+        raise VerificationFailed(f"{gpu.label}: {grant.slot or 'the GPU'} no longer exists")
     more = files.device_by_cdi(uuid)
     mounts, environment = more.mounts, (*more.environment, mark)
     if isinstance(grant, FractionalShare):
@@ -81,7 +82,7 @@ def _nodes(grant: ChosenDevice, gpu: GpuState, files: DeviceFiles) -> tuple[Devi
         return files.gpu_nodes(gpu)
     instance = gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))
     if instance is None or instance.whole_slice is None:
-        raise VerificationFailed(f"{gpu.label}: {grant.slot} is not there any more")
+        raise VerificationFailed(f"{gpu.label}: {grant.slot} no longer exists")
     return files.slice_nodes(gpu, instance, instance.whole_slice)
 
 
@@ -100,4 +101,4 @@ def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
         case Sharing.MPS:
             return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
         case Sharing.MEMORY_LIMITS:
-            raise SharingUnavailable("the memory limits of the driver are for commands, not yet for containers")
+            raise SharingUnavailable("the driver's memory limits are for commands, not yet for containers")

@@ -1,6 +1,6 @@
-"""Whose turn it is: every ticket and the budget in, the tickets to grant out. Pure.
+"""Decides whose turn it is: every ticket and the budget go in, the tickets to grant come out. Pure.
 
-The budget says how many nodes may be changing at once: a number, or a part of all nodes.
+The budget says how many nodes may change at once: a number, or a percentage of all nodes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from tranche.core.printable import shortened
 from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 EVERY_NODE = 10**9
-"""More nodes than there are: all of them may change at once, also those that nobody has counted yet."""
+"""More nodes than exist: all of them may change at once, including nodes not counted yet."""
 
 _TEXT = re.compile(r"(\d{1,6})(%?)")
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimit:
-    """`amount` nodes, or that many percent of all. 0 lets nobody begin."""
+    """`amount` nodes, or that many percent of all. With 0 no node may begin."""
 
     amount: int
     percent: bool = False
 
     def nodes(self, fleet: int | None) -> int:
-        """How many nodes that is among `fleet`; a part is rounded up, as a DaemonSet does. One when the number is not known.
+        """How many nodes that is among `fleet`; a percentage is rounded up, as a DaemonSet does. One when the number is unknown.
 
-        All of them are EVERY_NODE, whatever the number.
+        All of them are EVERY_NODE, independent of the number.
         """
         if not self.percent or self.amount == 0:
             return self.amount
@@ -56,15 +56,16 @@ def parse_budget(text: str) -> RolloutLimit:
 
 
 LOST_SECONDS = 180.0
-"""A node that changes and has renewed nothing for so long holds the others up, like one that failed."""
+"""After so long without a renewal, a changing node holds the others up, like one that failed."""
 UNTAKEN_SECONDS = 60.0
-"""A turn that its node has not taken for so long is taken back: its agent is not there."""
+"""A turn that its node has not taken after so long is taken back: its agent is gone."""
 _LONGEST_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutDecision:
-    """`granted` may begin now; of `taken_back` the turn ends that they did not take. `held_up_by` are why nobody may begin.
+    """`granted` may begin now; `taken_back` lose the turn that they did not take. While there are `held_up_by`, no node may
+    begin.
 
     `waiting` is how many wait after this, and `busy` have the places of the budget.
     """
@@ -77,10 +78,11 @@ class RolloutDecision:
 
 
 def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, float]) -> RolloutDecision:
-    """Who may begin. `limit` is how many may change at once, `silent` for how many seconds each ticket was seen as it is.
+    """The tickets that may begin. `limit` is how many may change at once, `silent` is how many seconds each ticket has looked the
+    same.
 
-    The order is that of the tickets. A node that has failed, or was heard of no more while it changed, holds all others up until
-    somebody says go on; then it takes no place of the budget. Of any other node that word means nothing.
+    Tickets keep their order. A node that failed, or was no longer heard while it changed, holds all others up until someone says
+    go on; then it takes no place of the budget. For any other node that word has no effect.
     """
 
     def unheard(ticket: RolloutTicket, seconds: float) -> bool:
@@ -95,7 +97,7 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
     left = len(waiting) + len(taken_back)
     if held_up_by:
         return RolloutDecision(taken_back=taken_back, held_up_by=held_up_by, waiting=left)
-    # Those in trouble are passed by now.
+    # The rollout now passes over those in trouble.
     at_work = (*by_state[TicketState.GRANTED], *by_state[TicketState.CHANGING])
     busy = tuple(each for each in at_work if each not in lost)
     granted = tuple([each for each in waiting if not each.passed_over][: max(limit - len(busy), 0)])
@@ -103,13 +105,13 @@ def grants(tickets: Sequence[RolloutTicket], limit: int, silent: Mapping[str, fl
 
 
 def busy_text(tickets: Sequence[RolloutTicket]) -> str:
-    """Who has the places of the budget, for people: `nodes a, b, c, and 2 nodes more`; "" when nobody does."""
+    """The nodes that have the places of the budget, in words: `nodes a, b, c, and 2 nodes more`; "" for none."""
     named = ", ".join(sorted(each.node for each in tickets)[:3])
     return f"node{'s' if len(tickets) > 1 else ''} {named}{_more(len(tickets) - 3)}" if tickets else ""
 
 
 def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
-    """Who holds the others up, and why, in one sentence for people; "" when nobody does."""
+    """The nodes that hold the others up, and why, in one sentence; "" for none."""
     named = [
         f"node {each.node} failed: {shortened(each.message, _LONGEST_REASON)}"
         if each.state is TicketState.FAILED

@@ -1,4 +1,4 @@
-"""Who leads, one program at a time, by a lease that it renews; the others try when it is renewed no more."""
+"""Elects a leader, one program at a time, by a lease that it renews; the others try once it stops renewing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEADER_LEASE = "tranche-rollout"
 LEASE_SECONDS = 15
 RENEW_SECONDS = 5.0
 SURE_SECONDS = 10.0
-"""For so long after a renewal nobody else can have taken over, with 5 s to spare for a write on its way."""
+"""How long after a renewal no other candidate can have taken over, with 5 s to spare for a write on its way."""
 
 WAITING_ANNOTATION = "tranche.dev/waiting"
 HELD_UP_ANNOTATION = "tranche.dev/held-up-by"
@@ -22,7 +22,7 @@ BUSY_ANNOTATION = "tranche.dev/changing"
 
 @dataclass(frozen=True, slots=True)
 class LeaderReport:
-    """What the leader says in its lease: how many wait, who holds them up, and who has the places of the budget."""
+    """What the leader says in its lease: how many wait, which nodes hold them up, and which have the places of the budget."""
 
     waiting: int = 0
     held_up_by: str = ""
@@ -30,7 +30,7 @@ class LeaderReport:
 
 
 class LeaderLease:
-    """One candidate. `clock` is monotonic, in seconds; what other machines' clocks say is not believed."""
+    """One candidate. `clock` is monotonic, in seconds; it trusts no other machine's clock."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class LeaderLease:
         name: str = LEADER_LEASE,
         label: str = TICKET_LABEL,
     ) -> None:
-        """`name` is that of the lease for which the candidates compete, `label` one by which it is found."""
+        """The candidates compete for the lease `name`; `label` finds it."""
         self.news = LeaderReport()
         self._name = name
         self._labels = {label: "leader"}
@@ -54,11 +54,11 @@ class LeaderLease:
 
     @property
     def sure(self) -> bool:
-        """Whether nobody else can lead now."""
+        """Whether no other candidate can lead now."""
         return self._held is not None and self._clock() - self._renewed_at < SURE_SECONDS
 
     async def try_to_lead(self) -> bool:
-        """Whether this candidate leads now: nobody else does, or its lease was not renewed for its whole length."""
+        """Whether this candidate leads now: no other does, or the other's lease was not renewed for its whole length."""
         began = self._clock()
         lease = await self._leases.get(self._name)
         if lease is None:
@@ -73,7 +73,7 @@ class LeaderLease:
         return self._took(await self._leases.replace(replace(lease, holder=self._me, seconds=LEASE_SECONDS)), began)
 
     async def renew(self, news: LeaderReport) -> bool:
-        """Say that this one still leads, and the news; False when another one has taken over."""
+        """Renew the lead, and publish the news; False when another candidate has taken over."""
         if self._held is None:
             return False
         began = self._clock()
@@ -92,7 +92,9 @@ class LeaderLease:
         sleep: Callable[[float], Awaitable[None]],
         news: Callable[[], LeaderReport] = LeaderReport,
     ) -> None:
-        """Renew while the work is done; resign when the first of it ends or another one has taken over. Errors of the work."""
+        """Renew while the work runs; resign when the first of it ends or another candidate has taken over. Raises the work's
+        errors.
+        """
 
         async def renewing() -> None:
             while await self.renew(news()):
@@ -110,7 +112,7 @@ class LeaderLease:
         await self.resign()
 
     async def resign(self) -> None:
-        """Lead no more, so that whoever comes next need not wait."""
+        """Stop leading, so that the next leader need not wait."""
         held, self._held = self._held, None
         while held is not None and held.holder == self._me and not await self._leases.delete(held):
             held = await self._leases.get(self._name)  # a renewal whose answer was not awaited came first

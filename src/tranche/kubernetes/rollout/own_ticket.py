@@ -1,4 +1,4 @@
-"""A node's own ticket: made, written and taken away as the MIG manager wishes, and followed for as long as there is one."""
+"""A node's own ticket: created, written and removed as the MIG manager wishes, and followed while it exists."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RolloutNode:
-    """The node that takes part. `uid` is its object's, "" while that is not known."""
+    """The node that takes part. `uid` is its object's, "" while unknown."""
 
     node: str
     uid: Callable[[], str]
 
 
 class OwnTicket:
-    """`latest` is the ticket as last read or written, None when there is none; it has no value before the first look.
+    """`latest` is the ticket as last read or written, None without one; it has no value before the first look.
 
-    `spread` says for how many seconds to hold a new ticket back; `random` gives numbers from 0 to 1; `clock` is monotonic.
+    `spread` says how many seconds to hold a new ticket back at most; `random` gives numbers from 0 to 1; `clock` is monotonic.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class OwnTicket:
         self._clock = clock
         self._random = random
         self._sleep = sleep
-        self._newest = 0  # the version that this node has seen last; what a watch tells of older ones is past
-        self._sure = False  # whether every request about it was answered; else it may be another one than the one known
+        self._newest = 0  # the version that this node saw last; news of older ones from a watch is out of date
+        self._sure = False  # whether every request about it was answered; if not, the ticket may have changed
         self._wish: RolloutStatus | None = None
         self._to_move = asyncio.Event()
 
@@ -75,13 +75,13 @@ class OwnTicket:
         return self.ticket is not None and self.ticket.state is TicketState.WAITING
 
     def wish(self, wish: RolloutStatus) -> None:
-        """Have the ticket become what the wish needs, soon."""
+        """Soon change the ticket to what the wish needs."""
         if wish != self._wish:
             self._wish = wish
             self._to_move.set()
 
     async def run(self) -> None:
-        """Keep and follow it until cancelled."""
+        """Maintain and follow it until cancelled."""
         await self._until_done(self._read)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep())
@@ -134,10 +134,10 @@ class OwnTicket:
             else:
                 self._know(read_ticket(written))
         if move is not TicketAction.NONE:
-            self._to_move.set()  # another wish may have come meanwhile, or somebody else's word in the ticket
+            self._to_move.set()  # meanwhile another wish may have come, or someone else may have written to the ticket
 
     async def _follow(self) -> None:
-        """A node at rest follows nothing."""
+        """Follow the ticket while there is one."""
         while True:
             async for ticket in self.latest.changes():
                 if ticket is not None:
@@ -150,14 +150,14 @@ class OwnTicket:
 
     def _heard(self, lease: Lease | None) -> None:
         if lease is None:
-            # It may be about an earlier ticket, which is gone for long; the next move asks what there is now.
+            # It may be about an earlier ticket, long gone; the next move asks what exists now.
             self._sure = self.ticket is None
         elif version_number(lease) > self._newest and (ticket := read_ticket(lease)) != self.ticket:
             self._know(ticket)
         self._to_move.set()
 
     async def _renew(self) -> None:
-        """Say now and then that this node is still there."""
+        """Renew the ticket from time to time, to show that this node is still there."""
         renewed = self._clock()
         while True:
             await self._sleep(_RENEW_CHANGING_SECONDS)

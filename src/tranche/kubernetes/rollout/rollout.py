@@ -1,6 +1,6 @@
-"""A node's part in the rollout: it keeps its ticket as the MIG manager wishes, and leads while it waits and nobody else does.
+"""A node's part in the rollout: it keeps its ticket as the MIG manager wishes. While it waits and there is no leader, it leads.
 
-Whoever leads follows every ticket, and grants turns within the budget.
+The leader follows every ticket, and grants turns within the budget.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tranche.kubernetes.rollout.ticket import (
 from tranche.kubernetes.rollout.turn import RolloutPermission, RolloutStatus
 
 JITTER_SECONDS_PER_NODE = 0.02
-"""Nodes that are told of a change at once make their tickets over so many seconds for each of them: 50 a second."""
+"""Nodes that hear of a change at once create their tickets over so many seconds per node: 50 a second."""
 _LONGEST_JITTER_SECONDS = 120.0
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class Rollout:
         self._leader = Leader(leases, budget, self._fleet_size, me.node, clock=clock, random=random, sleep=sleep)
 
     def wish(self, wish: RolloutStatus) -> None:
-        """Have the node's ticket become what the wish needs, soon."""
+        """Soon change the node's ticket to what the wish needs."""
         self._own.wish(wish)
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class Rollout:
             return f"the rollout is held up: {news.held_up_by}"
         if self._budget.amount == 0:
             return "the rollout is paused, nobody may begin a change"
-        # A leader says how many wait; none says so of those whom it has not seen yet, or whom it is about to let begin.
+        # A leader says how many wait, without those that it has not seen yet or is about to let begin.
         if not (self._own.waits and news.waiting) or self._budget.nodes(None) == EVERY_NODE:
             return "its turn has not been given out yet"
         first = f"{news.busy} may now" if news.busy else "others come first"
@@ -89,7 +89,7 @@ class Rollout:
         async for _ in self._own.latest.changes():
             while self._own.waits:
                 await self._leader.stand()
-            self._leader.news.publish(LeaderReport())  # what was said of this rollout is not true of the next one
+            self._leader.news.publish(LeaderReport())  # news of this rollout is not true of the next one
 
     async def _spread(self) -> float:
         return min((await self._fleet_size() or 1) * JITTER_SECONDS_PER_NODE, _LONGEST_JITTER_SECONDS)
@@ -108,9 +108,9 @@ _FIRST_TRY_SECONDS, _LAST_TRY_SECONDS = 1.0, 120.0
 
 
 class Leader:
-    """A candidate that leads when nobody else does. `news` is what the leader says, whoever it is.
+    """A candidate that leads when there is no other leader. `news` is the leader's, this one's or another's.
 
-    `fleet` asks how many nodes there are, None when that cannot be known now.
+    `fleet` asks how many nodes there are, None while unknown.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Leader:
         self._leadership = LeaderLease(leases, me, clock=clock)
 
     async def stand(self) -> None:
-        """Try to lead, and lead until nobody waits; then a pause, the longer the more others wait and try as well."""
+        """Try to lead, and lead until no node waits. Then pause, longer when more nodes wait and try as well."""
         try:
             if await self._leadership.try_to_lead():
                 await self._lead()
@@ -160,7 +160,7 @@ class Leader:
                 changed.set()
 
     async def _grant(self, tickets: LatestValue[tuple[Lease, ...]], changed: asyncio.Event) -> None:
-        """Until nobody waits, or another one may have taken over."""
+        """Grant turns until no node waits, or another leader may have taken over."""
         heard: dict[str, tuple[str, float]] = {}
         granted: dict[str, Lease] = {}
         fleet: int | None = None
@@ -172,7 +172,7 @@ class Leader:
             if self._budget.percent and now - counted > _FLEET_SECONDS:
                 fleet, counted = await self._fleet(), now
             read = _read_all(tickets.value, granted)
-            # Nodes may have joined since somebody counted.
+            # Nodes may have joined since the last count.
             limit = self._budget.nodes(None if fleet is None else max(fleet, len(read)))
             heard = {each.node: _renewal(each, heard.get(each.node), now) for each in read}
             found = grants(read, limit, {node: now - since for node, (_, since) in heard.items()})
@@ -192,12 +192,12 @@ class Leader:
 
 
 def _read_all(leases: Sequence[Lease], granted: Mapping[str, Lease]) -> list[RolloutTicket]:
-    """Every ticket. What was granted counts before the watch tells of it: its place is given to nobody else."""
+    """Every ticket. A granted ticket counts before the watch reports it, so that no other gets its place."""
     latest = [max(lease, granted.get(lease.name, lease), key=version_number) for lease in leases]
     return [ticket for lease in latest if (ticket := read_ticket(lease)) is not None]
 
 
 def _renewal(ticket: RolloutTicket, before: tuple[str, float] | None, now: float) -> tuple[str, float]:
-    """State and renewal that the ticket shows, and since when it was seen so by this clock."""
+    """State and renewal that the ticket shows, and since when this clock has seen them so."""
     shown = f"{ticket.state} {ticket.lease.renewed}"
     return before if before is not None and before[0] == shown else (shown, now)

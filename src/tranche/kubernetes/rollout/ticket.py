@@ -1,7 +1,7 @@
-"""A node's place in the order of those that want to change their layout: a lease, so that `kubectl get leases` shows it.
+"""A node's place in the queue for a change of layout: a lease, so that `kubectl get leases` shows it.
 
-The lease's holder column says the state, and its age the order. A node makes its own ticket, and takes it away when it has its
-layout; whoever leads the rollout says whose turn it is.
+The lease's holder column shows the state, and its age the order. A node creates its own ticket, and removes it when it has its
+layout; the leader of the rollout says whose turn it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tranche.kubernetes.api.leases import Lease
 TICKET_LABEL = "tranche.dev/rollout"
 TICKET = "ticket"
 GO_ON_ANNOTATION = "tranche.dev/go-on"
-"""Written by an administrator on the ticket of a node that failed, with any value: the others go on."""
+"""An administrator writes it on the ticket of a failed node, with any value: the others go on."""
 
 _PREFIX = "tranche-layout."
 _NODE = "tranche.dev/node"
@@ -43,9 +43,9 @@ class TicketState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RolloutTicket:
-    """One node's. `digest` tells the content of the layout it is for; `lease` is what it was read from.
+    """A node's ticket. `digest` identifies the content of its layout; `lease` is what it was read from.
 
-    `passed_over`: it did not take the turn that it was granted, and its node was not heard of since.
+    `passed_over`: it did not take the turn that it was granted, and its node was not heard since.
     """
 
     node: str
@@ -59,18 +59,18 @@ class RolloutTicket:
 
     @property
     def order(self) -> tuple[str, str]:
-        """Who came first."""
+        """Sorts by arrival."""
         return self.lease.created, self.node
 
 
 def ticket_name(node: str) -> str:
-    """The name of a node's ticket, as long as names may be."""
+    """The name of a node's ticket, with a hash of the node's name where that is too long."""
     name = f"{_PREFIX}{node}"
     return name if len(name) <= _LONGEST_NAME else f"{_PREFIX}{hashlib.sha256(node.encode()).hexdigest()}"
 
 
 def read_ticket(lease: Lease) -> RolloutTicket | None:
-    """The ticket that a lease is; None for one that says no node or no state that is known."""
+    """The ticket in a lease; None for a lease without a node or a known state."""
     node, state = lease.annotations.get(_NODE, ""), lease.holder
     if not node or state not in set(TicketState):
         return None
@@ -88,7 +88,7 @@ def read_ticket(lease: Lease) -> RolloutTicket | None:
 
 
 def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
-    """The lease that says it, in the place of the one that it was read from. It goes with the node's object."""
+    """The lease for the ticket, replacing the one that it was read from. It is deleted with the node's object."""
     own: Mapping[str, str] = {
         _NODE: ticket.node,
         _LAYOUT: ticket.layout,
@@ -96,7 +96,7 @@ def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
         _MESSAGE: shortened(ticket.message, _LONGEST_MESSAGE),
         _PASSED_OVER: ticket.lease.renewed if ticket.passed_over else "",
     }
-    # What somebody said of a failure does not hold for the next one.
+    # What was said of one failure does not hold for the next.
     past = () if ticket.state is TicketState.FAILED else (GO_ON_ANNOTATION,)
     others = {key: value for key, value in ticket.lease.annotations.items() if key not in (*own, *past)}
     return replace(
@@ -110,5 +110,5 @@ def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
 
 
 def version_number(lease: Lease) -> int:
-    """A lease's version, as the number by which it is later or earlier than others of the same lease; 0 for another text."""
+    """A lease's version as a number that orders the versions of the same lease; 0 for other text."""
     return int(lease.version) if lease.version.isdecimal() else 0

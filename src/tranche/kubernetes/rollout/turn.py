@@ -1,4 +1,4 @@
-"""What a node wants of the rollout, and what it may do: the words between the MIG manager and its ticket. Pure."""
+"""What a node wants from the rollout, and what it may do: what the MIG manager and its ticket tell each other. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 
 
 class LayoutChangeState(StrEnum):
-    """DONE: no change is wanted. WANTED: one is to begin or goes on. FAILED: it was tried, and will be tried again."""
+    """DONE: no change is wanted. WANTED: one should begin or goes on. FAILED: one failed, and will be tried again."""
 
     DONE = "done"
     WANTED = "wanted"
@@ -18,7 +18,7 @@ class LayoutChangeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RolloutStatus:
-    """How a node stands. `digest` tells the layout's content, "" where it is not known; `message` says what failed."""
+    """A node's progress. `digest` identifies the layout's content, "" if unknown; `message` says what failed."""
 
     stage: LayoutChangeState
     layout: str = ""
@@ -28,7 +28,7 @@ class RolloutStatus:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPermission:
-    """What a node may do. `why_not` is what it waits for when it may not."""
+    """What a node may do. `why_not` is what it waits for if it may not."""
 
     ticket: RolloutTicket | None = None
     why_not: str = ""
@@ -42,7 +42,7 @@ class RolloutPermission:
 
 
 class TicketAction(StrEnum):
-    """What to do with the own ticket: nothing, write it, or take it away."""
+    """What to do with the own ticket: nothing, write it, or remove it."""
 
     NONE = "none"
     WRITE = "write"
@@ -54,7 +54,7 @@ def next_ticket(
 ) -> tuple[TicketAction, RolloutTicket | None]:
     """What to do with the own ticket for a wish, and the ticket to write.
 
-    A failed node that gets another layout goes on with the place that it has; after somebody said go on, it queues anew.
+    A failed node that gets another layout keeps its place; after someone says go on, it joins the end of the queue.
     """
     if wish.stage is LayoutChangeState.DONE:
         return (TicketAction.NONE if ticket is None else TicketAction.REMOVE), None
@@ -75,7 +75,7 @@ def _failed(ticket: RolloutTicket | None, wish: RolloutStatus) -> tuple[TicketAc
     if ticket is None:
         return TicketAction.NONE, None
     if ticket.state in (TicketState.WAITING, TicketState.GRANTED):
-        return TicketAction.REMOVE, None  # nothing was changed, so nobody is held up
+        return TicketAction.REMOVE, None  # nothing was changed, so no node is held up
     if ticket.state is TicketState.FAILED and ticket.message == wish.message:
         return TicketAction.NONE, None
     failed = RolloutTicket(

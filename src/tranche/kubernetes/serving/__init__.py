@@ -1,1 +1,1 @@
-"""What every process of Tranche on Kubernetes has: components that run on, pages over HTTP, a log."""
+"""What every process of Tranche on Kubernetes has: long-running components, pages over HTTP, a log."""

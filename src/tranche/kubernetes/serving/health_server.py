@@ -13,8 +13,8 @@ from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
 class HealthServer:
     """Answers on one port.
 
-    /healthz says 200 as long as the event loop turns. /readyz says 200 when all components are ready, else 503; either way its
-    body names each component with what it lacks.
+    /healthz says 200 while the event loop runs. /readyz says 200 when all components are ready, else 503; either way its body
+    names each component with what it lacks.
     """
 
     def __init__(self, readiness: Callable[[], Mapping[str, Readiness]]) -> None:
@@ -27,11 +27,11 @@ class HealthServer:
         return self._server.port
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen, on every address when `host` is ""; port 0 takes a free one. UsageError when it cannot be had."""
+        """Start listening, on every address when `host` is ""; port 0 takes a free one. UsageError if the port is taken."""
         await self._server.start(host, port, option="--health-port")
 
     def stop(self) -> None:
-        """Stop listening; answers in the making are dropped with the event loop."""
+        """Stop listening; unfinished answers end with the event loop."""
         self._server.stop()
 
     async def _answer(self, path: str, _: Mapping[str, str]) -> HttpResponse:

@@ -1,4 +1,4 @@
-"""As much HTTP as answers GET and HEAD on one port, and questions by POST where there are any."""
+"""A minimal HTTP server: answers GET and HEAD on one port, and POST where there is a `question`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _REQUEST_SECONDS = 5.0
 _LONGEST_REQUEST = 8192
 _MOST_CONNECTIONS = 64
 _TAKEN_AT_ONCE = 8
-"""Of so many connections one is taken in a turn of the event loop: a few turns go by before a request has been read."""
+"""Each turn of the event loop accepts this fraction of the limit: a few turns pass before a request has been read."""
 _KEPT_BY_THE_KERNEL = 1_024
-"""Connections that have not been taken. One more would have to be asked for again, after a second: too late for a probe."""
+"""Connections not yet taken. The client of one more would have to retry after a second: too late for a probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """What is sent back."""
+    """An answer."""
 
     status: HTTPStatus
     content: bytes = b""
@@ -30,12 +30,12 @@ class HttpResponse:
 
 
 class HttpServer:
-    """Asks `answer` for a path, without its query, and the request's headers, with lower-case names.
+    """Calls `answer` with a path, without its query, and the request's headers, with lower-case names.
 
-    Asks `question`, if there is one, for a path and the body of a POST, of at most `longest` bytes. A request and its answer
-    together may take five seconds, or `seconds`, and no longer if nobody takes the answer; then the connection is closed. Of more
-    than `most` connections the oldest without a whole request is closed, else the oldest: nobody who opens many takes the
-    process's memory, nor the place of one who asks.
+    Calls `question`, if there is one, with a path and the body of a POST, of at most `longest` bytes. A request and its answer
+    together may take five seconds, or `seconds`, even if the client does not read the answer; then the server closes the
+    connection. Above `most` connections it closes the oldest without a whole request, else the oldest: a client that opens many
+    takes neither the process's memory nor another client's place.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class HttpServer:
         self._most = most
         self._seconds = seconds
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.StreamWriter, bool] = {}  # whether its request has come
+        self._open: dict[asyncio.StreamWriter, bool] = {}  # whether its whole request has arrived
 
     @property
     def port(self) -> int:
@@ -63,9 +63,9 @@ class HttpServer:
         return port
 
     async def start(self, host: str, port: int, *, option: str, tls: ssl.SSLContext | None = None) -> None:
-        """Begin to listen, on every address when `host` is ""; port 0 takes a free one. With `tls`, HTTPS alone.
+        """Start listening, on every address when `host` is ""; port 0 takes a free one. With `tls`, HTTPS alone.
 
-        UsageError when it cannot be had; `option` is the option that chooses another.
+        UsageError if the port is not available; `option` is the option that chooses another.
         """
         seconds = None if tls is None else self._seconds
         try:
@@ -86,7 +86,7 @@ class HttpServer:
             ) from error
 
     def stop(self) -> None:
-        """Stop listening; answers in the making are dropped with the event loop."""
+        """Stop listening; unfinished answers end with the event loop."""
         if self._server is not None:
             self._server.close()
 
@@ -102,7 +102,7 @@ class HttpServer:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever asked went away, was too slow, or does not speak HTTP
+            pass  # the client went away, was too slow, or does not speak HTTP
         finally:
             self._open.pop(writer, None)
             writer.transport.abort()
@@ -145,8 +145,8 @@ def _headers(lines: list[str]) -> Mapping[str, str]:
 def _listener(host: str, port: int) -> socket.socket:
     """One socket: "" by name would give one for IPv4 and one for IPv6, and under port 0 with different ports.
 
-    Its connections send at once: asyncio sees to that only for sockets of its own. Under TLS an answer would else wait for the
-    acknowledgement of what the handshake sent, which takes 40 ms.
+    Its connections send at once: asyncio ensures that only for sockets of its own. Otherwise an answer under TLS would wait for
+    the acknowledgement of what the handshake sent, which takes 40 ms.
     """
     if host == "" and socket.has_dualstack_ipv6():
         listener = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)

@@ -1,4 +1,4 @@
-"""The agent's log: one JSON object a line for machines, or plain lines for a person at a terminal."""
+"""The agent's log: one JSON object per line for machines, or plain lines for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger and a constant message; whatever was given as `extra` stands beside them under its own name."""
+    """Time, level, logger and a constant message; each `extra` field appears beside them under its own name."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -32,7 +32,7 @@ class PlainFormatter(logging.Formatter):
     """The same for a terminal: `12:00:00 warning cannot follow object='node n1'`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback below it where there is one."""
+        """The line, followed by the traceback, if any."""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         details = "".join(f" {key}={value!r}" for key, value in _details(record).items())
         line = f"{time} {record.levelname.lower()} {record.getMessage()}{details}"
@@ -40,7 +40,7 @@ class PlainFormatter(logging.Formatter):
 
 
 def set_up(stream: TextIO | TextIOBase, *, as_json: bool, verbose: bool) -> None:
-    """Send every log record of the process to the stream; libraries speak from warnings on."""
+    """Send every log record of the process to the stream; libraries log warnings and errors only."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Hosts the components of a process, keeps them running, and says truly how each is."""
+"""Hosts the components of a process, keeps them running, and reports how each is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Supervisor:
-    """Runs components side by side until cancelled. One that fails is started again, and the others run on."""
+    """Runs components side by side until cancelled. A component that fails is started again; the others run on."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Supervisor:
                 group.create_task(self._keep(component), name=component.name)
 
     def readiness(self) -> Mapping[str, Readiness]:
-        """How each component is now; one that failed and was not ready since is not ready because of that failure."""
+        """Each component's present readiness. One that failed and was not ready since is not ready because of that failure."""
         found = {}
         for component in self._components:
             readiness = component.ready()
@@ -73,17 +73,17 @@ class Supervisor:
 
 
 async def _outcome(component: Component) -> BaseException | None:
-    """What the component failed with; None when it just ended.
+    """What the component failed with; None if it simply ended.
 
-    It runs as a task of its own. In the caller's task a failure of the component's own tasks, which arrives as a group, would
-    hide a cancellation that comes at the same moment.
+    It runs as its own task. In the caller's task a failure of the component's own tasks, which arrives as a group, would hide a
+    cancellation at the same moment.
     """
     work = asyncio.ensure_future(component.run())
     try:
         await asyncio.wait({work})
     finally:
         work.cancel()
-        # Taken here in any case: asyncio complains about an error that nobody looked at.
+        # Always retrieved: asyncio complains about an error that is not.
         (error,) = await asyncio.gather(work, return_exceptions=True)
     if isinstance(error, asyncio.CancelledError):
         return None

@@ -1,4 +1,5 @@
-"""What a person asks of a whole cluster, with the person's own rights: is everything there, and what should a maintainer see?
+"""Support for a whole cluster, with the user's own rights: is everything in place, and what should a maintainer see?
 
-Everything here only reads. `facts` is what was seen, `survey` sees it, the modules of `checks` judge it without asking anybody.
+Everything here only reads. `facts` are what was seen, `survey` collects them, and the modules of `checks` judge them without
+further requests.
 """

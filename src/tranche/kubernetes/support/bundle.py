@@ -1,6 +1,6 @@
-"""What a bundle says of a cluster, file by file.
+"""The cluster's files in a support bundle.
 
-Of a cluster these may leave it: parts of nodes and pods, our ConfigMaps as they are understood, our agents' logs reduced.
+Only these may leave a cluster: parts of nodes and pods, our ConfigMaps as parsed, our agents' logs, reduced.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from tranche.core.redaction import SHAPES, reduced
 from tranche.documents.envelope import document
 from tranche.documents.log_extract import log_extract
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
 from tranche.kubernetes.support.checkup import check_cluster
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts
 from tranche.kubernetes.support.findings import cluster_finding_document
 from tranche.kubernetes.support.survey import survey
 from tranche.node.files.archive import ArchiveFile
@@ -36,8 +38,16 @@ async def cluster_entries(connection: ApiConnection, *, now: datetime, own_versi
     findings = check_cluster(facts, now=now, own_version=own_version)
     checkup = document("ClusterCheckup", findings=[cluster_finding_document(each) for each in findings])
     entries = [
-        _entry("cluster/doctor.json", "which checks of the cluster passed", reduced(checkup, SHAPES["ClusterCheckup"])),
-        _entry("cluster/cluster.json", "nodes, agents, neighbours and policies, in parts", _cluster_extract(facts)),
+        _entry(
+            "cluster/doctor.json",
+            "results of doctor's checks of the cluster",
+            reduced(checkup, SHAPES["ClusterCheckup"]),
+        ),
+        _entry(
+            "cluster/cluster.json",
+            "excerpts of nodes, agents, other GPU software and policies",
+            _cluster_extract(facts),
+        ),
     ]
     for agents in facts.agents:
         entries += _config_maps(agents)
@@ -49,7 +59,7 @@ async def cluster_entries(connection: ApiConnection, *, now: datetime, own_versi
 def _config_maps(agents: AgentSetFacts) -> Iterator[ArchiveFile]:
     if agents.layouts is not None:
         name = f"cluster/{agents.daemon_set.namespace}/{agents.daemon_set.option('--layouts', 'tranche-layouts')}.json"
-        yield _entry(name, "the ConfigMap of layouts, as it is understood", _layouts_extract(agents.layouts))
+        yield _entry(name, "ConfigMap of layouts, as Tranche reads it", _layouts_extract(agents.layouts))
 
 
 async def _plugin_config(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFile]:
@@ -59,12 +69,12 @@ async def _plugin_config(reader: ClusterReader, agents: AgentSetFacts) -> list[A
     path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
     found = await reader.object(f"the ConfigMap {namespace}/{name}", path)
     data = {str(key): str(text) for key, text in ((found or {}).get("data") or {}).items()}
-    about = "the device plugin's settings that are known, by key"
+    about = "recognised settings of the device plugin, by key"
     return [_entry(f"cluster/{namespace}/{name}.json", about, _plugin_config_extract(data))]
 
 
 async def _logs(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFile]:
-    """Logs of the agents, those of the ones that are not ready first."""
+    """Logs of the agents, first of those that are not ready."""
     entries = []
     for pod in sorted(agents.pods, key=lambda each: (each.ready, each.name))[:_LOGS_AT_MOST]:
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/log"
@@ -74,7 +84,7 @@ async def _logs(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFil
             text = await reader.text(f"the log of {pod}", path, tailLines=_LOG_LINES, **query)
             if text is not None:
                 content = log_extract(text.splitlines()).encode()
-                about = f"the log of the agent on {pod.node}" + (", of the run before" if suffix else "")
+                about = f"log of the agent on {pod.node}" + (", from its previous run" if suffix else "")
                 entries.append(ArchiveFile(f"cluster/logs/{pod.name}{suffix}.log", about, content))
     return entries
 
@@ -122,7 +132,7 @@ _OPTIONS = (
 
 
 def _cluster_extract(facts: ClusterFacts) -> dict[str, Any]:
-    """Versions, nodes, agents, neighbours and policies as JSON data, without a message that somebody wrote."""
+    """Versions, nodes, agents, neighbours and policies as JSON data, without free-form messages."""
     return {
         "serverVersion": facts.server_version,
         "nodes": [_node(each) for each in facts.nodes],
@@ -138,7 +148,7 @@ def _cluster_extract(facts: ClusterFacts) -> dict[str, Any]:
 
 
 def _layouts_extract(text: str) -> Any:
-    """A ConfigMap's layouts as they are understood; of a text that is none, only how long it is."""
+    """A ConfigMap's layouts as parsed; for an invalid text only its length."""
     try:
         return layouts_to_data(parse_layouts(parse_document(text, "the ConfigMap", LayoutInvalid)))
     except LayoutInvalid:
@@ -146,7 +156,7 @@ def _layouts_extract(text: str) -> Any:
 
 
 def _plugin_config_extract(data: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the device plugin knows, of each key of its ConfigMap, by their path."""
+    """The settings that the device plugin knows, for each key of its ConfigMap, by their path."""
     return {key: _settings(text) for key, text in sorted(data.items())}
 
 
@@ -165,7 +175,7 @@ def _settings(text: str) -> Any:
     return found
 
 
-def _node(node: SurveyedNode) -> dict[str, Any]:
+def _node(node: KubeNode) -> dict[str, Any]:
     return {
         "name": node.name,
         "labels": {key: value for key, value in sorted(node.labels.items()) if key.startswith(_LABELS)},
@@ -180,8 +190,8 @@ def _node(node: SurveyedNode) -> dict[str, Any]:
             }
             for each in node.conditions
         ],
-        "capacity": dict(node.capacity),
-        "allocatable": dict(node.allocatable),
+        "capacity": gpu_counts(node.capacity),
+        "allocatable": gpu_counts(node.allocatable),
         "unschedulable": node.unschedulable,
         "kubelet": node.kubelet_version,
         "kernel": node.kernel_version,
@@ -205,7 +215,7 @@ def _agents(agents: AgentSetFacts) -> dict[str, Any]:
 
 
 def _options(daemon_set: DaemonSetFacts) -> list[str]:
-    """The options whose values are Tranche's own words, and the names of all others."""
+    """The options whose values are Tranche's own words, and only the names of all others."""
     found = []
     for argument in daemon_set.arguments:
         name, equals, value = argument.partition("=")

@@ -1,4 +1,4 @@
-"""The API server of the person at the keyboard, as kubectl finds it, with the credential plugins that clouds use."""
+"""The user's API server, found as kubectl finds it, including the credential plugins that clouds use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 60.0
 
 
 def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: Path) -> ApiServer:
-    """The API server of the named file, of $KUBECONFIG, of ~/.kube/config, or of the cluster whose pod this is.
+    """The API server of the named file, of $KUBECONFIG, of ~/.kube/config, or of the cluster that this pod runs in.
 
     Raises:
         KubeconfigInvalid: there is none of them, or one cannot be used.
@@ -28,10 +28,10 @@ def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: 
 
 
 def credential_of_plugin(settings: Mapping[str, Any]) -> PluginCredentials:
-    """Run a credential plugin (`users[].user.exec`, as `aws eks get-token`), which may not ask anything; what it gives.
+    """Run a credential plugin (`users[].user.exec`, as `aws eks get-token`) without interaction. Returns what it gives.
 
     Raises:
-        KubeconfigInvalid: it is not there, fails, or gives no credential.
+        KubeconfigInvalid: it is missing, fails, or gives no credential.
     """
     command = [str(settings.get("command") or ""), *map(str, settings.get("args") or ())]
     version = str(settings.get("apiVersion") or "client.authentication.k8s.io/v1")
@@ -51,18 +51,18 @@ def credential_of_plugin(settings: Mapping[str, Any]) -> PluginCredentials:
         )
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise KubeconfigInvalid(
-            f"the kubeconfig's credential plugin '{name}' cannot be run: {error}",
+            f"cannot run the kubeconfig's credential plugin '{name}': {error}",
             hint=str(settings.get("installHint") or ""),
         ) from error
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' failed: {last}")
     try:
         status = json.loads(done.stdout)["status"]
         given = [status.get(key) for key in ("token", "clientCertificateData", "clientKeyData")]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' gave no credential") from error
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' returned no credential") from error
     token, certificate, key = (str(each) if each else "" for each in given)
     if not token and not (certificate and key):
-        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' gave no credential")
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' returned no credential")
     return PluginCredentials(token, certificate.encode(), key.encode())

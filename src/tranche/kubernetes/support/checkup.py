@@ -14,14 +14,14 @@ from tranche.node.health.checkup import Status
 
 
 def check_cluster(facts: ClusterFacts, *, now: datetime, own_version: str) -> tuple[ClusterFinding, ...]:
-    """Everything that was found, what is right as well; `now` has a time zone."""
+    """All findings, good ones included; `now` has a time zone."""
     return tuple(together(_all(facts, now, own_version)))
 
 
 def _all(facts: ClusterFacts, now: datetime, own_version: str) -> Iterator[ClusterFinding]:
-    yield ClusterFinding("api-server", Status.PASS, f"the API server answers, Kubernetes {facts.server_version}")
+    yield ClusterFinding("api-server", Status.PASS, f"the API server responds; Kubernetes {facts.server_version}")
     for what, why in facts.unread.items():
-        yield ClusterFinding("not-read", Status.WARN, f"not looked at: {what}", f"your account may not: {why}")
+        yield ClusterFinding("not-read", Status.WARN, f"skipped: {what}", f"your account may not: {why}")
     yield from check_claims(facts)
     yield from check_agents(facts, own_version)
     yield from check_controllers(facts)

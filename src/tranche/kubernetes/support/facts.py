@@ -1,47 +1,13 @@
-"""A cluster as far as Tranche is concerned: what a survey saw, as values."""
+"""The facts of a cluster that concern Tranche: what a survey saw, as values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
-from tranche.kubernetes.api.node_rules import Taint, Toleration
+from tranche.kubernetes.api.node_rules import Toleration
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import DryRunResult
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionFacts:
-    """A node's condition; `since` is when its status last changed, None where the API server does not say."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-    since: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class SurveyedNode:
-    """A node. `capacity` and `allocatable` have the resources of GPUs only, as numbers; `annotations` only those of Tranche."""
-
-    name: str
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    taints: tuple[Taint, ...] = ()
-    conditions: tuple[ConditionFacts, ...] = ()
-    capacity: Mapping[str, int] = field(default_factory=dict)
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-    unschedulable: bool = False
-    kubelet_version: str = ""
-    kernel_version: str = ""
-    os_image: str = ""
-    container_runtime: str = ""
-    architecture: str = ""
-
-    def condition(self, type_: str) -> ConditionFacts | None:
-        """The condition of that type."""
-        return next((each for each in self.conditions if each.type == type_), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +29,7 @@ class DaemonSetFacts:
         return f"{self.namespace}/{self.name}"
 
     def option(self, name: str, default: str) -> str:
-        """The value of an option that is given as `--name=value`, the last one."""
+        """The value of an option given as `--name=value`; the last one counts."""
         given = [each.partition("=")[2] for each in self.arguments if each.startswith(f"{name}=")]
         return given[-1] if given else default
 
@@ -75,8 +41,8 @@ class DaemonSetFacts:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod of a DaemonSet. `waiting` is the reason why its container does not run, `ready_page` what its /readyz says, by
-    component; None where nobody asked or nobody answered.
+    """A pod of a DaemonSet. `waiting` is why its container does not run; `ready_page` is what its /readyz says, by component, or
+    None without an answer.
     """
 
     namespace: str
@@ -98,7 +64,7 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlace:
-    """A node's place among those that change their layout; `go_on` when somebody lets the others go on after its failure."""
+    """A node's place among those that change their layout; `go_on` means that the others may go on after its failure."""
 
     node: str
     state: str
@@ -107,19 +73,19 @@ class RolloutPlace:
 
 @dataclass(frozen=True, slots=True)
 class AgentSetFacts:
-    """An agent's DaemonSet with its pods. `lacking` are the rights that its account has not, None where nobody may ask."""
+    """An agent's DaemonSet with its pods. `lacking` are the rights that its account lacks, None if the caller may not ask."""
 
     daemon_set: DaemonSetFacts
     pods: tuple[PodFacts, ...] = ()
     lacking: tuple[str, ...] | None = ()
     layouts: str | None = None
-    """The text of its ConfigMap of layouts; None where there is none."""
+    """The text of its ConfigMap of layouts; None without one."""
     turns: tuple[RolloutPlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerFacts:
-    """A Deployment that runs the controller. `wanted` is how many of it are asked for, `ready` how many serve."""
+    """A Deployment that runs the controller. `wanted` is how many replicas are wanted, `ready` how many serve."""
 
     namespace: str
     name: str
@@ -132,7 +98,7 @@ class ControllerFacts:
 
 @dataclass(frozen=True, slots=True)
 class OtherProgramFacts:
-    """A DaemonSet that does a part of the agent's work, and the nodes that it runs on."""
+    """A DaemonSet that does a part of the agent's work, and its nodes."""
 
     daemon_set: DaemonSetFacts
     product: str
@@ -144,12 +110,12 @@ class OtherProgramFacts:
 class ClusterFacts:
     """What a survey saw.
 
-    `policies` and `bindings` are the names of Tranche's admission policies, None where the API server has no such objects;
-    `unread` says what the caller may not read, by what was to be read.
+    `policies` and `bindings` are the names of Tranche's admission policies, None if the API server has no such kind; `unread`
+    says why something could not be read, by its name.
     """
 
     server_version: str
-    nodes: tuple[SurveyedNode, ...] = ()
+    nodes: tuple[KubeNode, ...] = ()
     agents: tuple[AgentSetFacts, ...] = ()
     others: tuple[OtherProgramFacts, ...] = ()
     controllers: tuple[ControllerFacts, ...] = ()
@@ -157,4 +123,4 @@ class ClusterFacts:
     bindings: frozenset[str] | None = frozenset()
     unread: Mapping[str, str] = field(default_factory=dict)
     claims: DryRunResult | None = None
-    """What the API server made of a resource slice as a dry run; None when nobody tried."""
+    """What the API server made of a resource slice in a dry run; None if it was not tried."""

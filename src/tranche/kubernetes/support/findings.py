@@ -1,4 +1,4 @@
-"""What a check of a cluster found, also as JSON data."""
+"""The findings of a cluster's checks, also as JSON data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tranche.node.health.checkup import Status
 
 @dataclass(frozen=True, slots=True)
 class ClusterFinding:
-    """What one look found, about these nodes and pods. `check` is a stable word; `pods` are `namespace/name`."""
+    """One finding about these nodes and pods. `check` is a stable word; `pods` are `namespace/name`."""
 
     check: str
     status: Status
@@ -21,7 +21,7 @@ class ClusterFinding:
 
 
 def together(findings: Iterable[ClusterFinding]) -> Iterator[ClusterFinding]:
-    """Findings that say the same about several nodes or pods, as one each, where the first of them stood."""
+    """Merges findings that say the same about several nodes or pods, in the place of the first."""
     same: dict[tuple[str, Status, str, str], ClusterFinding] = {}
     for each in findings:
         key = (each.check, each.status, each.text, each.hint)

@@ -12,7 +12,7 @@ CLAIM_DRIVER = "dra"
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A program that is known by the last part of its image's name, by a word of its command, or by its DaemonSet's name."""
+    """A program known by the last part of its image's name, by a word of its command, or by its DaemonSet's name."""
 
     name: str
     part: str
@@ -50,7 +50,7 @@ def is_agent(daemon_set: DaemonSetFacts) -> bool:
 
 
 def known_product(daemon_set: DaemonSetFacts) -> _Product | None:
-    """Which of the known programs it runs; its name and command tell programs of one image apart."""
+    """The known program that it runs; its name and command tell programs of one image apart."""
     words = {word.rpartition("/")[2] for word in (*daemon_set.command[:1], *daemon_set.arguments[:1])}
     images = {_image_name(image) for image in daemon_set.images}
     for product in PRODUCTS:

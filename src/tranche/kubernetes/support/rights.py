@@ -1,4 +1,4 @@
-"""The rights that an agent's account needs under its options, and which of them it has not."""
+"""The rights that an agent's account needs with its options, and which of them it lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEASE_WRITER_VERBS = ("get", "create", "update")
 
 @dataclass(frozen=True, slots=True)
 class RbacPermission:
-    """One verb on one kind of object, in its API `group`; what does not matter of the rest is empty."""
+    """One verb on one kind of object, in its API `group`; fields that do not matter are empty."""
 
     verb: str
     resource: str
@@ -35,7 +35,7 @@ class RbacPermission:
 
 
 def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[RbacPermission, ...]:
-    """What the agent asks of an API server of that version with the options that it is started with."""
+    """What the agent asks of an API server of that version with its options."""
     parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS, CLAIM_DRIVER} - agent.left_out
     rights = [*(RbacPermission(verb, "nodes") for verb in ("get", "list", "watch"))]
     rights += [RbacPermission("list", "pods"), RbacPermission("watch", "pods")]

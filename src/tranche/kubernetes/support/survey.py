@@ -1,6 +1,6 @@
-"""Looks at a cluster once, with the caller's rights; nothing is changed: what is tried is tried as a dry run.
+"""Looks at a cluster once, with the caller's rights, and changes nothing: its attempts are dry runs.
 
-Only the fields of API objects that are named here leave this module: no environment, no secret.
+Only the fields of API objects named here leave this module: no environment, no secret.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from tranche.core.errors import (
@@ -19,9 +18,10 @@ from tranche.core.errors import (
     TrancheError,
 )
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json, part
+from tranche.kubernetes.api.decoding import Json, decode_node, part
 from tranche.kubernetes.api.leases import decode_lease
-from tranche.kubernetes.api.node_rules import Taint, Toleration
+from tranche.kubernetes.api.node_rules import Toleration
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import (
     PROBE_PATH,
@@ -30,18 +30,15 @@ from tranche.kubernetes.claims.allocation_backend import (
     kept_features,
     probe_slice,
 )
-from tranche.kubernetes.claims.vocabulary import is_gpu_resource
 from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
 from tranche.kubernetes.support.facts import (
     AgentSetFacts,
     ClusterFacts,
-    ConditionFacts,
     ControllerFacts,
     DaemonSetFacts,
     OtherProgramFacts,
     PodFacts,
     RolloutPlace,
-    SurveyedNode,
 )
 from tranche.kubernetes.support.programs import is_agent, known_product
 from tranche.kubernetes.support.rights import REVIEWS, needed_rights, review
@@ -53,7 +50,7 @@ _ASKED_AT_MOST = 20
 
 
 async def survey(connection: ApiConnection) -> ClusterFacts:
-    """What there is of Tranche, of nodes, and of programs that do the same.
+    """What exists of Tranche, of nodes, and of programs that do the same work.
 
     Raises:
         KubernetesUnavailable: the API server does not answer.
@@ -64,7 +61,8 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
     nodes = await reader.objects("nodes", "/api/v1/nodes")
     if nodes is None:
         raise KubernetesForbidden(
-            reader.unread.get("nodes", "cannot list nodes"), hint="use a kubeconfig whose account may list nodes"
+            reader.unread.get("nodes", "use a kubeconfig whose account may list nodes"),
+            hint="use a kubeconfig whose account may list nodes",
         )
     seen = tuple(_decode_node(raw) for raw in nodes)
     daemon_sets = tuple(map(decode_daemon_set, await reader.objects("DaemonSets", "/apis/apps/v1/daemonsets") or ()))
@@ -85,7 +83,9 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
 
 async def _probe(connection: ApiConnection) -> DryRunResult:
     """What the API server keeps of a resource slice. A dry run stores nothing."""
-    answer = await connection.ask("try a resource slice", "POST", PROBE_PATH, probe_slice(), query=PROBE_QUERY)
+    answer = await connection.ask(
+        "create a ResourceSlice as a dry run", "POST", PROBE_PATH, probe_slice(), query=PROBE_QUERY
+    )
     if answer.status == 404:
         return DryRunResult(served=False)
     try:
@@ -117,7 +117,7 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: st
 
 
 async def _turns(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[RolloutPlace, ...]:
-    """The nodes that take turns, the one that asked first at the front."""
+    """The nodes that take turns, in order of arrival."""
     namespace = daemon_set.namespace
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     raw = await reader.objects(f"leases in {namespace}", path, labelSelector=f"{TICKET_LABEL}={TICKET}")
@@ -126,7 +126,7 @@ async def _turns(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[Rol
 
 
 async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: PodFacts) -> Mapping[str, str] | None:
-    """What the agent itself says; None where the API server does not reach it, or the caller may not ask through it."""
+    """What the agent itself says; None if the API server does not reach it, or the caller may not ask through it."""
     port = agent.option("--health-port", "9440")
     path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{port}/proxy/readyz"
     try:
@@ -141,9 +141,7 @@ async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts, release: s
     lacking = []
     for right in needed_rights(daemon_set, release):
         try:
-            answer = await reader.connection.ask(
-                "ask for the agent's rights", "POST", REVIEWS, review(daemon_set, right)
-            )
+            answer = await reader.connection.ask("check the agent's rights", "POST", REVIEWS, review(daemon_set, right))
             status = answer.accepted().get("status") or {}
         except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
             reader.unread["the rights of other accounts"] = error.message
@@ -154,7 +152,7 @@ async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts, release: s
 
 
 async def _others(
-    reader: ClusterReader, daemon_sets: tuple[DaemonSetFacts, ...], nodes: tuple[SurveyedNode, ...]
+    reader: ClusterReader, daemon_sets: tuple[DaemonSetFacts, ...], nodes: tuple[KubeNode, ...]
 ) -> tuple[OtherProgramFacts, ...]:
     found = []
     for each in daemon_sets:
@@ -168,7 +166,7 @@ async def _others(
 
 
 async def _names(reader: ClusterReader, what: str, path: str) -> frozenset[str] | None:
-    """The names of Tranche's own objects of a kind; None where the API server has no such kind."""
+    """The names of Tranche's own objects of a kind; None if the API server has no such kind."""
     found = await reader.objects(what, path)
     return None if found is None else frozenset(_name(raw) for raw in found if _is_ours(raw))
 
@@ -185,27 +183,11 @@ def _name(raw: Json) -> str:
 _OUR_ANNOTATIONS = ("tranche.dev/", "mig-manager.tranche.dev/")
 
 
-def _decode_node(raw: Json) -> SurveyedNode:
-    """A `v1.Node`."""
-    meta, spec, status = part(raw, "metadata"), part(raw, "spec"), part(raw, "status")
-    info = part(status, "nodeInfo")
-    return SurveyedNode(
-        name=_text(meta, "name"),
-        labels=_texts(meta, "labels"),
-        annotations={
-            key: value for key, value in _texts(meta, "annotations").items() if key.startswith(_OUR_ANNOTATIONS)
-        },
-        taints=tuple(map(Taint.decode, spec.get("taints") or ())),
-        conditions=tuple(_condition(each) for each in status.get("conditions") or ()),
-        capacity=_counts(part(status, "capacity")),
-        allocatable=_counts(part(status, "allocatable")),
-        unschedulable=bool(spec.get("unschedulable")),
-        kubelet_version=_text(info, "kubeletVersion"),
-        kernel_version=_text(info, "kernelVersion"),
-        os_image=_text(info, "osImage"),
-        container_runtime=_text(info, "containerRuntimeVersion"),
-        architecture=_text(info, "architecture"),
-    )
+def _decode_node(raw: Json) -> KubeNode:
+    """A `v1.Node`, with Tranche's annotations only."""
+    node = decode_node(raw)
+    ours = {key: value for key, value in node.annotations.items() if key.startswith(_OUR_ANNOTATIONS)}
+    return replace(node, annotations=ours)
 
 
 def decode_daemon_set(raw: Json) -> DaemonSetFacts:
@@ -271,7 +253,7 @@ def _decode_pod(raw: Json) -> PodFacts:
 
 
 def _wanted_node(spec: Json) -> str:
-    """The node that a DaemonSet made its pod for: by an affinity, until the scheduler has bound it."""
+    """The node that a DaemonSet made its pod for: from an affinity, until the scheduler has bound it."""
     affinity = part(part(spec, "affinity"), "nodeAffinity")
     required = part(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     for term in required.get("nodeSelectorTerms") or ():
@@ -279,30 +261,6 @@ def _wanted_node(spec: Json) -> str:
             if wanted.get("key") == "metadata.name" and wanted.get("values"):
                 return str(wanted["values"][0])
     return ""
-
-
-def _condition(raw: Json) -> ConditionFacts:
-    since = _text(raw, "lastTransitionTime")
-    return ConditionFacts(
-        _text(raw, "type"), _text(raw, "status"), _text(raw, "reason"), _text(raw, "message"), _moment(since)
-    )
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
-
-
-def _counts(quantities: Json) -> Mapping[str, int]:
-    """The resources of GPUs; each is a whole number, which the API server may write with a suffix."""
-    found = {}
-    for key, value in quantities.items():
-        digits = str(value).removesuffix("k")
-        if is_gpu_resource(key) and digits.isdigit():
-            found[key] = int(digits) * (1000 if str(value).endswith("k") else 1)
-    return found
 
 
 def _text(raw: Json, key: str) -> str:

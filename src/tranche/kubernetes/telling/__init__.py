@@ -1,1 +1,1 @@
-"""What an agent tells of its whole node, for people who look at all nodes at once."""
+"""What an agent reports about its whole node, for viewers of all nodes at once."""

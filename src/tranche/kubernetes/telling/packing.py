@@ -1,4 +1,4 @@
-"""JSON data as the value of an annotation: compressed, and read again within bounds. Pure."""
+"""JSON data as the value of an annotation: compressed, and read back within bounds. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from tranche.core.json_text import read_json
 
 MOST_BYTES = 4 * 1024**2
-"""Of JSON: read, a byte of it may take thirty of memory."""
+"""Limit of the JSON: once decoded, one byte of it may take thirty in memory."""
 
 _HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
-"""Half of a character in JSON; alone it is text that nobody can write as UTF-8."""
+"""Half of a surrogate pair in JSON; alone it is text that UTF-8 cannot encode."""
 
 
 def packed(data: Any, most: int = MOST_BYTES) -> str:
-    """The same data are the same text; ValueError where the data are of more than so many bytes, which nobody would read."""
+    """Equal data give equal text; ValueError if the data have more bytes than that, which no one would read."""
     text = json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
     if len(text) > most:
         raise ValueError(f"it is too long: {len(text):,} bytes of {most:,}")
@@ -28,7 +28,7 @@ def packed(data: Any, most: int = MOST_BYTES) -> str:
 
 
 def unpacked(text: str, most: int = MOST_BYTES) -> Any:
-    """What was packed; ValueError, OSError or EOFError where it is nothing of the kind, or of more than so many bytes."""
+    """What was packed; ValueError, OSError or EOFError if the text is nothing of the kind, or has more bytes than that."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(base64.b64decode(text, validate=True))) as file:
             found = file.read(most + 1)
@@ -44,7 +44,7 @@ def unpacked(text: str, most: int = MOST_BYTES) -> Any:
 
 
 def _refuse_halves(data: Any) -> None:
-    """ValueError for text with half a character, which would break every page that shows it."""
+    """ValueError for text with half a surrogate pair, which would break every page that shows it."""
     try:
         json.dumps(data, ensure_ascii=False).encode()
     except RecursionError as error:

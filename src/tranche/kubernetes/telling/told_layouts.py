@@ -1,6 +1,6 @@
 """What an agent makes of the label that names its node's layout, for people who want to know before they set it. Pure.
 
-All agents of a cluster mostly say the same, so that whoever hears a thousand of them keeps it once.
+The agents of a cluster mostly say the same, so a reader of a thousand reports keeps it once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.planning.layouts.layout_offer import LayoutList
 
 FORMAT = 1
-"""Of another format nothing is known."""
+"""Other formats are unreadable."""
 MOST_LAYOUT_BYTES = 32 * 1024
-"""Beside the view this is less than what Kubernetes lets an object's annotations hold."""
+"""With the view, this stays below Kubernetes' limit for an object's annotations."""
 
 _KEPT = 64
 
@@ -27,7 +27,7 @@ class LayoutReport:
     """`managed`: whether the agent cuts GPUs by layouts at all. `in_use`: what it does about slices in use, as InUsePolicy.
 
     With `heeds_mode` only a node of mode static has layouts; with `turns` the node waits for its turn among all nodes. `offer` is
-    None where its layouts are too many to be told.
+    None if there are too many layouts to report.
     """
 
     managed: bool = False
@@ -38,11 +38,11 @@ class LayoutReport:
 
 
 NOT_MANAGED = LayoutReport()
-"""Of an agent without a MIG manager."""
+"""For an agent without a MIG manager."""
 
 
 def layouts_to_text(layouts: LayoutReport) -> str:
-    """As an annotation holds it: without the layouts themselves where there are too many."""
+    """The annotation's text, without the layouts themselves if there are too many."""
     data: dict[str, Any] = {
         "format": FORMAT,
         "managed": layouts.managed,
@@ -59,7 +59,7 @@ def layouts_to_text(layouts: LayoutReport) -> str:
 
 @lru_cache(_KEPT)
 def layouts_from_text(text: str) -> LayoutReport:
-    """What the annotation says; UsageError when it cannot be read, or is of another format."""
+    """Parses the annotation; UsageError if it is unreadable or has another format."""
     try:
         data = unpacked(text)
         if data["format"] != FORMAT:

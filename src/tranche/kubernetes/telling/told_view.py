@@ -1,6 +1,6 @@
-"""The lease in which an agent tells of its node: its view, what a controller may choose of it, and what layouts would do. Pure.
+"""The lease of an agent's report on its node: its view, what a controller may choose, and what layouts would do. Pure.
 
-Whoever may read leases reads all of one. So it has processes and amounts of memory only where people are to be told.
+Anyone who may read leases can read all of one. So it has processes and amounts of memory only if the report is for people.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tranche.kubernetes.telling.use_report import MOST_USE_BYTES
 from tranche.planning.decide.recording import view_from_dict, view_to_dict, withheld_from_dict, withheld_to_dict
 
 REPORT = "report"
-"""What these leases are called in their names."""
+"""The word for these leases in their names."""
 TOLD_LABEL = "tranche.dev/told"
-"""The label of those that tell people."""
+"""The label of reports for people."""
 VIEW = "view"
 """Its value."""
 GPUS = "gpus"
-"""The value of the label `tranche.dev/placing` of those of which a controller may choose."""
+"""The value of the label `tranche.dev/placing` for nodes where a controller may choose shares."""
 RENEWED_SECONDS = 60.0
-"""So often a lease is written although nothing has changed: nobody else can tell a quiet node from one that is gone."""
+"""How often an unchanged lease is written: otherwise readers cannot tell a quiet node from one that is gone."""
 SILENT_SECONDS = 150
-"""Who has not renewed its lease for so long has been lost sight of: two renewals were missed. The lease itself says so."""
+"""A lease without a renewal for so long counts as silent: it missed two renewals. The lease itself states this time."""
 
 MOST_BYTES = 192 * 1024
 """Kubernetes takes 256 KiB of annotations of an object; the rest is left to others."""
@@ -57,7 +57,7 @@ _Shown = Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ShareOffer:
-    """What a controller may choose of the node's GPUs: by its mode, and without what is withheld from those that it chooses for.
+    """What a controller may choose of the node's GPUs: by its mode, and without what is withheld from the controller's pods.
 
     `refused` says why pods, by uid, cannot have what was chosen for them.
     """
@@ -69,12 +69,12 @@ class ShareOffer:
 
 @dataclass(frozen=True, slots=True)
 class ViewReport:
-    """What an agent tells of its node. `short` says that there was too much to tell, and that processes are left out.
+    """An agent's report on its node. `short` says that the report was too long, and leaves out processes.
 
-    `layouts` is None where that is not told. `marked` are those of the GPUs that are being changed on which no change is at work
-    yet: a layout waits for what is in use, and another one may still take its place. `offer` is None where no controller chooses.
-    `to_people` is whether people are told, or a controller alone. `generation` grows with each change but of amounts.
-    `use` is the text that `use_from_text` reads; "" where nothing is told of that.
+    `layouts` is None if not reported. `marked` are those of the GPUs under change whose change has not begun: a layout waits for
+    what is in use, and another layout may still take its place. `offer` is None if no controller chooses. `to_people` is whether
+    the report is for people, or for a controller alone. `generation` grows with each change except of amounts. `use` is the text
+    that `use_from_text` reads; "" if not reported.
     """
 
     node: str
@@ -95,29 +95,27 @@ def lease_name(kind: str, node: str) -> str:
 
 
 def told(view: NodeView, draining: Collection[str] = ()) -> NodeView:
-    """The view without what is nobody else's business: commands of shares of the machine itself, keys of shares.
+    """The view without private details: the commands of the machine's own shares, and keys of shares.
 
-    GPUs of which a change may take away `draining` devices are being changed.
+    GPUs with `draining` devices, which a change may take away, count as changing.
     """
     changing = view.changing | marked(view, draining)
     return replace(view, allocations=tuple(map(_discreet, view.allocations)), changing=changing)
 
 
 def marked(view: NodeView, draining: Collection[str]) -> frozenset[str]:
-    """The GPUs of which a change may take away `draining` devices, and on which none is at work."""
+    """The GPUs with `draining` devices on which no change is at work yet."""
     by_uuid = devices(view.node)
     return frozenset(by_uuid[each].gpu_uuid for each in draining if each in by_uuid) - view.changing
 
 
 def steady(view: NodeView) -> NodeView:
-    """The view without amounts of memory in use, which change all the time: they are told when a lease is written anyway."""
+    """The view without amounts of memory in use. They change all the time, so they wait for the next write of the lease."""
     return replace(view, node=replace(view.node, gpus=tuple(_without_amounts(gpu) for gpu in view.node)))
 
 
 def bare(view: NodeView) -> NodeView:
-    """The view with no more than a controller needs: no amounts of memory, one process of each device, no name of one that it
-    belongs to.
-    """
+    """The view with no more than a controller needs: no amounts of memory, one process for each device, no names of its owner."""
     gpus = tuple(_without_amounts(_with_processes(gpu, _first)) for gpu in view.node)
     return replace(
         view, node=replace(view.node, gpus=gpus), allocations=tuple(_anonymous(each) for each in view.allocations)
@@ -125,7 +123,7 @@ def bare(view: NodeView) -> NodeView:
 
 
 def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
-    """The lease in which it is told; `owner` is name and uid of the node object. UsageError when it is too much for a lease."""
+    """The lease with the report; `owner` is name and uid of the node object. UsageError if the report is too long for a lease."""
     view, annotations = said.view, {NODE: said.node, _GENERATION: str(said.generation)}
     if said.offer is not None:
         annotations[_OFFER] = packed(_offer_to_dict(said.offer))
@@ -155,7 +153,7 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
 
 
 def _view_text(view: NodeView, most: int) -> str | None:
-    """None where it is too long for a lease, or for who reads it."""
+    """None if it is too long for a lease, or for its readers."""
     try:
         text = packed(view_to_dict(view))
     except ValueError:
@@ -164,7 +162,7 @@ def _view_text(view: NodeView, most: int) -> str | None:
 
 
 def told_from_lease(lease: Lease) -> ViewReport:
-    """What an agent told; UsageError when it cannot be read or cannot be true: nothing is known of the node then."""
+    """An agent's report; UsageError if it is unreadable or cannot be true. Then nothing is known of the node."""
     try:
         if lease.annotations[NODE] != told_node(lease):
             raise ValueError("it is not the lease of the node that it names")
@@ -180,7 +178,7 @@ def told_from_lease(lease: Lease) -> ViewReport:
 
 
 def told_node(lease: Lease) -> str:
-    """The node that the lease is about, by its name, whatever is in it."""
+    """The node of the lease, by its name, even if the rest is unreadable."""
     named = (lease.annotations.get(NODE, ""), lease.holder)
     return next(
         (each for each in named if each and lease_name(REPORT, each) == lease.name),
@@ -189,19 +187,19 @@ def told_node(lease: Lease) -> str:
 
 
 def generation_of(lease: Lease) -> int:
-    """The generation that the lease names, whether the rest of it can be read or not; 0 where it names none."""
+    """The generation that the lease names, even if the rest is unreadable; 0 if it names none."""
     text = lease.annotations.get(_GENERATION, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _LONGEST_NUMBER else 0
 
 
 def use_of_lease(lease: Lease) -> str:
-    """How much the GPUs are used, as the lease has it, also where nothing of it can be read; "" where it has none."""
+    """The use of the GPUs as the lease has it, readable or not; "" if it has none."""
     text = lease.annotations.get(_USE, "")
     return text if len(text) <= MOST_USE_BYTES else ""
 
 
 def _offer(lease: Lease) -> ShareOffer | None:
-    """None where there is none, or none that can be read: people are told of the view all the same."""
+    """None if it is missing or unreadable: the view counts all the same."""
     try:
         data = unpacked(lease.annotations[_OFFER]) if _OFFER in lease.annotations else None
         return None if data is None else _offer_from_dict(data)
@@ -224,7 +222,7 @@ def _offer_from_dict(data: Mapping[str, Any]) -> ShareOffer:
 
 
 def _layouts(lease: Lease) -> LayoutReport | None:
-    """None where they are not told, or not in a way that is understood here: the view counts all the same."""
+    """None if they are missing or unreadable: the view counts all the same."""
     try:
         return layouts_from_text(lease.annotations[_LAYOUTS]) if _LAYOUTS in lease.annotations else None
     except UsageError:
@@ -234,15 +232,15 @@ def _layouts(lease: Lease) -> LayoutReport | None:
 def _discreet(allocation: Allocation) -> Allocation:
     keeper = allocation.keeper
     if isinstance(keeper, ProcessKeeper):
-        keeper = replace(keeper, key_digest="")
-    return replace(allocation, command="", keeper=keeper)
+        keeper = keeper._replace(key_digest="")
+    return allocation._replace(command="", keeper=keeper)
 
 
 def _anonymous(allocation: Allocation) -> Allocation:
     keeper = allocation.keeper
     if isinstance(keeper, ProcessKeeper):
         keeper = ProcessKeeper(keeper.pid, keeper.started)
-    return replace(allocation, command="", keeper=keeper)
+    return allocation._replace(command="", keeper=keeper)
 
 
 def _without_amounts(gpu: GpuState) -> GpuState:
@@ -251,10 +249,9 @@ def _without_amounts(gpu: GpuState) -> GpuState:
 
 def _with_processes(gpu: GpuState, shown: _Shown) -> GpuState:
     instances = tuple(
-        replace(
-            each,
+        each._replace(
             compute_instances=tuple(
-                replace(piece, processes=shown(piece.processes)) for piece in each.compute_instances
+                piece._replace(processes=shown(piece.processes)) for piece in each.compute_instances
             ),
             stray_processes=shown(each.stray_processes),
         )
@@ -264,7 +261,7 @@ def _with_processes(gpu: GpuState, shown: _Shown) -> GpuState:
 
 
 def _without_memory(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:
-    return tuple(replace(each, memory=None) for each in processes)
+    return tuple(each._replace(memory=None) for each in processes)
 
 
 def _first(processes: tuple[GpuProcess, ...]) -> tuple[GpuProcess, ...]:

@@ -1,6 +1,6 @@
-"""How much the GPUs of a node are used now, and were over days, as the node's agent tells it in an annotation of its lease. Pure.
+"""The use of a node's GPUs, now and over days, as the node's agent reports it in an annotation of its lease. Pure.
 
-Lines of five minutes reach back six hours, and lines of half an hour seven days: of eight busy GPUs these are 12 to 26 kB.
+Lines of five minutes reach back six hours, and lines of half an hour seven days: for eight busy GPUs, 12 to 26 kB.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample, mean_of
 from tranche.kubernetes.telling.packing import packed, unpacked
 
 READ_SECONDS = 60.0
-"""So often an agent reads the gauges."""
+"""How often an agent reads the gauges."""
 LINE_SECONDS = 300.0
 LINES_KEPT_HOURS = 6
 LONG_LINE_SECONDS = 1800.0
@@ -27,11 +27,11 @@ KEPT_DAYS = 7
 _MOST_LINES = LINES_KEPT_HOURS * 12 + 1
 _MOST_LONG_LINES = KEPT_DAYS * 48 + 1
 MOST_USE_BYTES = 28 * 1024
-"""Beside view and layouts this is less than what Kubernetes lets an object's annotations hold."""
+"""With view and layouts, this stays below Kubernetes' limit for an object's annotations."""
 
 _FORMAT = 1
 _UNITS = (64.0 * MIB, 0.01, 2.0, 1.0)
-"""What each of KEPT_GAUGES is counted in: a chart of 60 pixels shows no less."""
+"""The unit of each of KEPT_GAUGES: a chart of 60 pixels shows no finer steps."""
 _MOST_JSON_BYTES = 512 * 1024
 _MOST_GPUS = 64
 _KEPT = 8
@@ -39,7 +39,7 @@ _KEPT = 8
 
 @dataclass(frozen=True, slots=True)
 class UseReport:
-    """`readings` are documents of GPUs and their slices, read at `taken`, in seconds since the epoch; 0 where nothing was read.
+    """`readings` are documents of GPUs and their slices, read at `taken`, in seconds since the epoch; 0 if nothing was read.
 
     `lines` are means of five minutes and `long_lines` of half an hour, oldest first.
     """
@@ -50,9 +50,9 @@ class UseReport:
     long_lines: tuple[GaugeSample, ...] = ()
 
     def with_line(self, line: GaugeSample) -> UseReport:
-        """With one more line, and without the oldest; a clock that was set back begins again there.
+        """Adds a line and drops the oldest. A clock that was set back drops the later lines.
 
-        What is too old is left out by `over`: a clock that was ahead once must not take away what is right.
+        `over` leaves out lines that are too old: a clock that was ahead once must not push out good lines.
         """
         cell = line.taken // LONG_LINE_SECONDS
         lines = (*(each for each in self.lines if each.taken < line.taken), line)
@@ -62,7 +62,7 @@ class UseReport:
         return replace(self, lines=lines[-_MOST_LINES:], long_lines=long_lines[-_MOST_LONG_LINES:])
 
     def over(self, hours: int, until: float) -> tuple[Sequence[GaugeSample], float]:
-        """The lines of so many hours until then, and how many seconds each is of."""
+        """The lines of so many hours until then, and the seconds that each covers."""
         chosen, every = (
             (self.lines, LINE_SECONDS) if hours <= LINES_KEPT_HOURS else (self.long_lines, LONG_LINE_SECONDS)
         )
@@ -74,9 +74,9 @@ NO_USE = UseReport()
 
 
 def use_to_text(use: UseReport) -> str:
-    """As an annotation holds it: without the oldest lines where these are too long."""
+    """The annotation's text, without the oldest lines if they are too long."""
     while (text := _text_of(use)) is None and (use.lines or use.long_lines):
-        # Lines of the last hours are the smaller part, and go when no others are left.
+        # The lines of the last hours are the smaller part, and go once no others are left.
         use = replace(
             use,
             lines=use.lines if use.long_lines else _newest(use.lines),
@@ -86,7 +86,7 @@ def use_to_text(use: UseReport) -> str:
 
 
 def _text_of(use: UseReport) -> str | None:
-    """None where it is too long."""
+    """None if it is too long."""
     try:
         text = packed(_to_data(use), _MOST_JSON_BYTES)
     except ValueError:
@@ -95,12 +95,12 @@ def _text_of(use: UseReport) -> str | None:
 
 
 def _newest(lines: tuple[GaugeSample, ...]) -> tuple[GaugeSample, ...]:
-    """All but the oldest eighth, one at least."""
+    """Drops the oldest eighth, at least one line."""
     return lines[-(-len(lines) // 8) :]
 
 
 def use_from_text(text: str) -> UseReport:
-    """What the annotation says; UsageError when it cannot be read, cannot be true, or is of another format."""
+    """Parses the annotation; UsageError if it is unreadable, cannot be true, or has another format."""
     found = _read(text)
     if isinstance(found, str):
         raise UsageError(f"what an agent says of the use of GPUs cannot be read: {found}")
@@ -109,7 +109,7 @@ def use_from_text(text: str) -> UseReport:
 
 @lru_cache(_KEPT)
 def _read(text: str) -> UseReport | str:
-    """What it says, or why that cannot be read."""
+    """The report, or why it is unreadable."""
     try:
         data = unpacked(text, _MOST_JSON_BYTES)
         if data["format"] != _FORMAT:
@@ -135,7 +135,7 @@ def _to_data(use: UseReport) -> dict[str, Any]:
 
 
 def _lines_data(lines: Sequence[GaugeSample], uuids: Sequence[str]) -> dict[str, Any]:
-    """A column for each gauge of each GPU: what changes little compresses well, side by side."""
+    """A column for each gauge of each GPU: values that change little compress well side by side."""
     columns = {
         name: [[_counted(line.gpus.get(uuid, {}).get(name), unit) for line in lines] for uuid in uuids]
         for name, unit in zip(KEPT_GAUGES, _UNITS, strict=True)

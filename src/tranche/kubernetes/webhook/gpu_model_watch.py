@@ -1,20 +1,19 @@
-"""Which kinds of shared GPUs the cluster has, by its resource slices: what a fraction of a GPU is in bytes depends on them."""
+"""Which kinds of shared GPUs the cluster has, by its resource slices: they decide how many bytes a fraction of a GPU is."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import ObjectSource
-from tranche.kubernetes.claims.vocabulary import DRIVER, AttributeName, CapacityName, DeviceType
+from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
-_ATTRIBUTES = (AttributeName.TYPE, AttributeName.PROFILE, AttributeName.MODEL, AttributeName.CARD_MEMORY)
 
 
 class GpuModelWatch:
@@ -32,41 +31,28 @@ class GpuModelWatch:
         self._connection = connection
         self._random = random
         self._sleep = sleep
-        self._known: tuple[Json, ...] | None = None
+        self._known: tuple[FleetDevice, ...] | None = None
 
     @property
-    def resource_slices(self) -> Iterable[Json] | None:
-        """The slices of the cluster, with no more than what shared devices say of their GPUs; None before they were read."""
+    def shared(self) -> Sequence[FleetDevice] | None:
+        """The shared devices of the cluster; None before they were read."""
         return self._known
 
     def ready(self) -> Readiness:
         """Whether they were read."""
         if self._known is None:
-            return Readiness(False, "the resource slices were not read yet")
+            return Readiness(False, "the controller has not read the ResourceSlices yet")
         return Readiness(True)
 
     async def run(self) -> None:
         """Follow them until cancelled."""
         selector = {"fieldSelector": f"spec.driver={DRIVER}"}
-        source = ObjectSource(self._connection, "resource slices", _PATH, selector, only_cards)
-        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
+        source = ObjectSource(self._connection, "resource slices", _PATH, selector, _shared)
+        async with aclosing(source.snapshots(self._random, self._sleep)) as snapshots:
             async for found in snapshots:
-                self._known = tuple(found.values())
+                self._known = tuple(device for devices in found for device in devices)
 
 
-def only_cards(resource_slice: Json) -> Json:
-    """The slice without all that does not matter here: a cluster has many, with tens of devices each."""
-    spec = resource_slice.get("spec") or {}
-    kept = []
-    for device in spec.get("devices") or ():
-        attributes = device.get("attributes") or {}
-        if (attributes.get(AttributeName.TYPE) or {}).get("string") == DeviceType.SHARED:
-            memory = (device.get("capacity") or {}).get(CapacityName.MEMORY)
-            kept.append(
-                {
-                    "attributes": {str(name): attributes[name] for name in _ATTRIBUTES if name in attributes},
-                    "capacity": {} if memory is None else {str(CapacityName.MEMORY): {"value": memory.get("value")}},
-                }
-            )
-    return {"spec": {"driver": spec.get("driver"), "devices": kept}}
+def _shared(resource_slice: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
+    """What matters here of a slice: a cluster has many, with tens of devices each."""
+    return tuple(each for each in decode_fleet_slice(resource_slice).devices if each.shared)

@@ -1,13 +1,13 @@
-"""Who the webhook is to the API server: its certificate, made and rotated here, and trusted before it serves.
+"""The webhook's identity for the API server: its certificate, made and rotated here, and trusted before it serves.
 
-Why openssl, and no library: Python's own modules make no certificates, and `cryptography` would be two compiled packages more
-in the image for one call every few days. openssl comes with `ca-certificates`, which the image's base has.
+Why openssl, and no library: Python's own modules make no certificates, and `cryptography` would add two compiled packages to the
+image for one call every few days. openssl comes with `ca-certificates`, which the image's base has.
 
-The certificate is its own authority, so no key of an authority has to be kept. Its own key never leaves the process but for the
-moment in which openssl and Python read it from a folder of the process's own.
+The certificate is its own authority, so there is no authority's key to keep. Its own key leaves the process only while openssl
+and Python read it from a folder of the process's own.
 
-Each replica adds its own certificate to what the others have written, so no key is shared and no replica needs another one. The
-API server is to trust those of all replicas, and none that is of no use any more.
+Each replica adds its own certificate to those of the others, so no key is shared and no replica needs another one. The API server
+should trust the certificates of all replicas, and none that is out of use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient, WebhookConfig
 
 _SKEW = timedelta(hours=1)
-"""By so much may the API server's clock be slow."""
+"""How far the API server's clock may be behind."""
 _TIME = "%Y%m%d%H%M%SZ"
 _TIMEOUT_SECONDS = 30.0
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", re.ASCII)
@@ -39,14 +39,14 @@ _LONGEST_NAME = 64  # of the subject; addresses may be longer
 
 @dataclass(frozen=True, slots=True)
 class ServingCertificate:
-    """A certificate and its private key as PEM, and until when it is valid."""
+    """A certificate and its private key as PEM, and when it expires."""
 
     certificate: str
     key: str
     expires: datetime
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Have the context serve it from the next connection on."""
+        """Make the context serve it from the next connection on."""
         with tempfile.TemporaryDirectory(prefix="tranche-tls-") as folder:
             file = Path(folder) / "chain.pem"
             file.write_text(self.key + self.certificate)
@@ -57,11 +57,11 @@ def make_certificate(name: str, hosts: Sequence[str], now: datetime, lifetime: t
     """A certificate for those DNS names, made out to `name`, valid from an hour ago until `lifetime` from `now` (UTC).
 
     Raises:
-        TlsUnavailable: there is no openssl, or it fails.
+        TlsUnavailable: openssl is missing or fails.
     """
     for word in (name, *hosts):
         if not _NAME.fullmatch(word):
-            raise TlsUnavailable(f"'{word}' cannot stand in a certificate")
+            raise TlsUnavailable(f"'{word}' is not allowed in a certificate")
     expires = (now + lifetime).replace(microsecond=0)
     with tempfile.TemporaryDirectory(prefix="tranche-tls-") as folder:
         place = Path(folder)
@@ -112,20 +112,20 @@ def _openssl(folder: Path, *words: str) -> None:
             ["openssl", *words], cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise TlsUnavailable(f"openssl cannot be run: {error}", hint="install the package openssl") from error
+        raise TlsUnavailable(f"cannot run openssl: {error}", hint="install the package openssl") from error
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        said = (done.stderr.strip().splitlines() or ["no error message"])[-1]
         raise TlsUnavailable(f"openssl {words[0]} failed: {said}", hint="the controller needs openssl 3.0 or newer")
 
 
 _BLOCK = re.compile(r"-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----", re.ASCII)
 _EACH, _ALL = 2, 16
-"""Of one replica the certificate that serves and the next; of all, with room for those of an upgrade."""
+"""For one replica the serving certificate and the next; for all, with room for those of an upgrade."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TrustedCertificate:
-    """One certificate as PEM, whom it was made out to, and from and until when it is valid, in seconds since 1970."""
+    """A certificate as PEM, its name, and its validity, in seconds since 1970."""
 
     pem: str
     name: str
@@ -134,14 +134,14 @@ class _TrustedCertificate:
 
 
 def read_bundle(pem: str) -> tuple[_TrustedCertificate, ...]:
-    """The certificates in a text, in its order; what is none is passed over."""
+    """The certificates in a text, in its order; skips anything else."""
     return tuple(found for block in _BLOCK.findall(pem) if (found := _read(block)) is not None)
 
 
 def bundle_with(pem: str, own: Iterable[str], now: float) -> str:
-    """The text with the certificates `own`, without any that has ended at `now`, and without the oldest of too many.
+    """The text with the certificates `own`, without any that has expired at `now`, and without the oldest of too many.
 
-    What stands in it already keeps its place, so that nothing is written when nothing has to be.
+    Certificates already in the text keep their place, so that nothing is written when nothing has to be.
     """
     mine = [each for text in own for each in read_bundle(text)]
     kept: list[_TrustedCertificate] = []
@@ -173,15 +173,15 @@ def _read(block: str) -> _TrustedCertificate | None:
 
 
 SETTLE_SECONDS = 2.0
-"""So long the API servers of a cluster may take to hear of a certificate that one of them has stored."""
+"""How long the API servers of a cluster may take to hear of a certificate that one of them has stored."""
 
 _log = logging.getLogger(__name__)
 
 
 class WebhookIdentity:
-    """Keeps a certificate in `tls`, and keeps it trusted by the webhook's configuration, whoever writes that as well.
+    """Keeps a certificate in `tls`, and keeps the webhook's configuration trusting it, even if others write to it too.
 
-    A new certificate is trusted first and serves afterwards, at half of the `lifetime` of the one before it.
+    A new certificate is trusted before it serves, at half of the `lifetime` of the one before it.
     """
 
     name = "certificate"
@@ -207,7 +207,7 @@ class WebhookIdentity:
         self._sleep = sleep
         self._wanted: tuple[ServingCertificate, ...] = ()
         self._serving: ServingCertificate | None = None
-        self._missing = f"the webhook configuration {configuration.name} was not read yet"
+        self._missing = f"the controller has not read the webhook configuration {configuration.name} yet"
         self._trusted = asyncio.Event()
 
     def ready(self) -> Readiness:
@@ -215,16 +215,16 @@ class WebhookIdentity:
         if self._missing:
             return Readiness(False, self._missing)
         if self._serving is None:
-            return Readiness(False, "the API servers have not heard of the certificate yet")
+            return Readiness(False, "the API servers do not trust the certificate yet")
         return Readiness(True)
 
     async def prepare(self) -> None:
-        """Have something to serve, before the port is opened."""
+        """Load a certificate before the port is opened."""
         await self._make()
         self._wanted[-1].load_into(self._tls)
 
     async def run(self) -> None:
-        """Make, have trusted, serve, and again; and put back what somebody else has written over."""
+        """Make certificates, have them trusted, and serve them in turn. Restores what others have overwritten."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             group.create_task(self._rotate())
@@ -239,7 +239,7 @@ class WebhookIdentity:
             await self._sleep(SETTLE_SECONDS)
             newest.load_into(self._tls)
             self._serving = newest
-            _log.info("serving with a certificate", extra={"expires": newest.expires.isoformat()})
+            _log.info("serving with a new certificate", extra={"expires": newest.expires.isoformat()})
             left = newest.expires - self._now() - self._lifetime / 2
             await self._sleep(max(left.total_seconds(), 0.0))
             await self._make()
@@ -256,9 +256,9 @@ class WebhookIdentity:
                     await self._publish()
 
     def _look(self, found: WebhookConfig | None) -> bool:
-        """Whether all that this one serves and will serve is trusted."""
+        """Whether the configuration trusts all that this replica serves and will serve."""
         if found is None:
-            self._missing = f"there is no MutatingWebhookConfiguration {self._configuration.name}"
+            self._missing = f"MutatingWebhookConfiguration {self._configuration.name} not found"
             return True
         bundle = found.bundle
         lacking = [each for each in self._wanted if each.certificate.strip() not in bundle]
@@ -268,7 +268,7 @@ class WebhookIdentity:
         return not lacking
 
     async def _publish(self) -> None:
-        """Until it is written, by this one or so that nothing has to be."""
+        """Return once the configuration has the certificates, written here or already there."""
         while (found := await self._configuration.get()) is not None:
             own = [each.certificate for each in self._wanted]
             bundle = bundle_with(found.bundle, own, self._now().timestamp())

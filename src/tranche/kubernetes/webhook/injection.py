@@ -1,4 +1,4 @@
-"""How a pod that asks by annotations becomes one that asks by a claim: a JSON patch, empty the second time. Pure."""
+"""Turns a pod that asks by annotations into one that asks by a claim: a JSON patch, empty the second time. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.node.resources import is_device_resource
 
 POD_CLAIM = "tranche"
-"""What the pod calls its claim."""
+"""The pod's name for its claim."""
 
 TEMPLATE_LABEL = "tranche.dev/claim-template"
 """The pod's label that names the template of its claim; on a template, its own name."""
@@ -30,23 +30,23 @@ _KINDS = ("initContainers", "containers")
 
 
 def demand_of(pod: Json) -> AnnotatedRequest | None:
-    """What a pod that is created asks for by annotations; None when nothing has to be done for it.
+    """What a new pod asks for by annotations; None when there is nothing to do for it.
 
-    UsageError as `pod_demand`, and for one that says itself what was chosen for it.
+    UsageError as `pod_demand`, and for a pod that itself states what was chosen for it.
     """
     annotations = _annotations(pod)
     if MIRROR_POD_ANNOTATION in annotations:
-        return None  # the kubelet runs such a pod whatever its object says
+        return None  # the kubelet runs such a pod regardless of its object
     if SHARE_GATE in annotations:
         raise UsageError(
-            f"the annotation {SHARE_GATE} says what was chosen for a pod, and the controller alone writes it",
-            hint="leave it out, and ask by another: tranche.dev/gpu-memory: 4Gi",
+            f"only the controller may set the annotation {SHARE_GATE}",
+            hint="remove it, and request a share, for example with tranche.dev/gpu-memory: 4Gi",
         )
     return pod_demand(annotations)
 
 
 def template_name(devices: Mapping[str, Any]) -> str:
-    """The name of the template of such a claim: the same wherever and whenever the same is asked for."""
+    """The name of the template of such a claim: equal requests give equal names."""
     text = json.dumps(devices, sort_keys=True, separators=(",", ":"))
     return f"tranche-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -54,7 +54,7 @@ def template_name(devices: Mapping[str, Any]) -> str:
 def claim_template(namespace: str, devices: Mapping[str, Any], request: str, now: str) -> Json:
     """A `ResourceClaimTemplate` of that claim, used at `now`."""
     name = template_name(devices)
-    in_order = json.loads(json.dumps(devices, sort_keys=True))  # the API server takes another order for another config
+    in_order = json.loads(json.dumps(devices, sort_keys=True))  # to the API server, another order is another config
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaimTemplate",
@@ -73,7 +73,7 @@ def injection(
 ) -> list[dict[str, Any]]:
     """The JSON patch that gives the pod its claim, by the template of that name; empty when it has it.
 
-    A pod that names one of the schedulers `take_over` gets the cluster's own, which alone knows claims of Tranche.
+    A pod that names one of the schedulers `take_over` gets the cluster's own, because no other knows claims of Tranche.
 
     Raises:
         UsageError: the pod asks for GPUs in another way too, has no such container, or is placed already.
@@ -94,8 +94,8 @@ def refuse_placed(spec: Json) -> None:
     """UsageError for a pod that names its node."""
     if spec.get("nodeName"):
         raise UsageError(
-            f"the pod names its node, {spec['nodeName']}, and only the scheduler gives a pod its share",
-            hint="use a nodeSelector: kubernetes.io/hostname",
+            f"the pod sets nodeName ({spec['nodeName']}), but only the scheduler can assign a share",
+            hint="use the nodeSelector kubernetes.io/hostname instead",
         )
 
 
@@ -119,8 +119,8 @@ def _pod_claim(spec: Json, template: str) -> list[dict[str, Any]]:
         named = str(claim.get("resourceClaimTemplateName") or "")
         if not _TEMPLATE_NAME.fullmatch(named):
             raise UsageError(
-                f"the pod has a claim '{POD_CLAIM}' of its own and annotations that ask for a share",
-                hint="leave one of them out, or call the claim otherwise",
+                f"the pod has its own claim named '{POD_CLAIM}' and annotations that request a share",
+                hint="remove the annotations, or rename the claim",
             )
         return (
             []
@@ -142,21 +142,22 @@ def _container_claim(path: str, container: Json) -> list[dict[str, Any]]:
 
 
 def scheduler_patch(spec: Json, take_over: Collection[str]) -> list[dict[str, Any]]:
-    """What gives a pod that names one of these schedulers the cluster's own."""
+    """Gives a pod that names one of these schedulers the cluster's own."""
     if spec.get("schedulerName") not in take_over:
         return []
     return [{"op": "replace", "path": "/spec/schedulerName", "value": "default-scheduler"}]
 
 
 def chosen_container(pod: Json, name: str) -> tuple[str, int, Json]:
-    """Where the container is that gets the share: the one that is named, the one that kubectl takes, else the first."""
+    """The container that gets the share: the named one, else the one that kubectl takes, else the first."""
     spec = pod.get("spec") or {}
     there = [(kind, position, each) for kind in _KINDS for position, each in enumerate(spec.get(kind) or ())]
     by_name = {str(each.get("name")): (kind, position, each) for kind, position, each in there}
     if name:
         if name not in by_name:
             raise UsageError(
-                f"the pod has no container '{name}', which {CONTAINER} names", hint=f"it has {', '.join(by_name)}"
+                f"{CONTAINER} names container '{name}', which the pod does not have",
+                hint=f"the pod has {', '.join(by_name)}",
             )
         return by_name[name]
     usual = _annotations(pod).get(_DEFAULT_CONTAINER, "")
@@ -164,20 +165,21 @@ def chosen_container(pod: Json, name: str) -> tuple[str, int, Json]:
         return by_name[usual]
     first = next((each for each in there if each[0] == "containers"), None)
     if first is None:
-        raise UsageError("the pod has no container")
+        raise UsageError("the pod has no containers")
     return first
 
 
 def refuse_second_demand(spec: Json) -> None:
-    """UsageError for a pod that asks for devices by a resource too."""
+    """UsageError for a pod that also asks for devices by a resource."""
     for kind in _KINDS:
         for container in spec.get(kind) or ():
             resources = container.get("resources") or {}
             for name in (*(resources.get("limits") or ()), *(resources.get("requests") or ())):
                 if is_device_resource(str(name)):
                     raise UsageError(
-                        f"container '{container.get('name')}' asks for {name}, and the pod's annotations for a share",
-                        hint="leave one of them out",
+                        f"container '{container.get('name')}' requests {name}, but the pod's annotations also "
+                        "request a share",
+                        hint="keep only one of them",
                     )
 
 

@@ -1,12 +1,13 @@
-"""The templates of claims that pods were given by annotations: made when one is needed, removed when none needs it any more.
+"""The templates of claims that pods got by annotations: made on demand, removed when no longer needed.
 
-Name and content go together, so it does not matter who makes one, nor how often. Each use is noted on the template every few
-minutes. It is removed an hour after its last use, in the version that was seen unused; a use in between is a newer version.
+Name and content go together, so it does not matter which replica makes one, nor how often. Each use is noted on the template
+every few minutes. It is removed an hour after its last use, in the version that was seen unused; a use in between is a newer
+version.
 
-Whoever reaches the webhook's port can ask as the API server asks. So no more than a hundred templates are made in a minute:
-with the hour after which they go, nobody fills the cluster with them.
+Anyone who reaches the webhook's port can send the API server's requests. So at most a hundred templates are made in a minute:
+because they go after an hour, they cannot fill the cluster.
 
-When the controller goes for good, what it has written goes too: the templates that no pod needs any more.
+When the controller is removed for good, so are its templates that no pod needs any more.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, Kuberne
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json, timestamp
 from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.api.reader import listed
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.webhook.injection import (
     TEMPLATE_LABEL,
@@ -33,13 +35,12 @@ from tranche.kubernetes.webhook.injection import (
 )
 
 NOTE_SECONDS = 300.0
-"""For so long after a use was noted, others are not."""
+"""How long after a noted use further ones are not noted."""
 
 KEPT = timedelta(hours=1)
 MOST_MADE, MADE_SECONDS = 100, 60.0
-"""So many are made at most in so many seconds. Those that are there already do not count."""
+"""At most so many are made in so many seconds. Existing ones do not count."""
 _MOST_KNOWN = 10_000
-_PAGE = "500"
 _GROUP = "/apis/resource.k8s.io/v1"
 
 _log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class TemplateStore:
         self._made: deque[float] = deque(maxlen=MOST_MADE)
 
     async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
-        """The name of the template of such claims, which is there and was used now."""
+        """Make sure of the template of such claims, note its use, and return its name."""
         name = template_name(devices)
         noted = self._noted.get((namespace, name))
         if noted is not None and self._clock() - noted < NOTE_SECONDS:
@@ -64,7 +65,7 @@ class TemplateStore:
         began = self._clock()
         path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates"
         made = claim_template(namespace, devices, request, timestamp(self._now()))
-        what = f"make the claim template {namespace}/{name}"
+        what = f"create claim template {namespace}/{name}"
         for _ in range(3):
             self._refuse_too_many(what)
             answer = await self._connection.ask(what, "POST", path, made)
@@ -72,13 +73,13 @@ class TemplateStore:
                 answer.accepted()
                 self._made.append(self._clock())
                 break
-            # In whole, not by a patch: the API server compares the config in a claim byte by byte, and a patch writes it anew.
+            # As a whole, not by a patch: the API server compares the config in a claim byte by byte, and a patch rewrites it.
             answer = await self._connection.ask(what, "PUT", f"{path}/{name}", made)
-            if answer.status != 404:  # else it was removed in between
+            if answer.status != 404:  # otherwise it was removed in between
                 answer.accepted()
                 break
         else:
-            raise KubernetesUnavailable(f"cannot {what}: somebody removes it again and again")
+            raise KubernetesUnavailable(f"cannot {what}: another program keeps deleting it")
         if len(self._noted) >= _MOST_KNOWN:
             self._noted.clear()
         self._noted[namespace, name] = began
@@ -87,12 +88,12 @@ class TemplateStore:
     def _refuse_too_many(self, what: str) -> None:
         if len(self._made) == MOST_MADE and self._clock() - self._made[0] < MADE_SECONDS:
             raise KubernetesUnavailable(
-                f"cannot {what}: {MOST_MADE} templates were made in the last minute",
-                hint="pods that ask for the same share have one template; try again in a minute",
+                f"cannot {what}: the limit of {MOST_MADE} new templates per minute is reached",
+                hint="try again in a minute; pods with the same request share one template",
             )
 
     async def sweep(self, unused_for: timedelta = KEPT) -> int:
-        """Remove what no pod needs and nobody has used for so long; how many were removed."""
+        """Remove templates without a pod that were unused for so long. Returns how many."""
         removed = 0
         templates = await self._list(f"{_GROUP}/resourceclaimtemplates", "claim templates")
         unused = ((each, _unused_since(each, self._now())) for each in templates)
@@ -111,27 +112,19 @@ class TemplateStore:
     async def _remove(self, namespace: str, name: str, version: str) -> bool:
         path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates/{name}"
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": version}}
-        answer = await self._connection.ask(f"remove the claim template {namespace}/{name}", "DELETE", path, body)
+        answer = await self._connection.ask(f"delete claim template {namespace}/{name}", "DELETE", path, body)
         if answer.status in (404, 409):
             return False
         answer.accepted()
-        _log.info("claim template removed", extra={"namespace": namespace, "template": name})
+        _log.info("deleted a claim template", extra={"namespace": namespace, "template": name})
         return True
 
     async def _list(self, path: str, what: str) -> list[Json]:
-        found: list[Json] = []
-        query = {"labelSelector": TEMPLATE_LABEL, "limit": _PAGE}
-        while True:
-            body = (await self._connection.ask(f"list {what}", "GET", path, query=query)).accepted()
-            found += body.get("items") or ()
-            following = (body.get("metadata") or {}).get("continue")
-            if not following:
-                return found
-            query = {**query, "continue": str(following)}
+        return [each async for each in listed(self._connection, what, path, labelSelector=TEMPLATE_LABEL)]
 
 
 def _unused_since(template: Json, now: datetime) -> timedelta | None:
-    """For how long nobody has used it; None where that cannot be read, so that it is kept."""
+    """How long it has been unused; None if unreadable, so that it is kept."""
     text = ((template.get("metadata") or {}).get("annotations") or {}).get(USED_ANNOTATION, "")
     try:
         return now - datetime.fromisoformat(str(text))
@@ -143,7 +136,7 @@ _SWEEP_SECONDS = 600.0
 
 
 class TemplateCleanupTask:
-    """Each replica sweeps: what one has removed is gone for the others. `random` gives numbers from 0 to 1."""
+    """Each replica sweeps. What one has removed is gone for the others. `random` gives numbers from 0 to 1."""
 
     name = "sweeper"
 
@@ -159,7 +152,7 @@ class TemplateCleanupTask:
         self._sleep = sleep
 
     def ready(self) -> Readiness:
-        """Always: what is left lying is only untidy."""
+        """Always ready: leftovers are merely untidy."""
         return Readiness(True)
 
     async def run(self) -> None:
@@ -169,21 +162,21 @@ class TemplateCleanupTask:
             try:
                 await self._store.sweep()
             except TrancheError as error:
-                _log.warning("templates not swept", extra={"reason": error.reason, "error": error.message})
+                _log.warning("cannot delete unused templates", extra={"reason": error.reason, "error": error.message})
 
 
 def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Remove the templates that no pod needs, and say how many. Nothing happens on a cluster that knows no claims.
+    """Remove the templates that no pod needs, and say how many. Does nothing on a cluster without claims.
 
-    A caller who may not is told so, and nothing is removed. Raises KubeconfigInvalid when no API server is known, and what
-    `KubeClient` says.
+    A caller without the right is told so, and nothing is removed. Raises KubeconfigInvalid when no API server is known, and the
+    errors of `KubeClient`.
     """
 
     async def run() -> int:
         connection = ApiConnection(find_api_server(kubeconfig, environ))
         try:
             store = TemplateStore(connection, now=lambda: datetime.now(UTC), clock=time.monotonic)
-            # One that was used a moment ago has its pod, or is not needed: whoever used it goes as well.
+            # A template used a moment ago has its pod, or is not needed: its user goes as well.
             return await store.sweep(timedelta.min)
         finally:
             await connection.close()
@@ -193,7 +186,7 @@ def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Ca
     except KubernetesNotFound:
         return
     except KubernetesForbidden as error:
-        say(f"claim templates stay: {error.message}")
+        say(f"cannot delete claim templates: {error.message}")
         return
     if removed:
-        say(f"{removed} claim template{'s' if removed > 1 else ''} removed")
+        say(f"deleted {removed} claim template{'s' if removed > 1 else ''}")

@@ -1,4 +1,4 @@
-"""The admission webhook: gives a pod that asks by annotations a claim, or has it wait for its share, or says why it cannot.
+"""The admission webhook: gives a pod that asks by annotations a claim, or makes it wait for its share, or says why it cannot.
 
 Question and answers are `admission.k8s.io/v1`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -27,59 +27,50 @@ from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.annotations import AnnotatedRequest, in_annotations
-from tranche.kubernetes.claims.gpu_models import shared_cards
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
+from tranche.kubernetes.fleet.devices import FleetDevice, shared_cards
 from tranche.kubernetes.serving.http_server import HttpResponse
 from tranche.kubernetes.webhook.injection import demand_of, injection, template_name
 
 PATH = "/pods"
 
 Gating = Callable[[Json, AnnotatedRequest, Collection[str]], list[dict[str, Any]]]
-"""The patch that has a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.gated.gating`."""
+"""The patch that makes a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.gated.gating`."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Templates(Protocol):
-    """Where templates of claims are kept."""
+    """The store of claim templates."""
 
     async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
-        """The name of the template of such claims, which is there from now on."""
-        ...
-
-
-class _GpuModels(Protocol):
-    """What is known of the cluster's shared GPUs."""
-
-    @property
-    def resource_slices(self) -> Iterable[Json] | None:
-        """The driver's resource slices; None while they are not known."""
+        """The name of the template of such claims, which exists from now on."""
         ...
 
 
 class PodWebhook:
-    """Answers AdmissionReviews. `take_over` are the schedulers whose pods get the cluster's own.
+    """Answers AdmissionReviews. Pods that name a scheduler in `take_over` get the cluster's own.
 
-    `backend` says how the cluster gives shares; None while that is not known.
+    `shared` are the cluster's shared devices, and `backend` says how it gives shares; each None while unknown.
     """
 
     def __init__(
         self,
         templates: _Templates,
-        cards: _GpuModels,
+        shared: Callable[[], Sequence[FleetDevice] | None],
         backend: Callable[[], AllocationBackend | None],
         gating: Gating,
         *,
         take_over: Collection[str] = (),
     ) -> None:
         self._templates = templates
-        self._cards = cards
+        self._shared = shared
         self._backend = backend
         self._gating = gating
         self._take_over = frozenset(take_over)
 
     async def answer(self, path: str, body: bytes) -> HttpResponse:
-        """The page for a POST."""
+        """The answer to a POST."""
         if path != PATH:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"{}")
         try:
@@ -99,7 +90,7 @@ class PodWebhook:
                 _refuse_backend(backend)
                 return _allowed(review.uid, self._gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
-            # What is wrong with the pod is said before anything is written for it.
+            # Faults of the pod are reported before anything is written for it.
             patch = injection(review.pod, demand, template_name(devices), self._take_over)
             if not review.dry_run:
                 await self._templates.ensure(review.namespace, devices, str(demand.request))
@@ -112,12 +103,12 @@ class PodWebhook:
         return _allowed(review.uid, patch)
 
     def _devices(self, request: Request) -> Mapping[str, Any]:
-        slices = self._cards.resource_slices
-        if slices is None and needs_cards(request):
+        shared = self._shared()
+        if shared is None and needs_cards(request):
             raise KubernetesUnavailable(
-                "the cluster's GPUs are not known yet, and a fraction of one depends on its size"
+                "the controller does not know the cluster's GPUs yet; a fraction depends on their size"
             )
-        return claim_spec(request, shared_cards(slices or (), request.gpu_model)).devices
+        return claim_spec(request, shared_cards(shared or (), request.gpu_model)).devices
 
     def _refused(self, review: AdmissionRequest, status: HTTPStatus, error: TrancheError) -> Json:
         meta = review.pod.get("metadata") or {}
@@ -132,11 +123,11 @@ class PodWebhook:
 
 def _refuse_backend(backend: AllocationBackend | None) -> None:
     if backend is None:
-        raise KubernetesUnavailable("it is not known yet how this cluster gives shares")
+        raise KubernetesUnavailable("the controller does not know yet how this cluster assigns shares")
     if backend is AllocationBackend.NONE:
         raise UsageError(
-            "this cluster gives no shares by demand: it has neither claims nor scheduling gates",
-            hint="they need Kubernetes 1.27 or newer",
+            "this cluster assigns no shares on demand: it has neither claims nor scheduling gates",
+            hint="use Kubernetes 1.27 or newer",
         )
 
 
@@ -145,7 +136,7 @@ _VERSION = "admission.k8s.io/v1"
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRequest:
-    """A pod that somebody creates. Nothing may be written for a `dry_run`."""
+    """A pod about to be created. For a `dry_run` nothing may be written."""
 
     uid: str
     namespace: str
@@ -154,7 +145,7 @@ class AdmissionRequest:
 
 
 def _read_review(body: bytes) -> AdmissionRequest | None:
-    """The pod that is asked about; None for another question, which does not concern the webhook.
+    """The pod of the question; None for another question, which does not concern the webhook.
 
     Raises:
         KubernetesRejected: it is no AdmissionReview of version v1.
@@ -166,9 +157,9 @@ def _read_review(body: bytes) -> AdmissionRequest | None:
         created = request["kind"]["kind"] == "Pod" and request["operation"] == "CREATE"
         pod, namespace = request.get("object"), str(request.get("namespace") or "")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise KubernetesRejected("the question is no AdmissionReview") from error
+        raise KubernetesRejected("the request is not an AdmissionReview") from error
     if version != _VERSION:
-        raise KubernetesRejected(f"the question is of version {version}, not {_VERSION}")
+        raise KubernetesRejected(f"the request has version {version}, not {_VERSION}")
     if not created or not isinstance(pod, Mapping) or request.get("subResource"):
         return None
     return AdmissionRequest(uid, namespace, pod, bool(request.get("dryRun")))
@@ -184,13 +175,13 @@ def _allowed(uid: str, patch: Sequence[Mapping[str, Any]] = ()) -> Json:
 
 
 def _refusal(uid: str, code: int, message: str) -> Json:
-    """The answer that keeps the pod out; `message` is what the person sees, after the webhook's name, on one line."""
+    """The answer that keeps the pod out; `message` is what the user sees, after the webhook's name, on one line."""
     response = {"uid": uid, "allowed": False, "status": {"code": code, "message": shortened(one_line(message))}}
     return {"apiVersion": _VERSION, "kind": "AdmissionReview", "response": response}
 
 
 def _uid_of(body: bytes) -> str:
-    """The uid of a question, whatever else is wrong with it."""
+    """The uid of a question, even if the rest is invalid."""
     try:
         return str(read_json(body)["request"]["uid"])
     except (ValueError, KeyError, TypeError):

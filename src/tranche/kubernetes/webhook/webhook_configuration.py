@@ -1,4 +1,4 @@
-"""The cluster's object that says which pods the API server asks the webhook about, and whose certificate it trusts."""
+"""The cluster's object that says which pods the API server asks the webhook about, and which certificates it trusts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import asyncio
 import base64
 import binascii
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.selection import ObjectSource, named
 
 _PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -25,7 +23,7 @@ class WebhookConfig:
 
     @property
     def bundle(self) -> str:
-        """The certificates that are trusted, as PEM; those of its first webhook, as all have the same."""
+        """The trusted certificates, as PEM, from its first webhook; all have the same."""
         for each in self.raw.get("webhooks") or ():
             try:
                 return base64.b64decode((each.get("clientConfig") or {}).get("caBundle") or "").decode(
@@ -46,7 +44,7 @@ class WebhookConfig:
 
 
 class ConfigurationClient:
-    """The one configuration of a name. `random` gives numbers from 0 to 1. Errors are those of `KubeClient`."""
+    """The configuration of that name. `random` gives numbers from 0 to 1. Errors are those of `KubeClient`."""
 
     def __init__(
         self,
@@ -62,26 +60,23 @@ class ConfigurationClient:
         self._sleep = sleep
 
     async def get(self) -> WebhookConfig | None:
-        """It now; None when there is none."""
+        """Its present state; None if it does not exist."""
         answer = await self._connection.ask(
             f"read the webhook configuration {self.name}", "GET", f"{_PATH}/{self.name}"
         )
         return None if answer.status == 404 else WebhookConfig(answer.accepted())
 
     async def trust(self, found: WebhookConfig, bundle: str) -> bool:
-        """Write other trusted certificates; False when somebody else has written it since it was read."""
+        """Write other trusted certificates; False when it has changed since it was read."""
         what = f"write the webhook configuration {self.name}"
         answer = await self._connection.ask(what, "PUT", f"{_PATH}/{self.name}", found.with_bundle(bundle))
         if answer.status not in (404, 409):
             answer.accepted()
         return answer.status not in (404, 409)
 
-    async def watch(self) -> AsyncGenerator[WebhookConfig | None, None]:
-        """It now, then after each change; None while there is none."""
+    def watch(self) -> AsyncGenerator[WebhookConfig | None, None]:
+        """Its present state, then after each change; None while it does not exist."""
         source = ObjectSource(
             self._connection, f"webhook configuration {self.name}", _PATH, named(self.name), WebhookConfig
         )
-        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
-            async for found in snapshots:
-                yield next(iter(found.values()), None)
+        return source.versions(self._random, self._sleep)

@@ -1,1 +1,1 @@
-"""Carries plans out: guard, journal, act, verify."""
+"""Carries out plans: guard, journal, act, verify."""

@@ -1,7 +1,7 @@
 """Carries out a Plan: journals each step before and after, verifies its effect, and undoes its own work on failure.
 
-GPUs are worked on at the same time, one GPU in order. While a plan runs, the process holds each of its GPUs by a lock that
-dies with it. Every destructive step checks, right before it acts, that nothing holds or uses what it is about to take.
+It works on several GPUs in parallel, and on each GPU in order. While a plan runs, the process holds a lock on each of its GPUs
+that dies with it. Every destructive step checks, right before it acts, that nothing holds or uses what it is about to take.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tranche.planning.steps import Step
 from tranche.planning.steps.undo import StepRecord, undo_steps
 
 Progress = Callable[[GpuState, Step], None]
-"""Told each step as it begins."""
+"""Called with each step as it begins."""
 
 
 def no_progress(gpu: GpuState, step: Step) -> None:
@@ -69,9 +69,9 @@ class Executor:
         progress: Progress = no_progress,
         seconds: float | None = None,
     ) -> None:
-        """Carry out the steps; on failure undo what was done and raise the first error. The plan stays open in the journal.
+        """Carry out the steps; on failure, undo them and raise the first error. The plan stays open in the journal.
 
-        WaitTimeout, and nothing was done, when others work on one of its GPUs for `seconds` more.
+        Raises WaitTimeout, having done nothing, when others work on one of its GPUs for `seconds` more.
         """
         with self._holding(records, seconds):
             failed = threading.Event()
@@ -89,7 +89,7 @@ class Executor:
                 raise errors[0]
 
     def shows(self, gpu_uuids: Iterable[str]) -> bool:
-        """Whether this process can look at those GPUs, as far as they are still in the machine."""
+        """Whether this process can see those GPUs, as far as they are still in the machine."""
         if self._driver.scope is DeviceVisibility.ALL:
             return True
         try:
@@ -100,7 +100,7 @@ class Executor:
         return True
 
     def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
-        """Put back what the plan changed, as far as nothing has come to use it; what stays is said in an event."""
+        """Undo what the plan changed, unless something uses it since; an event reports what stays."""
         with self._ledger.write() as db:
             journal.begin_undo(db, plan_id)
             records = journal.step_records(db, plan_id)
@@ -116,10 +116,10 @@ class Executor:
                     chronicle.undo_incomplete(db, self._clock(), plan_id, error, allocation_id=allocation_id)
 
     def _holding(self, records: Sequence[StepRecord], seconds: float | None) -> ExitStack:
-        """The locks of every GPU of the plan, taken in one order everywhere, so that two plans never wait for each other.
+        """The locks of all the plan's GPUs, always taken in the same order, so two plans never wait for each other.
 
-        The tool that resets a GPU inherits them: when this process is killed meanwhile, nobody touches the GPU before that
-        tool is through.
+        The tool that resets a GPU inherits them: if this process is killed meanwhile, no other touches the GPU before that tool
+        ends.
         """
         with ExitStack() as stack:
             for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
@@ -133,7 +133,7 @@ class Executor:
         work: Callable[[str], TrancheError | None],
         stop: Callable[[], None] = lambda: None,
     ) -> list[TrancheError]:
-        """Work on every GPU of the records at the same time; the errors. `stop` is called when an interrupt ends the wait."""
+        """Work on all GPUs of the records in parallel; returns the errors. Calls `stop` when an interrupt ends the wait."""
         gpu_uuids = list(dict.fromkeys(record.step.gpu_uuid for record in records))
         if len(gpu_uuids) <= 1:
             return [error for gpu_uuid in gpu_uuids if (error := work(gpu_uuid)) is not None]
@@ -226,7 +226,7 @@ def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bo
 
 
 def carry_out_apart(plan_ids: Sequence[str], carry_out: Callable[[str], None]) -> None:
-    """Carry out each of the plans; what happened on every GPU that failed is one error."""
+    """Carry out each of the plans; raises one error for all GPUs that failed."""
     if len(plan_ids) == 1:
         carry_out(plan_ids[0])
         return
@@ -238,7 +238,7 @@ def carry_out_apart(plan_ids: Sequence[str], carry_out: Callable[[str], None]) -
             return error
         return None
 
-    from concurrent.futures import ThreadPoolExecutor  # slow to import, and needed by the agent only
+    from concurrent.futures import ThreadPoolExecutor  # slow to import, and only the agent needs it
 
     with ThreadPoolExecutor(max_workers=len(plan_ids), thread_name_prefix="change") as pool:
         errors = [error for error in pool.map(attempt, plan_ids) if error is not None]
@@ -247,7 +247,7 @@ def carry_out_apart(plan_ids: Sequence[str], carry_out: Callable[[str], None]) -
 
 
 def _of_several(errors: Sequence[TrancheError], *, done: int) -> TrancheError:
-    """What happened on each GPU that failed, and that the change is done on so many others."""
+    """One error for all GPUs that failed; it also counts the GPUs with a completed change."""
     first = errors[0]
     messages = "; ".join(error.message for error in errors)
     rest = f"; it is done on the other {done} GPUs" if done > 1 else "; it is done on the other GPU" if done else ""

@@ -1,10 +1,9 @@
-"""The last look before a GPU is changed: what a step would take must be neither held by an allocation nor in use.
+"""The last check before a GPU changes: what a step would take must be neither held by an allocation nor in use.
 
-A step says itself what it takes (`tranche.planning.steps.step`). A step of a kind that is not known here is refused.
+Each step declares what it takes (`tranche.planning.steps.step`). Unknown kinds of steps are refused.
 
-This is the one home of four invariants: never destroy an instance that has an allocation or a process; never create an
-instance over room that is promised to somebody else; never reset or switch a GPU that is in use; never end a daemon of MPS by
-which somebody shares.
+Only this module enforces four invariants: never destroy an instance with an allocation or a process; never create an instance in
+room that is promised to another; never reset or switch a GPU in use; never end an MPS daemon that shares use.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from tranche.planning.steps.plan import Plan
 
 
 class StepGuard:
-    """Checks steps against the ledger and the GPU as it was just seen."""
+    """Checks steps against the ledger and the GPU as just observed."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def check(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
-        """GpuBusy when the step would take something from anybody but the allocation that it is done for."""
+        """Raises GpuBusy when the step would take something from anyone but its own allocation."""
         for taking in step.takes:
             match taking:
                 case TakesInstance(occupant):
@@ -39,9 +38,9 @@ class StepGuard:
                 case TakesGpu():
                     self._check_whole(step, gpu)
                 case TakesSharing():
-                    pass  # who holds a part is in the ledger, and the server that it runs in goes with the daemon
+                    pass  # the ledger knows the holders of parts, and their server ends with the daemon
                 case TakesRoom():
-                    pass  # an instance that is there already is seen by the step, and by the driver
+                    pass  # the step and the driver see existing instances
                 case _:
                     assert_never(taking)
         with self._ledger.read() as db:
@@ -69,36 +68,36 @@ class StepGuard:
 
 
 def _refuse_unavailable(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: GpuState, allocation_id: str) -> None:
-    """GpuBusy when a daemon that failed would be started anew beneath somebody who is no client of the new one."""
+    """Raises GpuBusy when restarting a failed daemon would affect shares that are not clients of the new one."""
     if not (why := unavailable(gpu, device.slot)):
         return
     others = (each for each in register.allocations(db) if each.id != allocation_id and each.phase is Phase.ACTIVE)
     for each in others:
         if any(overlap(grant, device) for grant in each.grants):
             raise GpuBusy(
-                f"{gpu.label} is not shared further while allocation {each.id} holds a part of it: {why}",
+                f"{gpu.label} takes no new shares while allocation {each.id} holds a part of it: {why}",
                 hint="see it with: tranche ps",
             )
 
 
 def refuse_changing(view: NodeView, plan: Plan) -> None:
-    """GpuBusy when another change is at work on one of the plan's GPUs."""
+    """Raises GpuBusy when another change works on one of the plan's GPUs."""
     for gpu_uuid in plan.gpu_uuids:
         if gpu_uuid in view.changing:
             raise GpuBusy(
                 f"{view.node.gpu(gpu_uuid).label} is being changed by another command",
-                hint="run this one again when that has ended; see: tranche events",
+                hint="run this command again when the change has ended; see: tranche events",
             )
 
 
 def refuse_held_by_any(db: sqlite3.Connection, view: NodeView, plan: Plan, allocation_id: str) -> None:
-    """GpuBusy when the plan takes what somebody came to hold since the decision; within the plan's own transaction."""
+    """Raises GpuBusy when the plan takes what another allocation got since the decision. Call it in the plan's transaction."""
     for step in plan.steps:
         refuse_held(db, step, view.node.gpu(step.gpu_uuid).label, allocation_id)
 
 
 def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: str) -> None:
-    """GpuBusy when the step takes what an allocation other than that one holds; `label` names the step's GPU."""
+    """Raises GpuBusy when the step takes what another allocation holds; `label` names the step's GPU."""
     for taking in step.takes:
         match taking:
             case TakesInstance(occupant):
@@ -121,7 +120,7 @@ def refuse_held(db: sqlite3.Connection, step: Step, label: str, allocation_id: s
 
 
 def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: PlacedInstance | None, allocation_id: str) -> str:
-    """The id of another allocation that has a part of the device by MPS; "" when none has. Others need no daemon."""
+    """The id of another allocation with a part of the device by MPS; "" when there is none. Other parts need no daemon."""
     slot = None if occupant is None else InstanceKey(gpu_uuid, occupant.profile, occupant.placement)
     for allocation in register.allocations(db):
         for grant in allocation.grants:

@@ -1,4 +1,4 @@
-"""Runs hooks as mig-parted does: one after the other, the first failure ends the list, nothing of our environment passed on."""
+"""Runs hooks as mig-parted does: one after the other, stopping at the first failure, without passing on our environment."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STDERR = 2
 
 @dataclass(frozen=True, slots=True)
 class HookRunner:
-    """Hooks with what the running command adds to their environment: its options, as MIG_PARTED_* variables.
+    """Hooks, with the running command's options as MIG_PARTED_* variables in `environment`.
 
-    A hook's environment is its own `envs` overlaid with those; PATH and the rest of this process's are not inherited. Output
-    is discarded, or goes to stderr with `show_output`.
+    These variables override a hook's own `envs`. Hooks do not inherit PATH or the rest of this process's environment. Discards
+    output, or sends it to stderr with `show_output`.
     """
 
     hooks: HooksFile = field(default_factory=HooksFile)
@@ -27,15 +27,15 @@ class HookRunner:
     show_output: bool = False
 
     def run(self, moment: str) -> None:
-        """Run the hooks of that moment; HookFailed at the first that cannot start or returns non-zero."""
+        """Run the hooks of that moment. Raises HookFailed at the first that cannot start or returns non-zero."""
         for hook in self.hooks.at(moment):
             self._run(moment, hook)
 
     def _run(self, moment: str, hook: Hook) -> None:
-        # A bare name is looked up in this process's PATH, since the hook's own environment has none.
+        # Look up bare names in this process's PATH, since the hook's own environment has none.
         program = hook.command if os.sep in hook.command else shutil.which(hook.command)
         if program is None:
-            raise HookFailed(f"error running {moment} hook: '{hook.command}' is not a command here")
+            raise HookFailed(f"error running {moment} hook: '{hook.command}' is not an executable command here")
         output = _STDERR if self.show_output else subprocess.DEVNULL
         try:
             code = subprocess.run(

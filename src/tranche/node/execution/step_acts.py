@@ -1,4 +1,4 @@
-"""What the driver is told for each kind of step, and the look afterwards whether the GPU shows its effect."""
+"""Carries out each kind of step by the driver, then checks that the GPU shows its effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tranche.planning.steps import (
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What an act works with. `sleep` takes seconds."""
+    """The tools of an act. `sleep` takes seconds."""
 
     driver: Driver
     daemons: MpsDaemonManager
@@ -33,12 +33,12 @@ class StepContext:
     sleep: Callable[[float], None]
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU as it is now, with its daemons; GpuNotFound when it is not there."""
+        """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""
         return self.timeslices.on_gpu(self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid)))
 
 
 def create_instance(step: CreateInstance, gpu: GpuState, tools: StepContext) -> None:
-    """Create the instance where it is not there yet, then the compute instances that it lacks."""
+    """Create the instance if it is missing, then its missing compute instances."""
     instance = step.instance(gpu)
     instance_id = (
         instance.id
@@ -55,7 +55,7 @@ _PAUSE_SECONDS = 0.1
 
 
 def destroy_instance(step: DestroyInstance, gpu: GpuState, tools: StepContext) -> None:
-    """Destroy the compute instances, then the GPU instance, which is tried again for two seconds while it stays in use."""
+    """Destroy the compute instances, then the GPU instance; retries for two seconds while it stays in use."""
     instance = step.instance(gpu)
     assert instance is not None, "a step in effect is not carried out"
     for compute in instance.compute_instances:
@@ -71,7 +71,7 @@ def destroy_instance(step: DestroyInstance, gpu: GpuState, tools: StepContext) -
 
 
 def reset_gpu(step: ResetGpu, gpu: GpuState, tools: StepContext) -> None:
-    """Have the driver reset the GPU."""
+    """Let the driver reset the GPU."""
     tools.driver.reset_gpu(gpu.uuid)
 
 
@@ -81,7 +81,7 @@ def set_mig_mode(step: SetMigMode, gpu: GpuState, tools: StepContext) -> None:
 
 
 def set_timeslice(step: SetTimeslice, gpu: GpuState, tools: StepContext) -> None:
-    """Set the length, or put back what was there, and read it back."""
+    """Set the length, or restore the previous one, and verify it."""
     if step.length is None:
         tools.timeslices.put_back(gpu, tools.driver)
     else:
@@ -89,19 +89,19 @@ def set_timeslice(step: SetTimeslice, gpu: GpuState, tools: StepContext) -> None
 
 
 def start_mps(step: StartMps, gpu: GpuState, tools: StepContext) -> None:
-    """Start the daemon, or raise the limit of the one that serves, and read the limit back."""
+    """Start the daemon, or raise the serving daemon's limit, and verify the limit."""
     device = step.device_uuid(gpu)
     if not device:
-        raise VerificationFailed(f"{gpu.label}: {step.place} is not there, so it cannot be shared")
+        raise VerificationFailed(f"{gpu.label}: {step.place} does not exist, so it cannot be shared")
     tools.daemons.start(gpu, step.slot, device, step.limit, tools.driver, tools.sleep)
 
 
 def stop_mps(step: StopMps, gpu: GpuState, tools: StepContext) -> None:
-    """End the daemon and put the compute mode back."""
+    """End the daemon and restore the compute mode."""
     tools.daemons.stop(gpu, step.slot, tools.driver, tools.sleep)
 
 
-# Told a step for a GPU as it was last seen; called only while the step is not in effect.
+# Receives a step and its GPU as last seen; called only while the step is not in effect.
 Act = Callable[[Any, GpuState, StepContext], None]
 
 ACTS: Final[Mapping[type[Step], Act]] = {
@@ -116,7 +116,7 @@ ACTS: Final[Mapping[type[Step], Act]] = {
 
 
 def carry_out(step: Step, gpu: GpuState, tools: StepContext) -> GpuState:
-    """Do the step on the GPU, last seen as given; the GPU as it is afterwards. The step's own error when nothing shows."""
+    """Do the step on the GPU, last seen as `gpu`; returns the GPU afterwards. Raises the step's own error without an effect."""
     ACTS[type(step)](step, gpu, tools)
     after = tools.observe_gpu(gpu.uuid)
     if not step.in_effect(after):

@@ -1,7 +1,7 @@
-"""The lengths of time slices: what the administrator wants, what Tranche has set, and what was there before.
+"""The lengths of time slices: what the administrator wants, what Tranche has set, and the previous values.
 
-A record is written before the driver is told, so that whoever comes after a kill knows what to put back. The driver forgets a
-length when it is unloaded, so a record counts for one start of the machine.
+A record is written before the driver is told, so after a kill the next process knows what to restore. The driver forgets a length
+when it is unloaded, so a record counts for one boot of the machine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PAUSE_SECONDS: Final = 60.0
 
 
 class _TimesliceRecord(NamedTuple):
-    """What is known of a GPU, each a length's word or "": `wanted`, `set` by Tranche, and what was there `before`.
+    """A GPU's lengths, each a length's word or "": `wanted`, `set` by Tranche, and the one `before`.
 
-    `boot` is the start of the machine in which it was set. `tried` is when putting it back failed, in seconds since the epoch.
+    `boot` is the boot of the machine when it was set. `tried` is when restoring it failed, in seconds since the epoch.
     """
 
     wanted: str = ""
@@ -47,13 +47,13 @@ class TimesliceStore:
         self._folder = places.timeslices
 
     def on_node(self, node: NodeState) -> NodeState:
-        """The node with what is known of its time slices."""
+        """The node with its recorded time slices."""
         if not os.path.isdir(self._folder):
             return node
         return replace(node, gpus=tuple(self.on_gpu(gpu) for gpu in node.gpus))
 
     def on_gpu(self, gpu: GpuState) -> GpuState:
-        """The GPU with what is known of its time slices."""
+        """The GPU with its recorded time slices."""
         if not os.path.isdir(self._folder):
             return gpu
         record, wanted = self._read(gpu.uuid), self.wanted(gpu.uuid)
@@ -61,17 +61,17 @@ class TimesliceStore:
         return gpu if now is wanted is None else replace(gpu, timeslice=now, timeslice_wanted=wanted)
 
     def wanted(self, gpu_uuid: str) -> Timeslice | None:
-        """The administrator's word that counts for that GPU; None when there is none."""
+        """The length that the administrator wants for that GPU; None when there is none."""
         word = self._read(gpu_uuid).wanted or self._read(_EVERY).wanted
         return Timeslice(word) if word else None
 
     def want(self, gpu_uuids: Iterable[str], length: Timeslice | None) -> None:
-        """Note the word for those GPUs, or for all without a word of their own when none is named; None takes it back."""
+        """Note the wanted length for those GPUs, or without GPUs, for all that have none of their own; None removes it."""
         for name in tuple(gpu_uuids) or (_EVERY,):
             self._write(name, self._read(name)._replace(wanted=length or ""))
 
     def left(self, allocations: Iterable[Allocation], now: float) -> tuple[str, ...]:
-        """The GPUs on which Tranche has set a length and nobody takes turns; not those where putting it back failed lately."""
+        """The GPUs with a length set by Tranche and no share in turns, except those where restoring failed lately."""
         try:
             names = [name.removesuffix(_SUFFIX) for name in os.listdir(self._folder) if name.endswith(_SUFFIX)]
         except OSError:
@@ -87,9 +87,9 @@ class TimesliceStore:
         return tuple(sorted(late - turns))
 
     def set(self, gpu: GpuState, length: Timeslice, driver: Driver) -> None:
-        """Have the driver use that length; VerificationFailed when it does not show it."""
+        """Let the driver use that length. Raises VerificationFailed when it does not show it."""
         if gpu.mig_enabled:
-            raise HardwareError(f"{gpu.label} is in MIG mode, and time slices are for a GPU that is not cut")
+            raise HardwareError(f"{gpu.label} is in MIG mode, and time slices need an uncut GPU")
         record = self._read(gpu.uuid)
         there = record.set and record.boot == boot_id()
         before = record.before if there else str(driver.timeslice(gpu.uuid))
@@ -97,30 +97,30 @@ class TimesliceStore:
         try:
             _tell(gpu, length, driver)
         except TrancheError:
-            # A driver that refuses has changed nothing, and could not put anything back either.
+            # A driver that refuses has changed nothing, and could not restore anything either.
             with suppress(TrancheError):
                 if driver.timeslice(gpu.uuid) is Timeslice(before):
                     self._write(gpu.uuid, record if there else record._replace(set="", before="", boot=""))
             raise
 
     def put_back(self, gpu: GpuState, driver: Driver) -> None:
-        """Have the driver use the length of before, unless somebody has set another since; VerificationFailed otherwise."""
+        """Let the driver use the previous length, unless it was changed since. Raises VerificationFailed when it does not."""
         record = self._read(gpu.uuid)
         if record.set and record.boot == boot_id() and driver.timeslice(gpu.uuid) is Timeslice(record.set):
             _tell(gpu, Timeslice(record.before), driver)
         self.forget(gpu.uuid)
 
     def forget(self, gpu_uuid: str) -> None:
-        """Forget what was set on that GPU."""
+        """Forget the length set on that GPU."""
         self._write(gpu_uuid, _TimesliceRecord(self._read(gpu_uuid).wanted))
 
     def note_failure(self, gpu_uuid: str, now: float) -> None:
-        """Note that putting it back failed: it is tried again after a while."""
+        """Note that restoring the length failed, to retry it after a while."""
         with suppress(TrancheError):
             self._write(gpu_uuid, self._read(gpu_uuid)._replace(tried=now))
 
     def _read(self, name: str) -> _TimesliceRecord:
-        """The record; an empty one where there is none, or it cannot be read."""
+        """The record; an empty one when it is missing or unreadable."""
         try:
             record = _TimesliceRecord(**json.loads(read_state_file(self._path(name))))
             words = [word for word in (record.wanted, record.set, record.before) if word]
@@ -149,4 +149,4 @@ def _tell(gpu: GpuState, length: Timeslice, driver: Driver) -> None:
     driver.set_timeslice(gpu.uuid, length)
     now = driver.timeslice(gpu.uuid)
     if now is not length:
-        raise VerificationFailed(f"{gpu.label}: the time slice was set to {length}, and is {now}")
+        raise VerificationFailed(f"{gpu.label}: the time slice was set to {length}, but is {now}")

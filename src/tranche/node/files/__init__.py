@@ -1,1 +1,1 @@
-"""Files that people name: read without trust, written in one piece."""
+"""Files that users name: read without trust, written in one piece."""

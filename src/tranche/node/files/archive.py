@@ -1,4 +1,4 @@
-"""A compressed archive of files that are made in memory: listed first, then written in one piece, readable by its owner alone."""
+"""A compressed archive of files made in memory: listed first, then written in one piece, readable only by its owner."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from tranche.core.errors import OutputUnwritable
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFile:
-    """A file of an archive; `about` says in a few words what is in it."""
+    """A file of an archive; `about` briefly describes its content."""
 
     path: str
     about: str
     content: bytes
 
     def document(self) -> dict[str, Any]:
-        """What a list of contents says of it."""
+        """The file's entry in a list of contents."""
         digest = hashlib.sha256(self.content).hexdigest()
         return {"path": self.path, "about": self.about, "bytes": len(self.content), "sha256": digest}
 
 
 def write_archive(target: Path, folder: str, entries: Sequence[ArchiveFile], *, now: float) -> None:
-    """Write a .tar.gz whose files lie in `folder`; they are as old as `now`, in seconds since the epoch.
+    """Write a .tar.gz with the files in `folder`, dated `now`, in seconds since the epoch.
+
 
     Raises:
-        OutputUnwritable: the target exists, or cannot be written; nothing is left then.
+        OutputUnwritable: the target exists or cannot be written; then nothing is left behind.
     """
     if target.exists():
         raise OutputUnwritable(f"{target} exists already", hint="name another file with --output")

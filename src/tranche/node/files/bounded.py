@@ -1,4 +1,4 @@
-"""Reads files that other people name, without trusting what they are: a device that never ends, a pipe that nobody writes to."""
+"""Reads untrusted files that users name, which may be endless devices or silent pipes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 LIMIT = 2**20
-"""In bytes: as much as a ConfigMap holds, and far more than any layout, hooks, plan, checkpoint or configuration file has."""
+"""In bytes: the size limit of a ConfigMap, far above any layout, hooks, plan, checkpoint or configuration file."""
 SILENCE_SECONDS = 60.0
 
 
 class TooLong(ValueError):
-    """There is more than LIMIT; nothing of it is given."""
+    """The content exceeds the limit; none of it is returned."""
 
 
 def read_bounded(path: str | Path, *, limit: int = LIMIT) -> bytes:
-    """All of the file, the pipe or the device.
+    """The whole content of a file, pipe or device.
 
-    OSError where it cannot be read, and when a named pipe is silent for a minute; TooLong past `limit` bytes.
+    Raises OSError when it cannot be read or a named pipe is silent for a minute, and TooLong past `limit` bytes.
     """
     descriptor = _open(path)
     try:
@@ -34,7 +34,7 @@ def read_bounded(path: str | Path, *, limit: int = LIMIT) -> bytes:
 
 
 def read_all(descriptor: int, *, limit: int = LIMIT, silence: float | None = None) -> bytes:
-    """The rest of an open file. TimeoutError when nothing comes for `silence` seconds; None waits for ever, as for a person."""
+    """The rest of an open file. Raises TimeoutError after `silence` seconds without data; None waits forever, as for a person."""
     chunks: list[bytes] = []
     room = limit + 1
     while room > 0:
@@ -48,20 +48,20 @@ def read_all(descriptor: int, *, limit: int = LIMIT, silence: float | None = Non
 
 
 class BoundedStream(io.RawIOBase):
-    """A file, pipe or device of any length, as it arrives. OSError where it cannot be read, and when a named pipe is silent."""
+    """A file, pipe or device of any length, as it arrives. Raises OSError when it is unreadable or a named pipe is silent."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__()
-        self._descriptor = -1  # what could not be opened is closed all the same
+        self._descriptor = -1  # close() runs even if opening fails
         self._descriptor = _open(path)
         self._silence = _silence_of(self._descriptor)
 
     def readable(self) -> bool:
-        """It can be read, and nothing else."""
+        """Always true; the stream is read-only."""
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Some of what comes next; 0 at the end."""
+        """Read some of the next bytes; returns their number, 0 at the end."""
         _await_data(self._descriptor, self._silence)
         return os.readv(self._descriptor, [buffer])
 
@@ -73,7 +73,7 @@ class BoundedStream(io.RawIOBase):
 
 
 def _open(path: str | Path) -> int:
-    # Without O_NONBLOCK the opening of a pipe waits until somebody opens its other end.
+    # Without O_NONBLOCK, opening a pipe waits until a writer opens the other end.
     return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes the files that people give to commands: YAML or JSON, by path, `-` for stdin and stdout."""
+"""Reads and writes the files that users give to commands: YAML or JSON, by path, `-` for stdin and stdout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Dumper(yaml.SafeDumper):
     """Block style with lists of plain values on one line, and no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Repeated values are written out."""
+        """Always true: write out repeated values."""
         return True
 
 
@@ -36,13 +36,13 @@ _Dumper.add_representer(list, _represent_list)
 
 
 def read_document(path: str, error: type[TrancheError]) -> object:
-    """The decoded YAML or JSON document of the file; duplicate keys: the last one counts. `error` when it cannot be read."""
+    """The file's decoded YAML or JSON document; the last of duplicate keys counts. Raises `error` when it is unreadable."""
     return parse_document(read_text(path, error), _name(path), error)
 
 
 @contextmanager
 def told_of(path: str) -> Iterator[None]:
-    """Has what is wrong with a file's content begin with the file's name, for whoever reads it inside the block."""
+    """Prefix the file's name to errors about its content that are raised inside the block."""
     try:
         yield
     except TrancheError as error:
@@ -52,7 +52,7 @@ def told_of(path: str) -> Iterator[None]:
 
 
 def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
-    """The same of a text that was read already; `source` names it for people."""
+    """The decoded document of a text already read; `source` names it in messages."""
     if len(text) <= LIMIT and text.lstrip().startswith("{"):
         try:
             return json.loads(text)
@@ -65,15 +65,15 @@ def parse_document(text: str, source: str, error: type[TrancheError]) -> object:
 
 
 def yaml_text(data: object) -> str:
-    """The data as YAML, keys in their order."""
+    """The data as YAML, with keys in their order."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=120, allow_unicode=True)
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a whole file or none of it, as `write_output` does; `-` is stdout. PermissionDenied or UsageError when that fails."""
+    """Write all of a file or nothing, as `write_output` does; `-` is stdout. Raises PermissionDenied or UsageError on failure."""
     if path == STANDARD_STREAM:
         sys.stdout.write(text)
-        sys.stdout.flush()  # what cannot be written must not be called done
+        sys.stdout.flush()  # report success only after a complete write
         return
     try:
         write_output(Path(path), text.encode())
@@ -84,7 +84,7 @@ def write_text(path: str, text: str) -> None:
 
 
 def read_text(path: str, error: type[TrancheError]) -> str:
-    """The text of the file, UTF-8; `error` when it cannot be read, has no end, or is too long."""
+    """The file's UTF-8 text. Raises `error` when it is unreadable, endless or too long."""
     try:
         data = read_all(sys.stdin.fileno()) if path == STANDARD_STREAM else read_bounded(path)
         return data.decode("utf-8-sig")

@@ -1,7 +1,7 @@
-"""The one reader of YAML: 1.1 as PyYAML's safe loader has it, without dates, and bounded.
+"""The only YAML reader: YAML 1.1 as in PyYAML's safe loader, without dates, and bounded.
 
-A few hundred bytes of YAML can stand for gigabytes, when every level repeats the anchor of the level before. So a document is
-measured with every alias written out, before anything is made of it.
+A few hundred bytes of YAML can expand to gigabytes, when every level repeats the anchor of the level before. So the reader
+measures a document with every alias expanded before it constructs anything.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import yaml
 from tranche.node.files.bounded import LIMIT
 
 NODE_LIMIT = 50_000
-"""Values, keys and lists of a document, with every alias written out; the longest layout file that is known has 3,000."""
+"""Values, keys and lists of a document, with every alias expanded; the longest known layout file has 3,000."""
 DEPTH_LIMIT = 50
 _DIGITS = 100
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or more than is read; the message says where and why, on one line."""
+    """The text is not YAML or exceeds a limit; the message says where and why, on one line."""
 
 
 def load_yaml(text: str) -> Any:
-    """The one document of the text; duplicate keys: the last one counts. NotYaml otherwise."""
+    """The text's single document; the last of duplicate keys counts. Raises YamlError when there is none."""
     if len(text) > LIMIT:
         raise YamlError(f"it is longer than {LIMIT} characters")
     try:
@@ -36,12 +36,12 @@ def load_yaml(text: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise YamlError(" ".join(str(error).split())) from error
     except (LookupError, AttributeError, TypeError, OverflowError) as error:
-        # What the safe loader raises for a value that its explicit tag does not allow, such as `!!int ""`.
-        raise YamlError("a value is not of the type that it is tagged with") from error
+        # The safe loader raises these for a value that its explicit tag does not allow, such as `!!int ""`.
+        raise YamlError("a value does not match its type tag") from error
 
 
 class _Loader(yaml.SafeLoader):
-    """A layout named 2026-01-01 is text, and a number has a length that can be printed."""
+    """Reads a layout name such as 2026-01-01 as text, and only numbers short enough to print."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """One node; refused when there are too many, before they fill the memory."""
+        """One node; refuses too many nodes before they fill the memory."""
         self._nodes += 1
         self._depth += 1
         if self._nodes > NODE_LIMIT:
@@ -69,7 +69,7 @@ class _Loader(yaml.SafeLoader):
     def construct_scalar(self, node: Any) -> Any:
         """The scalar's text."""
         if node.tag.endswith((":int", ":float")) and len(node.value) > _DIGITS:
-            raise YamlError(f"a number has {len(node.value)} digits; at most {_DIGITS} are read")
+            raise YamlError(f"a number has {len(node.value)} digits; at most {_DIGITS} are allowed")
         return super().construct_scalar(node)
 
 
@@ -78,10 +78,10 @@ _TOO_DEEP = f"it is nested more than {DEPTH_LIMIT} deep, counted with every alia
 
 
 def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: int) -> tuple[int, int]:
-    """How many nodes, and how many levels, the node has when every alias is written out; NotYaml past a limit."""
+    """The number of nodes and levels with every alias expanded. Raises YamlError past a limit."""
     found = known.get(id(node), ())
     if found is None:
-        raise YamlError("an anchor holds an alias of itself")
+        raise YamlError("an anchor contains an alias of itself")
     if found:
         return found
     if depth > DEPTH_LIMIT:

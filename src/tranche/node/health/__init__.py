@@ -1,1 +1,1 @@
-"""Whether this machine is fit for sharing its GPUs, and what a maintainer has to know of it."""
+"""Whether this machine can share its GPUs, and what a maintainer must know about it."""

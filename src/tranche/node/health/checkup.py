@@ -1,6 +1,6 @@
-"""Is this machine fit for sharing its GPUs? One finding for each thing that was looked at, with what to do about it.
+"""Can this machine share its GPUs? One finding for each check, with what to do about it.
 
-Nothing is changed: what is tried in the state folder is taken back, and a ledger that is not there yet stays so.
+The checks change nothing: they undo what they try in the state folder, and do not create a missing ledger.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one look found. `check` is a stable word; `gpu` the index of the GPU that it is about, None for the machine."""
+    """The result of one check. `check` is a stable word; `gpu` is the index of the GPU concerned, None for the machine."""
 
     check: str
     status: Status
@@ -63,11 +63,11 @@ def failed(check: str, error: TrancheError) -> Finding:
 
 
 def check_node(node: NodeState) -> Iterator[Finding]:
-    """The driver and every GPU as the driver shows it."""
+    """Check the driver and every GPU that it shows."""
     yield Finding("driver", Status.PASS, f"driver {node.driver_version}, NVML {node.nvml_version}")
     if not node.gpus:
         yield Finding(
-            "gpus", Status.FAIL, "the driver shows no GPU", "check the card with lspci, the kernel log with dmesg"
+            "gpus", Status.FAIL, "the driver shows no GPU", "check the card with lspci and the kernel log with dmesg"
         )
         return
     yield Finding("gpus", Status.PASS, f"{len(node.gpus)} GPU{'s' if len(node.gpus) > 1 else ''}")
@@ -77,7 +77,7 @@ def check_node(node: NodeState) -> Iterator[Finding]:
 
 
 def check_sharing(means: MachineSharing) -> Finding:
-    """By what this machine can give parts of a GPU that is not cut, or of a slice, and why not by the rest."""
+    """How this machine can give parts of an uncut GPU or of a slice, and why not in other ways."""
     offered = " and ".join(each.for_people for each in Sharing if each in means.offered) or "nothing"
     refused = "".join(f"; not by {each.for_people}: {why}" for each in Sharing if (why := means.why_not(each)))
     walls = means.offered & {Sharing.MEMORY_LIMITS, Sharing.MPS}
@@ -85,26 +85,26 @@ def check_sharing(means: MachineSharing) -> Finding:
     if walls:
         return Finding("sharing", Status.PASS, text)
     return Finding(
-        "sharing", Status.WARN, text, "nothing limits the memory of a part; slices and whole GPUs are not concerned"
+        "sharing", Status.WARN, text, "nothing limits the memory of a part; this does not affect slices and whole GPUs"
     )
 
 
 def check_permission(simulated_state: Path | None) -> Finding:
-    """Whether this user may cut GPUs: root, or the owner of a simulated machine, whose state file is given."""
+    """Whether this user may cut GPUs: as root, or as the owner of a simulated machine's state file."""
     if os.geteuid() == 0:
-        return Finding("permission", Status.PASS, "running as root: GPUs can be cut")
+        return Finding("permission", Status.PASS, "running as root: Tranche can cut GPUs")
     if simulated_state is not None and simulated_state.stat().st_uid == os.geteuid():
-        return Finding("permission", Status.PASS, "this user owns the simulated machine: its GPUs can be cut")
+        return Finding("permission", Status.PASS, "this user owns the simulated machine: Tranche can cut its GPUs")
     return Finding(
         "permission",
         Status.WARN,
-        "not running as root: GPUs can be listed, not cut",
+        "not running as root: Tranche can list GPUs but not cut them",
         "run commands that need a new slice with sudo",
     )
 
 
 def check_reset_command(command: str, node: NodeState | None) -> Finding:
-    """Whether nvidia-smi is there; it is what resets a GPU."""
+    """Whether nvidia-smi, which resets GPUs, is installed."""
     found = shutil.which(command)
     if found is not None:
         return Finding("nvidia-smi", Status.PASS, f"nvidia-smi is {found}")
@@ -114,7 +114,7 @@ def check_reset_command(command: str, node: NodeState | None) -> Finding:
 
 
 def check_state_folder(places: StateFolder) -> Finding:
-    """Whether files can be made, locked and filled wherever a command does so."""
+    """Whether files can be made, locked and filled wherever commands do so."""
     try:
         return Finding("state-folder", Status.PASS, try_state_folder(places))
     except TrancheError as error:
@@ -122,7 +122,7 @@ def check_state_folder(places: StateFolder) -> Finding:
 
 
 def check_ledger(places: StateFolder) -> Finding:
-    """Whether the ledger opens, is whole, and takes a request; what is written is taken back."""
+    """Whether the ledger opens, is whole, and takes a request; undoes what it writes."""
     if os.path.isdir(places.state_dir) and not os.access(places.state_dir, os.X_OK):
         text = f"no permission to look into the state folder {places.state_dir}"
         return Finding("ledger", Status.FAIL, text, "run the command with sudo")
@@ -141,7 +141,7 @@ def check_ledger(places: StateFolder) -> Finding:
         return failed("ledger", error)
     if broken:
         text = f"the ledger {places.ledger} has lost or contradictory rows in: {', '.join(broken)}"
-        hint = "the next command that looks at the machine writes them anew from who runs: tranche ps"
+        hint = "rebuild them from the running shares with: tranche ps"
         return Finding("ledger", Status.WARN, text, hint)
     return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is whole")
 
@@ -158,27 +158,27 @@ def _rehearse(ledger: Ledger) -> None:
 
 
 def check_decisions(places: StateFolder) -> Finding:
-    """Whether somebody holds up all requests, by a decision that does not end."""
+    """Whether a decision that does not end holds up all requests."""
     if (slow := slow_decision(places)) is not None:
         return Finding("decisions", Status.FAIL, str(slow), slow.hint)
-    return Finding("decisions", Status.PASS, "nobody holds up the decisions of others")
+    return Finding("decisions", Status.PASS, "no process blocks decisions")
 
 
 def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
-    """Whether dead processes left something, and whether every share that was granted is still there."""
+    """Whether dead processes left something, and whether every granted share still exists."""
     if recovery_needed:
-        text = "processes died and left plans, shares or places in the queue behind"
-        yield Finding(
-            "leftovers", Status.WARN, text, "the next command that looks at the machine clears them: tranche ps"
-        )
+        text = "dead processes left plans, shares or places in the queue"
+        yield Finding("leftovers", Status.WARN, text, "clear them with: tranche ps")
     else:
-        yield Finding("leftovers", Status.PASS, "no process died and left anything behind")
+        yield Finding("leftovers", Status.PASS, "no dead process left anything")
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
     for allocation in view.allocations:
         keeper = allocation.keeper
         if isinstance(keeper, ProcessKeeper) and keeper.suspected:
-            text = f"the command of allocation {allocation.id} has ended; {keeper} may have come of it, and keeps the share"
-            hint = "root can tell, and frees the share if it has not: sudo tranche ps"
+            text = (
+                f"the command of allocation {allocation.id} has ended; {keeper} may be part of it, and keeps the share"
+            )
+            hint = "root can check, and releases the share if not: sudo tranche ps"
             yield Finding("shares", Status.WARN, text, hint)
         for grant in allocation.grants:
             if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
@@ -187,30 +187,30 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
 
 
 def forgotten_pods(allocations: Sequence[Allocation]) -> tuple[str, ...]:
-    """The pods that run and that a kubelet which lost its checkpoint does not know to have anything, `namespace/name`."""
+    """The running pods with devices that the kubelet forgot with its checkpoint, as `namespace/name`."""
     keepers = [each.keeper for each in allocations if isinstance(each.keeper, PodKeeper) and each.keeper.forgotten]
     return tuple(sorted({f"{each.namespace}/{each.name}" for each in keepers}))
 
 
 def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
-    """Whether the kubelet knows of every pod that has devices here that it has some."""
+    """Whether the kubelet knows all pods with devices here."""
     if pods := forgotten_pods(allocations):
         yield Finding("pods", Status.WARN, f"{FORGOTTEN}: {', '.join(pods)}", FORGOTTEN_HINT)
 
 
 def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
-    """What a lost state folder left: MPS daemons, by the UUIDs of their devices, and groups with limits of memory."""
-    hint = "the next command that decides takes it over, and ends it when nobody needs it: tranche ps"
+    """What a lost state folder left: MPS daemons, by device UUID, and control groups with memory limits."""
+    hint = "take it over, or end it if no share needs it, with: tranche ps"
     for device_uuid in daemons:
-        text = f"an MPS daemon of device {device_uuid} runs, and nothing is known of it: its record was lost"
+        text = f"an MPS daemon of device {device_uuid} is running, but its record was lost"
         yield Finding("mps", Status.WARN, text, hint)
     for group in groups:
-        text = f"the control group {group} limits memory, and nothing is known of it: its note was lost"
+        text = f"the control group {group} limits memory, but its record was lost"
         yield Finding("groups", Status.WARN, text, hint)
 
 
 def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: DaemonRecordStore) -> Iterator[Finding]:
-    """Whether the MPS daemons of Tranche's let programs in; `node` is with its daemons, `known` is written down of them."""
+    """Whether Tranche's MPS daemons admit programs; `node` includes its daemons, `known` holds their records."""
     shared = shared_by_mps(allocations)
     for gpu in node:
         for daemon in gpu.daemons:
@@ -220,28 +220,28 @@ def check_daemons(node: NodeState, allocations: Iterable[Allocation], known: Dae
                 hint = _fence_hint(known.find(*key), shared=key in shared)
                 yield Finding("mps", Status.WARN, where + why, hint, gpu.index)
         if gpu.prohibited:
-            served = gpu.daemon_of(None) is not None  # DEFAULT would let programs pass it by
-            hint = f"if nobody wants that any more, put it back with: {_mode_command(gpu, exclusive=served)}"
+            served = gpu.daemon_of(None) is not None  # DEFAULT would let programs bypass it
+            hint = f"if this is no longer wanted, restore it with: {_mode_command(gpu, exclusive=served)}"
             yield Finding("mps", Status.WARN, PROHIBITED, hint, gpu.index)
         elif gpu.mps_passable:
-            text = (
-                "shared by MPS, and somebody has set its compute mode to DEFAULT: programs that leave MPS have no limit"
-            )
-            hint = f"the next decision sets it back; or do it now with: {_mode_command(gpu, exclusive=True)}"
+            text = "shared by MPS, but its compute mode is DEFAULT: programs outside MPS have no limit"
+            hint = f"the next decision restores it; to do it now: {_mode_command(gpu, exclusive=True)}"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
         if gpu.compute_mode is ComputeMode.EXCLUSIVE and gpu.daemon_of(None) is None:
-            text = "compute mode EXCLUSIVE_PROCESS, and no MPS daemon of Tranche's: one program at a time gets the GPU"
-            hint = f"if nobody chose it, put it back with: {_mode_command(gpu, exclusive=False)}"
+            text = (
+                "compute mode EXCLUSIVE_PROCESS, but no MPS daemon of Tranche: only one program at a time gets the GPU"
+            )
+            hint = f"if this is not intended, restore it with: {_mode_command(gpu, exclusive=False)}"
             yield Finding("mps", Status.WARN, text, hint, gpu.index)
 
 
 def _fence_hint(record: DaemonRecord | None, *, shared: bool) -> str:
-    """What to do about a daemon that lets nobody in: nothing where nobody needs it, and the cheapest where somebody does."""
+    """What to do about a daemon that admits no clients: nothing if it is unneeded, otherwise the cheapest remedy."""
     if not shared:
-        return "nobody shares the device, so there is nothing to end: the next decision replaces the daemon"
+        return "the device has no shares, so there is nothing to end: the next decision replaces the daemon"
     if record is not None and not record.fault and record.halted_pid:
-        return f"let it go on with: kill -CONT {record.halted_pid}; those who share the device keep their shares"
-    return "end those who share the device: a new daemon starts then; see: tranche ps"
+        return f"resume it with: kill -CONT {record.halted_pid}; programs that share the device keep their shares"
+    return "end all shares of the device, then a new daemon starts; see: tranche ps"
 
 
 def _mode_command(gpu: GpuState, *, exclusive: bool) -> str:
@@ -258,18 +258,18 @@ def _check_gpu(gpu: GpuState) -> Iterator[Finding]:
     if gpu.mig_capable and blocking:
         names = ", ".join(map(str, blocking))
         text = f"{names} would block a reset, and so a change of MIG mode"
-        yield Finding("reset", Status.WARN, text, "stop it before the GPU is cut", gpu.index)
+        yield Finding("reset", Status.WARN, text, "stop it before you cut the GPU", gpu.index)
     if gpu.mig_capable:
         yield from _catalogue_findings(gpu)
 
 
 def _mig_finding(gpu: GpuState) -> Finding:
     if not gpu.mig_capable:
-        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: it is given whole, or in parts", "", gpu.index)
+        return Finding("mig", Status.PASS, f"{gpu.name} has no MIG: Tranche gives it whole or in parts", "", gpu.index)
     if gpu.mode_pending:
         text = f"MIG mode is {gpu.mode} and becomes {gpu.pending_mode} at a reset"
         return Finding(
-            "mig", Status.WARN, text, f"reset it when it is idle: nvidia-smi --gpu-reset -i {gpu.index}", gpu.index
+            "mig", Status.WARN, text, f"reset the GPU when it is idle: nvidia-smi --gpu-reset -i {gpu.index}", gpu.index
         )
     reset = ", a change needs a reset" if gpu.mode_change_needs_reset else ""
     return Finding("mig", Status.PASS, f"{gpu.name}: MIG mode is {gpu.mode}{reset}", "", gpu.index)
@@ -279,29 +279,29 @@ def _catalogue_findings(gpu: GpuState) -> Iterator[Finding]:
     board = board_of(gpu.pci_device_id, gpu.name, gpu.memory)
     if board is None:
         text = f"{gpu.name} ({gpu.pci_device_id}) is not in the catalogue"
-        hint = "it works by the driver's answers; please report what `tranche profiles -o json` prints"
+        hint = "Tranche uses the driver's answers; please report the output of `tranche profiles -o json`"
         yield Finding("catalogue", Status.WARN, text, hint, gpu.index)
         return
     if gpu.profiles_source != "driver":
-        text = f"the driver describes {board.key} only with MIG mode on; the catalogue stands in"
+        text = f"the driver describes {board.key} only with MIG mode on; Tranche uses the catalogue"
         yield Finding("catalogue", Status.PASS, text, "", gpu.index)
         return
     differences = board_differences(gpu, board)
     if not differences:
-        text = f"the driver says of {board.key} what the catalogue says"
+        text = f"the driver and the catalogue agree on {board.key}"
         yield Finding("catalogue", Status.PASS, text, "", gpu.index)
     for each in differences:
         status = Status.PASS if each.explained else Status.WARN
-        hint = "" if each.explained else "the driver's answer is used; please report the difference"
+        hint = "" if each.explained else "Tranche uses the driver's answer; please report the difference"
         yield Finding("catalogue", status, f"{board.key} {each}", hint, gpu.index)
 
 
 def check_container_toolkit(config: Path = _TOOLKIT_CONFIG, kubelet: Path = _KUBELET) -> Iterator[Finding]:
-    """Whether the NVIDIA container runtime gives every GPU to whatever container asks for all by a variable.
+    """Whether the NVIDIA container runtime gives every GPU to any container that asks for all by a variable.
 
-    Asked of a node of a cluster with the toolkit's configuration at its usual place; of another machine nothing is said.
+    Checks only cluster nodes with the toolkit's configuration in its usual place; yields nothing elsewhere.
     """
-    import tomllib  # only a node of a cluster needs it
+    import tomllib  # only cluster nodes need it
 
     try:
         if not kubelet.is_dir():

@@ -1,4 +1,4 @@
-"""What a maintainer has to know of the machine around the GPUs: kernel, distribution, driver modules, XIDs that were logged."""
+"""What a maintainer must know of the machine around the GPUs: kernel, distribution, driver modules, logged XIDs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 _ROOT = Path("/")
 _RELEASE_KEYS = ("ID", "VERSION_ID", "VARIANT_ID")
-# Of the kernel's command line only these: others may hold what is nobody's business.
+# Read only these from the kernel's command line: others may be private.
 _PARAMETERS = ("iommu", "intel_iommu", "amd_iommu", "pci", "nouveau", "nvidia", "systemd.unified_cgroup_hierarchy")
 _MODULES = ("nvidia", "nouveau", "gdrdrv")
 _XID = re.compile(r"NVRM: Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<xid>\d+)")
@@ -21,7 +21,7 @@ _LOG_SECONDS = 10.0
 
 
 def machine_facts(*, root: Path = _ROOT) -> dict[str, Any]:
-    """The facts as JSON data; what cannot be read is null, or an empty list."""
+    """The facts as JSON data; unreadable facts are null or an empty list."""
     return {
         "kernel": platform.release(),
         "architecture": platform.machine(),
@@ -39,7 +39,7 @@ def machine_facts(*, root: Path = _ROOT) -> dict[str, Any]:
 
 
 def kernel_xids() -> list[dict[str, Any]]:
-    """The XIDs in the kernel's log, oldest first; empty where the log cannot be read."""
+    """The XIDs in the kernel's log, oldest first; empty when the log is unreadable."""
     try:
         done = subprocess.run(
             ["dmesg", "--time-format", "iso"], capture_output=True, text=True, timeout=_LOG_SECONDS, check=False
@@ -50,7 +50,7 @@ def kernel_xids() -> list[dict[str, Any]]:
 
 
 def xids_in(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Time, bus address and number of each XID; the rest of the line names processes, and is left out."""
+    """Time, bus address and number of each XID. Leaves out the rest of the line, which names processes."""
     for line in lines:
         found = _XID.search(line)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Which software this is: the versions of Tranche and of what it stands on, without asking a driver."""
+"""The versions of Tranche and of the software below it, without querying a driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import metadata, resources
 
 @dataclass(frozen=True, slots=True)
 class _Software:
-    """Versions of packages; `commit` is the revision that they were made from, None where nobody wrote it down."""
+    """Package versions; `commit` is the source revision, None when it was not recorded."""
 
     version: str
     commit: str | None
@@ -20,21 +20,22 @@ class _Software:
 
 def software() -> _Software:
     """The software of this process."""
+    version = metadata.version("tranche-gpu")
     return _Software(
-        version=metadata.version("tranche"),
+        version=version,
         commit=_commit(),
-        simulator_version=metadata.version("tranche-simulator"),
+        simulator_version=version,  # both packages are in one distribution
         python_version=platform.python_version(),
     )
 
 
 def _commit() -> str | None:
-    """What the build of the wheel wrote down, else the revision that pip installed from a repository."""
+    """The revision recorded by the wheel build, else the one that pip installed from a repository."""
     written = resources.files("tranche").joinpath("commit.txt")
     if written.is_file():
         return written.read_text().strip() or None
     try:
-        origin = json.loads(metadata.distribution("tranche").read_text("direct_url.json") or "{}")
+        origin = json.loads(metadata.distribution("tranche-gpu").read_text("direct_url.json") or "{}")
     except ValueError:
         return None
     revision = origin.get("vcs_info", {}).get("commit_id")

@@ -1,1 +1,1 @@
-"""Memory limits of shares that the driver keeps: put in force, tried, and watched. Those of MPS are in `tranche.node.mps`."""
+"""Memory limits that the driver enforces: set, tried, and watched. `tranche.node.mps` has those of MPS."""

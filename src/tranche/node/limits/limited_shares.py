@@ -1,13 +1,12 @@
-"""Puts a share's memory limits in force on a control group of its own, or finds that this driver keeps none.
+"""Enforces a share's memory limits on its own control group, or finds that this driver enforces none.
 
-Each share that is limited so has a group, with a note in the state folder for whoever clears up. The note is written before the
-group is made, and goes after it. A process that is killed leaves the note, and the next command that decides anything takes
-limits and group away, once the share is over and nothing runs in the group.
+Each such share has a group, and a note of it in the state folder for cleanup. The note is written before the group is made and
+removed after it. If a process is killed, its note stays. The next command that decides removes the limits and the group, once the
+share is over and the group is empty.
 
-A driver of a release that has limits may still refuse them, as when its memory accounting is off. So the first look tries one
-on a control group that is thrown away. The first share tries whether the driver also keeps what it shows: a small program asks
-for more, within the memory that the share was promised. What that has shown is remembered for this start of the machine and
-this driver.
+A driver release with limits may still refuse them, for example when its memory accounting is off. So the first look tries a limit
+on a temporary control group. The first share tests whether the driver enforces the limit that it shows: a small program asks for
+more than its limit, within the memory promised to the share. The result is remembered for this boot and this driver.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ _NAME: Final = "tranche-"
 class MemoryGroup(NamedTuple):
     """The group of one share, and the GPUs on which it has limits.
 
-    `namespace` is the control group namespace in which its path holds, `boot` the start of the machine that it belongs to; each
-    is "" where it is not known.
+    Its path is valid in the control group namespace `namespace`, and its boot of the machine is `boot`; unknown is "".
     """
 
     allocation_id: str
@@ -55,7 +53,7 @@ class MemoryGroupManager:
         self._notes = places.memory_groups
 
     def make(self, allocation: Allocation) -> MemoryGroup | None:
-        """The group of an allocation with its limits in force and read back; None when it has no part that needs one."""
+        """Make an allocation's group and verify its limits; None when no part needs one."""
         parts = [
             each
             for each in allocation.grants
@@ -94,14 +92,14 @@ class MemoryGroupManager:
         return group
 
     def strays(self) -> tuple[Path, ...]:
-        """The groups that were made for shares of this register, and have no note: it was lost with the state folder."""
+        """The groups of this register's shares without a note: the note was lost with the state folder."""
         from tranche.hardware.control_groups import marked_groups
 
         found = marked_groups(os.path.realpath(self._register))
         return tuple(each for each in found if not (self._notes / each.name.removeprefix(_NAME)).exists())
 
     def find_again(self, gpu_uuids: Collection[str]) -> None:
-        """Note the groups anew whose notes were lost, each with those of the GPUs on which it has limits."""
+        """Rewrite the lost notes of groups, each with the GPUs on which it has limits."""
         from tranche.hardware.control_groups import group_namespace
         from tranche.hardware.memory_limits import has_limit
 
@@ -111,14 +109,14 @@ class MemoryGroupManager:
             self._note(MemoryGroup(name, folder, limited, group_namespace(), boot_id()))
 
     def left(self, living: Collection[str]) -> tuple[MemoryGroup, ...]:
-        """The groups of allocations that are not among the living."""
+        """The groups of allocations that are not in `living`."""
         try:
             names = os.listdir(self._notes)
         except OSError:
             return ()
         found = []
         for name in sorted(set(names) - set(living)):
-            # A note may go meanwhile, and what is no note is nobody's.
+            # A note may disappear meanwhile. Other files are ignored.
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = json.loads((self._notes / name).read_text())
                 words = str(note.get("namespace", "")), str(note.get("boot", ""))
@@ -126,10 +124,10 @@ class MemoryGroupManager:
         return tuple(found)
 
     def drop(self, group: MemoryGroup) -> bool:
-        """Take the limits and the group away, and then the note; whether all of it is gone.
+        """Remove the limits and the group, then the note; returns whether all are gone.
 
-        Group and note stay while something may run in the group, while the driver does not lift a limit of a GPU that answers,
-        and while it cannot be seen from here whether the group is there.
+        Group and note stay while something may run in the group, while the driver refuses to lift a limit on a GPU that answers,
+        and while this process cannot tell whether the group exists.
         """
         from tranche.hardware.control_groups import populated, remove_group
 
@@ -150,7 +148,7 @@ class MemoryGroupManager:
 
 
 def _ended(group: MemoryGroup) -> bool:
-    """Whether the group is no more: it ended with the machine, or somebody removed it."""
+    """Whether the group is gone: it ended with the boot, or was removed."""
     from tranche.hardware.control_groups import group_namespace, is_gone
 
     if group.boot not in ("", boot_id()) and boot_id():
@@ -161,7 +159,7 @@ def _ended(group: MemoryGroup) -> bool:
 
 
 def _lifted(group: MemoryGroup) -> bool:
-    """Take the group's limits away, each that can be; whether none is left."""
+    """Lift as many of the group's limits as possible; returns whether none is left."""
     from tranche.hardware.memory_limits import lift_limit
 
     left = False
@@ -174,16 +172,16 @@ def _lifted(group: MemoryGroup) -> bool:
 
 
 CANARY = "TRANCHE_LIMIT_CANARY"
-"""The variable that says `off` where no program may ask for more than its limit."""
+"""Set this variable to `off` to keep Tranche's test program from asking for more than its limit."""
 
 _AGAIN_SECONDS = 600.0
-_NOT_KEPT = "the driver shows a limit and lets a program have more"
+_NOT_KEPT = "the driver shows a limit but lets a program exceed it"
 
 
 class _LimitTrial(NamedTuple):
-    """What is known. `refused` says why limits are not offered, "" when they are; `kept` that a program was refused more.
+    """The known results. `refused` says why limits are not offered, "" when they are; `kept`, that a program was refused more.
 
-    `until` is when a refusal is tried again, in seconds since the epoch; 0 for never.
+    `until` is when to retry a refused limit, in seconds since the epoch; 0 means never.
     """
 
     boot: str
@@ -194,7 +192,7 @@ class _LimitTrial(NamedTuple):
 
 
 class LimitTrialRunner:
-    """The trials of one machine. `environment` leads to the driver, `clock` is in seconds since the epoch."""
+    """The trials of one machine. `environment` locates the driver; `clock` is in seconds since the epoch."""
 
     def __init__(
         self, places: StateFolder, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.time
@@ -204,7 +202,7 @@ class LimitTrialRunner:
         self._clock = clock
 
     def on_node(self, node: NodeState, *, may_try: bool, remember: bool = True) -> NodeState:
-        """The node, with what trials have shown of limits that its driver should have; one that is due is made by who may try."""
+        """The node with the trials' results for limits that its driver should have. Makes a due trial if it `may_try`."""
         if Sharing.MEMORY_LIMITS not in node.sharing.offered:
             return node
         trial = self._read(node.driver_version)
@@ -216,9 +214,9 @@ class LimitTrialRunner:
         return node if trial is None else replace(node, sharing=_as_tried(node.sharing, trial))
 
     def refuse(self, driver: str, error: TrancheError) -> str:
-        """Remember that the driver refused the limit of a share; why limits are not offered for a while, in words.
+        """Remember that the driver refused a share's limit; returns why limits are not offered for a while, in words.
 
-        "" when it is the trouble of one GPU, which does not answer.
+        Returns "" when the cause is one GPU that does not answer.
         """
         from tranche.hardware.limit_trial import refusal_of
         from tranche.hardware.memory_limits import gpu_answers
@@ -230,9 +228,9 @@ class LimitTrialRunner:
         return trial.refused
 
     def prove(self, driver: str, part: FractionalShare) -> str:
-        """Have a program ask for more than its limit, once; why limits are not offered from now on, "" when they are.
+        """Run a program that asks for more than its limit, once; returns why limits are no longer offered, "" when they are.
 
-        It has no more of the GPU than the part, of which nobody uses anything yet.
+        The program has no more of the GPU than the part, which is still unused.
         """
         known = self._read(driver)
         if (known is not None and known.kept) or self._environment.get(CANARY) == "off":
@@ -247,7 +245,7 @@ class LimitTrialRunner:
         return trial.refused
 
     def _try(self, node: NodeState) -> _LimitTrial | None:
-        """None where no GPU can tell: a GPU in MIG mode has no limits."""
+        """None when no GPU can show it: a GPU in MIG mode has no limits."""
         from tranche.hardware.limit_trial import why_refused
 
         gpu = next((each for each in node if _can_tell(each)), None)
@@ -257,7 +255,7 @@ class LimitTrialRunner:
         return _LimitTrial(boot_id(), node.driver_version, why, self._clock() + _AGAIN_SECONDS if why else 0.0)
 
     def _read(self, driver: str) -> _LimitTrial | None:
-        """What is known of this driver since the machine started; None when it is to be tried."""
+        """The result for this driver since the machine started; None when a trial is due."""
         try:
             trial = _LimitTrial(**json.loads(read_state_file(self._file)))
             fresh = (trial.boot, trial.driver) == (boot_id(), driver)
@@ -287,11 +285,11 @@ def _can_tell(gpu: GpuState) -> bool:
 
 
 class LimitsRefused(Exception):
-    """The driver keeps no memory limits. That is remembered, and nothing is shared by them from now on."""
+    """The driver enforces no memory limits. This is remembered, and nothing is shared by them from now on."""
 
 
 class MemoryLimitManager:
-    """The shares of one machine whose memory the driver limits. `clock` is seconds since the epoch."""
+    """The shares of one machine with memory limits by the driver. `clock` is seconds since the epoch."""
 
     def __init__(
         self, groups: MemoryGroupManager, trials: LimitTrialRunner, ledger: Ledger, clock: Callable[[], float]
@@ -302,9 +300,9 @@ class MemoryLimitManager:
         self._clock = clock
 
     def limit(self, allocation: Allocation, driver: str) -> MemoryGroup | None:
-        """The group with the allocation's limits, kept as far as that could be tried; None when it has no part that needs one.
+        """The group with the allocation's limits, which were tested if possible; None when no part needs one.
 
-        LimitsRefused when the driver of that version keeps none; another error when a GPU does not answer.
+        Raises LimitsRefused when that driver version enforces none, and another error when a GPU does not answer.
         """
         try:
             group = self._groups.make(allocation)

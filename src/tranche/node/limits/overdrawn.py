@@ -1,14 +1,13 @@
-"""Shares that have more of a device's memory than they were given, as the driver lists their processes.
+"""Shares that use more of a device's memory than they were given, by the driver's list of processes.
 
-MPS limits each process singly, so that a command or a pod of several can have more together. And a driver may show a limit and
-not keep it. Of a pod's processes nobody knows here which container they are of, so its containers are added up.
+MPS limits each process separately, so the processes of a command or pod can use more together. And a driver may show a limit
+without enforcing it. A pod's processes do not show their container here, so the containers are added up.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -20,7 +19,7 @@ from tranche.hardware.process_stat import PROC
 
 
 def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: Path = PROC) -> tuple[Allocation, ...]:
-    """The allocations, where parts of which more is used than was given are unlimited."""
+    """The allocations, with overdrawn parts marked unlimited."""
     if not any(_watched(grant) for allocation in allocations for grant in allocation.grants):
         return allocations
     gpus = {gpu.uuid: gpu for gpu in node}
@@ -31,10 +30,10 @@ def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: P
 def excess(
     allocation: Allocation, part: FractionalShare, gpu: GpuState, proc: Path = PROC, active: Sequence[Allocation] = ()
 ) -> int:
-    """The bytes that the allocation's processes have of that part's device, where that is more than the part; 0 otherwise.
+    """The bytes that the allocation's processes use on that part's device, if more than the part; otherwise 0.
 
-    A pod's containers have `active` allocations of their own, which are added up. What one context takes is passed over, because
-    the driver's list and its limits need not count alike.
+    Adds up the `active` allocations of a pod's containers. Tolerates the size of one context, because the driver's list and its
+    limits need not count alike.
     """
     if gpu.lost:
         return 0
@@ -57,7 +56,7 @@ def excess(
 
 
 def _uid(keeper: Keeper) -> str:
-    """The uid of a pod that is known; "" of everybody else."""
+    """The uid of a known pod; "" for all other keepers."""
     return keeper.uid if isinstance(keeper, PodKeeper | PlacedPodKeeper) else ""
 
 
@@ -66,7 +65,7 @@ def _watched(grant: Grant) -> bool:
 
 
 def _may_be_watched(grant: Grant) -> TypeGuard[FractionalShare]:
-    """Whether it is a part that has a limit, or had it and has lost it."""
+    """Whether the grant is a part that has a limit or has lost it."""
     return (
         isinstance(grant, FractionalShare)
         and grant.sharing is not Sharing.TIME_SLICING
@@ -78,14 +77,14 @@ def _as_used(
     allocation: Allocation, active: Sequence[Allocation], gpus: Mapping[str, GpuState], proc: Path
 ) -> Allocation:
     grants = tuple(
-        replace(grant, unlimited=True)
+        grant._replace(unlimited=True)
         if isinstance(grant, FractionalShare)
         and (gpu := gpus.get(grant.gpu_uuid)) is not None
         and excess(allocation, grant, gpu, proc, active)
         else grant
         for grant in allocation.grants
     )
-    return allocation if grants == allocation.grants else replace(allocation, grants=grants)
+    return allocation if grants == allocation.grants else allocation._replace(grants=grants)
 
 
 def _listed(part: FractionalShare, gpu: GpuState) -> tuple[GpuProcess, ...]:
@@ -95,14 +94,14 @@ def _listed(part: FractionalShare, gpu: GpuState) -> tuple[GpuProcess, ...]:
 
 
 def _came_of(pid: int, allocation: Allocation, proc: Path, active: Sequence[Allocation]) -> bool:
-    """Whether the process runs for whoever has the share: by its control group, or by a name in its environment."""
+    """Whether the process belongs to the share's keeper, by its control group or a name in its environment."""
     keeper, folder = allocation.keeper, proc / str(pid)
     try:
         match keeper:
             case PodKeeper(uid=uid) | PlacedPodKeeper(uid=uid):
                 from tranche.node.processes.pod_processes import (
                     pod_of,
-                )  # seldom needed, and every listing loads this module
+                )  # rarely needed, and every listing loads this module
 
                 return bool(uid) and pod_of((folder / "cgroup").read_text()) == uid
             case ClaimKeeper():
@@ -114,15 +113,15 @@ def _came_of(pid: int, allocation: Allocation, proc: Path, active: Sequence[Allo
 
 
 def _came_of_claim(folder: Path, keeper: ClaimKeeper, others: Sequence[Keeper]) -> bool:
-    """Whether the process is of a pod of the claim and, where the pod has several, does not name another one of these.
+    """Whether the process belongs to a pod of the claim and, if the pod has several claims, does not name another.
 
-    Its environment is its own: it tells a pod's claims apart, and neither takes a process out of all of them nor puts one of
-    another pod in.
+    A process controls its own environment. So that only tells a pod's claims apart: it neither removes a process from all of
+    them nor adds one of another pod.
     """
     from tranche.node.processes.pod_processes import (
         claim_mark,
         pod_of,
-    )  # seldom needed, and every listing loads this module
+    )  # rarely needed, and every listing loads this module
 
     environment = (folder / "environ").read_bytes().split(b"\0")
 
@@ -137,8 +136,8 @@ def _came_of_claim(folder: Path, keeper: ClaimKeeper, others: Sequence[Keeper]) 
 
 
 def _came_of_command(folder: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:
-    """Whether the process has the share's name and key, or is in the control group that limits the share."""
-    from tranche.node.processes.processes import MARK  # seldom needed, and every listing loads this module
+    """Whether the process has the share's name and key, or is in the share's control group."""
+    from tranche.node.processes.processes import MARK  # rarely needed, and every listing loads this module
 
     environment = (folder / "environ").read_bytes().split(b"\0")
     if f"{MARK}={allocation_id}".encode() in environment and _knows(environment, keeper.key_digest):

@@ -1,1 +1,1 @@
-"""Locks that end with their holder, and waiting for them."""
+"""Locks that end with their holder, and how to wait for them."""

@@ -1,4 +1,4 @@
-"""The decision lock: decisions are made one at a time, each in a moment. Whoever takes long holds up all others."""
+"""The decision lock: decisions are made one at a time, each in a moment. A slow one holds up all others."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _LEAST_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WaitLimit:
-    """Not at all (`wait` false), without end, or for so many seconds at most."""
+    """How long to wait: not at all (`wait` false), forever (`seconds` None), or at most `seconds`."""
 
     wait: bool = True
     seconds: float | None = None
 
     def with_others(self, spent: float) -> float | None:
-        """For how many seconds others may still decide, `spent` seconds after the beginning; None for ever.
+        """For how many seconds others may still decide, after `spent` seconds; None means forever.
 
-        Decisions are made one at a time and each takes a moment. Somebody without patience gives the others a minute.
+        Decisions are made one at a time and each takes a moment. Even without `wait`, others get a minute.
         """
         if not self.wait:
             return _OTHERS_SECONDS
@@ -33,17 +33,17 @@ class WaitLimit:
 
 
 _SLOW_SECONDS = 10.0
-"""A decision takes a moment. To undo what a dead process left may take longer, and to reset a GPU takes seconds."""
+"""A decision takes a moment. Undoing what a dead process left may take longer, and resetting a GPU takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SlowDecision:
-    """Somebody who has been deciding for long."""
+    """A process that has been deciding for too long."""
 
     holder: LockHolder
 
     def __str__(self) -> str:
-        return f"{self.holder} has been deciding for {self.holder.seconds:.0f} s, and nobody else can decide meanwhile"
+        return f"{self.holder} has been deciding for {self.holder.seconds:.0f} s, and no other process can decide meanwhile"
 
     @property
     def hint(self) -> str:
@@ -53,14 +53,14 @@ class _SlowDecision:
 
 @contextmanager
 def taking_turn(places: StateFolder, seconds: float | None) -> Iterator[None]:
-    """Have the decision lock; WaitTimeout when somebody else has it for `seconds` more, None waits for as long as it takes."""
+    """Hold the decision lock. Raises WaitTimeout when another process has it for `seconds` more; None waits forever."""
     with stops_held_back(), _turn(places, seconds):
         yield
 
 
 @contextmanager
 def taking_gpu(path: Path, gpu_uuid: str, seconds: float | None) -> Iterator[FileLock]:
-    """Have the lock of a GPU, by its path; WaitTimeout when somebody else works on the GPU for `seconds` more."""
+    """Hold the lock of a GPU, by its path. Raises WaitTimeout when another process works on the GPU for `seconds` more."""
     with stops_held_back(), _gpu(path, gpu_uuid, seconds) as lock:
         yield lock
 
@@ -72,8 +72,8 @@ def _turn(places: StateFolder, seconds: float | None) -> FileLock:
         holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
         if seconds is not None and holder.seconds < seconds / 2:
             raise WaitTimeout(
-                f"others decide, one after the other, and this process had no turn in {seconds:.0f} s; now it is {holder}",
-                hint="run the command again when less is asked of this machine at once",
+                f"other processes were deciding, and this one had no turn in {seconds:.0f} s; {holder} is deciding now",
+                hint="run the command again when fewer requests arrive at once",
             ) from error
         raise WaitTimeout(str(_SlowDecision(holder)), hint=_hint(holder)) from error
 
@@ -89,11 +89,11 @@ def _gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
 
 
 def slow_decision(places: StateFolder) -> _SlowDecision | None:
-    """Who has been deciding for so long that something must be wrong; None when nobody has."""
+    """A decision so slow that something must be wrong; None when there is none."""
     holder = lock_holder(places.decision_lock)
     return _SlowDecision(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
 
 
 def _hint(holder: LockHolder) -> str:
     ending = f"end it with: kill -9 {holder.pid}" if holder.pid else "end it"
-    return f"if it hangs in a call of the driver, {ending}; the next command clears what it leaves"
+    return f"if it hangs in a driver call, {ending}; the next command clears up after it"

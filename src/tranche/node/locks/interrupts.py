@@ -1,10 +1,8 @@
-"""Signals that tell this process to end (SIGTERM, SIGHUP, SIGINT): noted at once, and heeded where the process waits.
+"""Signals that tell this process to end (SIGTERM, SIGHUP, SIGINT): noted at once, and obeyed where the process waits.
 
-Python runs the handler of a signal between any two instructions. What a handler raised there would tear apart what belongs
-together: a lock and its owner, an entry in the register and whoever takes it back. So the handler only takes a note, and
-`WaitInterrupted` is raised within `interruptible` blocks, which can be left at every line. A process that does not call
-`heed_signals`
-gets signals as ever.
+Python runs a signal's handler between any two instructions. An exception there could separate a lock from its owner, or an entry
+in the register from the code that takes it back. So the handler only notes the signal. `interruptible` blocks, which can be left
+at every line, raise `WaitInterrupted`. Without a call of `heed_signals`, signals act as usual.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ class WaitInterrupted(BaseException):
 
 
 class _Signals:
-    """What the handler and the main thread tell each other."""
+    """State shared by the handler and the main thread."""
 
     noted = 0
     heeded = False
@@ -35,9 +33,9 @@ class _Signals:
 
 
 def heed_signals() -> None:
-    """From now on until `ignore_signals` signals raise Terminated, once, and only where the main thread is interruptible.
+    """Until `ignore_signals`, make signals raise WaitInterrupted, once, and only where the main thread is interruptible.
 
-    What is ignored stays ignored, so that nohup works.
+    Ignored signals stay ignored, so nohup works.
     """
     _Signals.noted, _Signals.heeded = 0, True
     for number in _ENDING:
@@ -46,13 +44,13 @@ def heed_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """From now on signals change nothing any more: how this process ends is decided."""
+    """Ignore signals from now on: how this process ends is decided."""
     _Signals.heeded = False
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise Terminated for a signal that was noted, or that comes within the block, in the main thread."""
+    """In the main thread, raise WaitInterrupted for a signal that was noted or arrives within the block."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,7 +64,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def uninterruptible() -> Iterator[None]:
-    """Heed signals after the block only, also where the block waits."""
+    """Obey signals only after the block, even if the block waits."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -78,7 +76,7 @@ def uninterruptible() -> Iterator[None]:
 
 
 def interrupt_if_told() -> None:
-    """Raise Terminated for a signal that was noted."""
+    """Raise WaitInterrupted for a noted signal."""
     with interruptible():
         pass
 

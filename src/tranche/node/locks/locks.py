@@ -1,13 +1,12 @@
 """Locks that die with their holder: advisory file locks, which the kernel releases however a process ends.
 
-A lock belongs to the open file, so a child that inherits the descriptor keeps it held after its parent has died. That is how
-a share outlives a killed `tranche run` for exactly as long as the workload does. The kernel's table of file locks (/proc/locks)
-names the process that took a lock, to everybody, but not processes that only a PID namespace outside of this one knows.
+A lock belongs to the open file, so a child that inherits the descriptor keeps it held after its parent has died. So a share
+outlives a killed `tranche run` for exactly as long as its workload. The kernel's table of file locks (/proc/locks) names the
+process that took a lock, to every user, but not processes outside this PID namespace.
 
-Locks are held for one decision, for one plan, or for one transaction, and a process that is stopped meanwhile holds up everybody
-who waits. A stop that comes from a terminal, Ctrl-Z say, takes effect when the lock is free. A process that was stopped all the
-same, by SIGSTOP say, is continued by the process that waits. It is not stopped again: its owner may have continued it as well,
-and the kernel does not tell who did.
+A lock is held for one decision, one plan or one transaction, and a process stopped meanwhile holds up all that wait. A stop from
+a terminal, such as Ctrl-Z, takes effect when the lock is free. If a process is stopped anyway, for example by SIGSTOP, the
+waiting process continues it. It is not stopped again: its owner may also have continued it, and the kernel does not tell.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ from tranche.node.state.state_file import (
 
 _TABLE = Path("/proc/locks")
 _SHOWN = 100
-"""Characters of a command line that are shown."""
+"""Characters of a command line to show."""
 
 
 class LockHolder(NamedTuple):
-    """Who has a file lock: `pid` is 0 for a process that is not seen from here; `seconds` is for how long."""
+    """A file lock's holder: `pid` is 0 for a process not visible from here; `seconds` is how long it has held the lock."""
 
     pid: int
     seconds: float
 
     def __str__(self) -> str:
         if not self.pid:
-            return "a process that is not seen from here"
+            return "a process that is not visible from here"
         command = one_line(process_command(self.pid))
         command = command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
         return f"pid {self.pid} ({command})" if command else f"pid {self.pid}"
 
 
 def lock_pids(file: int | Path, *, kind: str = "FLOCK", byte: int = 0, table: Path = _TABLE) -> tuple[int, ...]:
-    """The processes that hold a lock of that kind on the file, which is open or at a path, and on that byte of it.
+    """The processes with a lock of that kind on that byte of the file, given as a descriptor or a path.
 
-    Kinds are FLOCK, for the whole file, and POSIX. None when the table or the file cannot be read.
+    Kinds are FLOCK, for the whole file, and POSIX. Returns no processes when the table or the file cannot be read.
     """
     try:
         found = os.stat(file)
@@ -65,7 +64,7 @@ def lock_pids(file: int | Path, *, kind: str = "FLOCK", byte: int = 0, table: Pa
     except OSError:
         return ()
     place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    # "7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF"; who waits has an arrow after the number.
+    # "7: FLOCK  ADVISORY  WRITE 4711 fd:01:1234 0 EOF"; a waiting process has an arrow after the number.
     fields = (line.split() for line in lines)
     return tuple(int(each[4]) for each in fields if each[1] == kind and each[5] == place and _covers(each, byte))
 
@@ -82,7 +81,7 @@ Holders = Callable[[], tuple[int, ...]]
 
 
 class _Held(threading.local):
-    """What this thread holds: how many locks, and the stops that it holds back for them."""
+    """The number of locks that this thread holds, and the stop signals that it blocks for them."""
 
     locks = 0
     stops: frozenset[int] = frozenset()
@@ -93,9 +92,9 @@ _held = _Held()
 
 @contextmanager
 def stops_held_back() -> Iterator[None]:
-    """For the length of the block, in which the caller takes and has a lock, hold the terminal's stops back from this thread.
+    """Block the terminal's stop signals for this thread, while the caller takes and holds a lock in the block.
 
-    The programs and threads that it starts in the block inherit that. A stop that came takes effect after the block.
+    Programs and threads started in the block inherit this. A stop that arrives takes effect after the block.
     """
     if _held.locks == 0:
         _held.stops = _STOPS - signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
@@ -110,10 +109,10 @@ def stops_held_back() -> Iterator[None]:
 
 @contextmanager
 def continuing_who_holds(holders: Holders) -> Iterator[None]:
-    """For the length of the block, in which the caller waits for a lock; `holders` says who has it.
+    """Continue stopped processes that hold a lock, while the caller waits for it in the block; `holders` returns their pids.
 
-    Whoever holds it and is stopped, and may be signalled by this user, is continued. The caller itself can be stopped while it
-    waits, unless it has another lock.
+    Continues only processes that this user may signal. The caller itself can be stopped while it waits, unless it has another
+    lock.
     """
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(holders, over), name="stalled", daemon=True)
@@ -137,16 +136,16 @@ def _watch(holders: Holders, over: threading.Event) -> None:
 
 
 class LockTimeout(TimeoutError):
-    """Somebody else has the lock still, after all the time that the caller has."""
+    """Another process still holds the lock when the caller's time is up."""
 
 
 class FileLock:
     """An exclusive lock on a file, held from creation until release() or the death of every process that has it open."""
 
     def __init__(self, path: Path, *, wait: bool = True, seconds: float | None = None) -> None:
-        """Without `wait`, BlockingIOError while somebody else holds the lock; else a stopped holder is continued.
+        """Without `wait`, raises BlockingIOError while another process holds the lock; else continues a stopped holder.
 
-        StillHeld when somebody else has it for `seconds` more; None waits for as long as it takes.
+        Raises LockTimeout when another process holds it for `seconds` more; None waits forever.
         """
         self.path = path
         self._descriptor: int | None = None
@@ -160,11 +159,11 @@ class FileLock:
                     self.release()
                     raise
                 self._await(deadline)
-            # A file that was removed before it was locked is no lock: there is a new one, or must be.
+            # A file removed before it was locked is no lock: open the new file, or make one.
             if not self.in_place:
                 self.release()
         with suppress(OSError):
-            os.utime(self._descriptor)  # for whoever asks since when
+            os.utime(self._descriptor)  # shows since when the lock is held
 
     def _await(self, deadline: float | None) -> None:
         descriptor = self.descriptor
@@ -177,8 +176,8 @@ class FileLock:
                     self.release()
                     raise
                 return
-            # Whoever asks now and then comes last where many wait, and a wait in the kernel has no end. So a thread waits, and
-            # gives the lock back when nobody wants it any more.
+            # Polling loses to the others when many wait, and a wait in the kernel has no end. So a thread waits, and gives back
+            # the lock when it is no longer wanted.
             self._descriptor = None
             wait = _Wait(descriptor)
             try:
@@ -189,22 +188,22 @@ class FileLock:
                     os.close(descriptor)
                 raise
             if not got and not wait.give_up():
-                raise LockTimeout(f"{self.path} is held by somebody else")
+                raise LockTimeout(f"{self.path} is held by another process")
             self._descriptor = descriptor
 
     @property
     def descriptor(self) -> int:
-        """The open file that carries the lock, to be passed to a child."""
+        """The open file that carries the lock, to pass to a child."""
         assert self._descriptor is not None, f"{self.path} was released"
         return self._descriptor
 
     @property
     def in_place(self) -> bool:
-        """Whether its path still leads to it; after its deletion somebody else can have a lock of that name."""
+        """Whether the path still leads to this lock; after deletion, another process can hold a lock of that name."""
         return leads_to(self.path, self.descriptor)
 
     def release(self, *, remove: bool = False) -> None:
-        """Give the lock back; with `remove` the file goes too, for a lock whose name is never used again."""
+        """Give back the lock; with `remove`, delete the file too, if its name is never used again."""
         if self._descriptor is None:
             return
         if remove:
@@ -222,7 +221,7 @@ class FileLock:
 
 
 class _Wait:
-    """A thread that waits for the lock on an open file, which is this object's until the lock is got."""
+    """A thread that waits for the lock on an open file. This object owns the file until it gets the lock."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -232,17 +231,17 @@ class _Wait:
         threading.Thread(target=self._run, name="lock", daemon=True).start()
 
     def until(self, deadline: float) -> bool:
-        """Sleep until the lock is got, at most until the deadline; whether it is."""
+        """Sleep until the lock is acquired, at most until the deadline; returns whether it was."""
         return self._got.wait(max(0.0, deadline - time.monotonic()))
 
     def give_up(self) -> bool:
-        """Want the lock no more; True when it was got meanwhile and is the caller's."""
+        """Stop waiting; returns True when the lock was acquired meanwhile and is the caller's."""
         with self._turn:
             self._wanted = False
             return self._got.is_set()
 
     def _run(self) -> None:
-        with suppress(OSError):  # a lock that cannot be got is not got in time
+        with suppress(OSError):  # a failure counts as a timeout
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             with self._turn:
                 if self._wanted:
@@ -252,7 +251,7 @@ class _Wait:
 
 
 def lock_holder(path: Path) -> LockHolder | None:
-    """Who has the lock now; None when nobody has, or when it may not be asked."""
+    """The lock's current holder; None when there is none, or this user may not ask."""
     pids = lock_pids(path)
     try:
         taken = path.stat().st_mtime
@@ -264,7 +263,7 @@ def lock_holder(path: Path) -> LockHolder | None:
 
 
 def leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the path leads to that open file."""
+    """Whether the path leads to the open file."""
     try:
         found, own = os.stat(path), os.fstat(descriptor)
     except OSError:
@@ -273,7 +272,7 @@ def leads_to(path: Path, descriptor: int) -> bool:
 
 
 def remove_if_free(path: Path) -> bool:
-    """Remove a lock file that nobody holds; whether it is gone."""
+    """Remove a lock file that no process holds; returns whether it is gone."""
     try:
         descriptor = open_state_file(path)
     except FileNotFoundError:
@@ -289,7 +288,7 @@ def remove_if_free(path: Path) -> bool:
 
 
 def is_held(path: Path) -> bool:
-    """Whether some process holds the lock; a missing file is held by nobody, one that may not be opened counts as held."""
+    """Whether a process holds the lock. A missing file counts as free, and one that this user may not open as held."""
     try:
         descriptor = open_state_file(path)
     except FileNotFoundError:
@@ -306,9 +305,9 @@ def is_held(path: Path) -> bool:
 
 
 def open_lock_file(path: Path) -> int:
-    """A descriptor of the lock file, which is made when it is not there.
+    """A descriptor of the lock file; makes the file if it is missing.
 
-    Nobody but its owner may open it: whoever may read a file may lock it, and hold everybody up.
+    Only its owner may open it: any user who can read a file can lock it and hold up all others.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

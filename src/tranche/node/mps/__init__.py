@@ -1,1 +1,1 @@
-"""The MPS daemons that are Tranche's."""
+"""Tranche's MPS daemons."""

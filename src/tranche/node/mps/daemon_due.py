@@ -1,7 +1,6 @@
-"""What the MPS daemons of shared devices say now, as a decision would hear it, for whoever only looks: nothing is written down.
+"""What the MPS daemons of shared devices report now, as for a decision, but for read-only callers: this records nothing.
 
-Whether one has died, or should end, is known by a few files. When ending one failed, it is tried again after a while, not each
-time that somebody looks.
+A few files show whether a daemon has died or should end. If ending one failed, the retry comes after a while, not at every look.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ if TYPE_CHECKING:
     from tranche.node.mps.mps_daemons import MpsDaemonManager
 
 PAUSE_SECONDS: Final = 60.0
-"""For so long nobody tries again."""
+"""The pause before a retry."""
 _SUFFIX: Final = ".failed"
 
 
 class DaemonFailureLog:
-    """The failures noted beside the daemons' records, each by a file's time. `now` is seconds since the epoch."""
+    """The failures noted beside the daemons' records, each as a file's mtime. `now` is seconds since the epoch."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def failed_lately(self, record: DaemonRecord, now: float) -> bool:
-        """Whether to leave the daemon alone for now. A time to come, of a clock that was set back, does not count."""
+        """Whether to leave the daemon alone for now. Ignores future times, from a clock that was set back."""
         try:
             return 0.0 <= now - self._path(record).stat().st_mtime < PAUSE_SECONDS
         except OSError:
             return False
 
     def note(self, record: DaemonRecord, now: float) -> None:
-        """Note a failure; without room for that it is tried again sooner."""
+        """Note a failure. If the disk is full, the retry comes sooner."""
         path = self._path(record)
         with suppress(OSError):
             path.touch()
@@ -61,11 +60,11 @@ DeviceKey = tuple[str, InstanceKey | None]
 """A device by its GPU's UUID and the slot of its instance."""
 
 IDLE_SECONDS = 60.0
-"""For so long a daemon stays when the last share of its device has ended: the next share starts faster."""
+"""How long a daemon stays after the last share of its device: the next share starts faster."""
 
 
 def care_needed(db: sqlite3.Connection, known: DaemonRecordStore, now: float) -> bool:
-    """Whether something is to be done about a daemon; `now` in seconds since the epoch. Not while a plan is carried out."""
+    """Whether a daemon needs care; `now` is in seconds since the epoch. False while a plan is open."""
     found, damaged = known.look()
     if not (found or damaged) or records.open_plans(db):
         return False
@@ -81,9 +80,9 @@ def care_needed(db: sqlite3.Connection, known: DaemonRecordStore, now: float) ->
 
 
 def is_due(record: DaemonRecord, known: DaemonRecordStore, now: float) -> bool:
-    """Whether a daemon whose device nobody shares should end now: something is wrong with it, or it was idle for long.
+    """Whether the daemon of an unshared device should end now: something is wrong with it, or it was idle for long.
 
-    Not shortly after that failed.
+    False shortly after a failure to end it.
     """
     if DaemonFailureLog(known.folder).failed_lately(record, now):
         return False
@@ -93,7 +92,7 @@ def is_due(record: DaemonRecord, known: DaemonRecordStore, now: float) -> bool:
 
 
 def shared_by_mps(allocations: Iterable[Allocation]) -> Mapping[DeviceKey, bool]:
-    """The devices of which somebody holds a part by MPS, each with whether a part of it counts as limited."""
+    """The devices with parts by MPS, each with whether any of its parts counts as limited."""
     found: dict[DeviceKey, bool] = {}
     for allocation in allocations:
         for grant in allocation.grants:
@@ -104,13 +103,13 @@ def shared_by_mps(allocations: Iterable[Allocation]) -> Mapping[DeviceKey, bool]
 
 
 _LISTEN_SECONDS = 2.0
-"""Who only looks gives daemons so long to answer; one that is silent for longer lets nobody in now, as far as anybody knows."""
+"""How long a look waits for daemons to answer. A daemon that is silent for longer counts as admitting no clients."""
 
 
 def node_as_said(node: NodeState, shared: Collection[DeviceKey], daemons: MpsDaemonManager) -> NodeState:
-    """The node, where the daemons of the `shared` devices are as they say.
+    """The node, with the daemons of the `shared` devices as they report themselves.
 
-    Who may not judge a daemon sees what is written down of it.
+    A process that may not judge daemons sees their records.
     """
     if not shared or not daemons.records.writable:
         return node
@@ -127,7 +126,7 @@ def node_as_said(node: NodeState, shared: Collection[DeviceKey], daemons: MpsDae
 
 
 def view_as_said(view: NodeView, daemons: MpsDaemonManager) -> NodeView:
-    """The view, where shared daemons are as they say, and those whose limits they do not keep are unlimited."""
+    """The view, with shared daemons as they report themselves, and parts with unenforced limits marked unlimited."""
     node = node_as_said(view.node, shared_by_mps(view.allocations), daemons)
     if node is view.node:
         return view

@@ -1,12 +1,11 @@
-"""The MPS daemons of this machine that are Tranche's: started and ended for acts, and seen beside what the driver says.
+"""Tranche's MPS daemons on this machine: started and ended for acts, and shown beside what the driver says.
 
-Whoever calls what changes something holds the GPU's lock. A server that is wedged or stopped shows it to nobody but its
-clients, who wait in cuInit without end. So one is sent ahead before a program is let in, after the decision and with no lock
-held.
+Callers of changing functions hold the GPU's lock. Only its clients notice a wedged or stopped server: they wait in cuInit
+forever. So Tranche sends a test client before it admits a program, after the decision and without a lock.
 
 Clients are drained before they are killed: one that dies in the middle of a kernel can take its neighbours with it. The server
-ends their contexts, and their next call of CUDA fails. Where it does not, they are killed all the same when somebody insists:
-the server then lets nobody more in, and whoever killed says so.
+ends their contexts, and their next CUDA call fails. If it does not, they are killed anyway when the user insists. The server then
+admits no more clients, and the killing process reports that.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _PAUSE_SECONDS = 0.05
 
 
 class MpsDaemonManager:
-    """The daemons whose sockets lie in the state folder. `environment` is that in which NVIDIA's programs find the driver."""
+    """The daemons with sockets in the state folder. In `environment`, NVIDIA's programs find the driver."""
 
     def __init__(self, places: StateFolder, environment: Mapping[str, str] = os.environ) -> None:
         self.records = DaemonRecordStore(places.mps)
@@ -49,12 +48,12 @@ class MpsDaemonManager:
 
     @cached_property
     def health(self) -> MpsHealth:
-        """What the daemons say of themselves."""
+        """What the daemons report about themselves."""
         return MpsHealth(self.records, self.process)
 
     def process(self, device_uuid: str) -> MpsProcess:
         """The daemon's process, living or not."""
-        from tranche.hardware.mps_process import MpsProcess  # slow to import, and most commands meet no daemon
+        from tranche.hardware.mps_process import MpsProcess  # slow to import, and most commands need no daemon
 
         return MpsProcess(self.records.pipes(device_uuid), self._environment)
 
@@ -79,11 +78,11 @@ class MpsDaemonManager:
         driver: Driver,
         sleep: Callable[[float], None],
     ) -> None:
-        """Have a daemon serve the device, with a limit of so many bytes that was read back, and a server that lets clients in.
+        """Ensure that a daemon serves the device with a verified limit of `limit` bytes and a server that admits clients.
 
-        MpsFailed otherwise; GpuBusy when the daemon that serves already lets nobody in, or somebody has prohibited every
-        program. What an earlier daemon left behind is cleared first. StateMoved, and nothing is ended, when the daemon is no
-        longer as the GPU showed it.
+        First clears what an earlier daemon left behind. Raises MpsFailed on failure; GpuBusy when the serving daemon already
+        admits no clients, or the compute mode prohibits all programs; and StateMoved, without ending anything, when the daemon is
+        no longer as the GPU showed it.
         """
         process = self.process(device_uuid)
         process.check_path()
@@ -92,7 +91,9 @@ class MpsDaemonManager:
         record = self._record(gpu, slot)
         seen = gpu.daemon_of(slot)
         if record is not None and seen is not None and record.state is not seen.state:
-            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} was {seen.state}, and is {record.state}")
+            raise StateMoved(
+                f"{gpu.label}: the MPS daemon of {device_uuid} was {seen.state}, but is {record.state} now"
+            )
         if record is not None and record.device_uuid != device_uuid:
             self.stop(gpu, slot, driver, sleep)
             record = None
@@ -101,7 +102,7 @@ class MpsDaemonManager:
             record = _as_set(record, gpu)
         if record is None and slot is None and gpu.compute_mode is None:
             raise MpsFailed(
-                f"{gpu.label}: the driver does not say which compute mode it has, so it could not be put back"
+                f"{gpu.label}: the driver does not report the compute mode, so Tranche could not restore it later"
             )
         if record is None:
             record = record_of(gpu.uuid, slot, device_uuid, gpu.compute_mode if slot is None else None)
@@ -114,9 +115,9 @@ class MpsDaemonManager:
         if slot is None and gpu.compute_mode is not ComputeMode.EXCLUSIVE:
             driver.set_compute_mode(gpu.uuid, ComputeMode.EXCLUSIVE)
         if serving:
-            # What it is told overwrites what somebody else has told it.
+            # A new limit overwrites limits that others have set.
             if why := self.health.refuse_changed(record):
-                raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")
+                raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
             record = record._replace(raising=max(limit, record.limit))
             self.records.write(record)
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
@@ -126,7 +127,7 @@ class MpsDaemonManager:
         process.control.limit_memory(limit)
         if not serving:
             _refuse_silent(process, device_uuid, slot, daemon.uid, sleep)
-        # Who does not reach his daemon goes on without it: on an uncut GPU the compute mode refuses him, in a slice nobody.
+        # A client that cannot reach its daemon runs without it, unless the compute mode refuses it; in a slice, nothing does.
         process.admit(everybody=slot is not None)
         record = record._replace(pid=daemon.pid, started=daemon.started, uid=daemon.uid, boot=boot_id())
         limits = process.control.said_limits(device_uuid, process.control.servers())
@@ -136,12 +137,12 @@ class MpsDaemonManager:
         record = record._replace(raising=0)
         self.records.write(record)
         if serving and (why := self.health.refusal(record)):
-            raise GpuBusy(f"{gpu.label} is not shared further: its MPS daemon lets nobody in: {why}")
+            raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
 
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
-        """End the daemon of the device with its servers, and put the compute mode back.
+        """End the daemon of the device with its servers, and restore the compute mode.
 
-        MpsFailed when it lives on; its record stays then.
+        Raises MpsFailed when it lives on; then its record stays.
         """
         record = self._record(gpu, slot)
         if record is None:
@@ -153,10 +154,10 @@ class MpsDaemonManager:
         self.records.remove(record)
 
     def end_without_gpu(self, record: DaemonRecord, sleep: Callable[[float], None] = time.sleep) -> bool:
-        """End the daemon of a device whose GPU is not in the machine any more; MpsFailed when it lives on.
+        """End the daemon of a device with a GPU that is no longer in the machine. Raises MpsFailed when it lives on.
 
-        Until the machine starts again, the GPU may come back with the compute mode that it had: the record stays so long, and
-        this gives False.
+        Until the machine restarts, the GPU may come back with the compute mode that Tranche set. Until then, the record stays and
+        this returns False.
         """
         self.process(record.device_uuid).stop(sleep=sleep)
         _refuse_living(record)
@@ -167,7 +168,7 @@ class MpsDaemonManager:
         return True
 
     def end_unclaimed(self, name: str, sleep: Callable[[float], None] = time.sleep) -> None:
-        """End the daemon of a device that is not there any more, of which no more is known than the name of its record."""
+        """End the daemon of a missing device when only the name of its record is known."""
         from tranche.hardware.mps_process import MpsProcess
 
         MpsProcess(self.records.folder / name, self._environment).stop(sleep=sleep)
@@ -178,10 +179,10 @@ class MpsDaemonManager:
 
 
 def _as_set(record: DaemonRecord, gpu: GpuState) -> DaemonRecord:
-    """The record with the compute mode that is to be put back, as the GPU shows it before it is set.
+    """The record with the compute mode to restore, as the GPU shows it before Tranche sets one.
 
-    What is not EXCLUSIVE is not Tranche's: the driver has been started again since, or somebody has set it. After another start
-    of the machine EXCLUSIVE is not Tranche's either.
+    Any mode other than EXCLUSIVE is not Tranche's: the driver has restarted since, or another program set it. After a reboot,
+    EXCLUSIVE is not Tranche's either.
     """
     ours = record.boot in ("", boot_id()) and gpu.compute_mode is ComputeMode.EXCLUSIVE
     if ours or gpu.compute_mode is None:
@@ -190,7 +191,7 @@ def _as_set(record: DaemonRecord, gpu: GpuState) -> DaemonRecord:
 
 
 def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
-    """Set the compute mode of before, unless somebody has set another since; VerificationFailed when the GPU does not show it."""
+    """Restore the compute mode, unless it was changed since. Raises VerificationFailed when the GPU does not show it."""
     ours = (ComputeMode.EXCLUSIVE, None)
     if gpu.compute_mode not in ours or gpu.compute_mode is before:
         return
@@ -199,23 +200,23 @@ def _put_back(gpu: GpuState, before: ComputeMode, driver: Driver) -> None:
     driver.set_compute_mode(gpu.uuid, before)
     now = driver.observe_gpu(gpu.uuid).compute_mode
     if now is not before:
-        raise VerificationFailed(f"{gpu.label}: the compute mode was set to {before}, and is {now or 'not known'}")
+        raise VerificationFailed(f"{gpu.label}: the compute mode was set to {before}, but is {now or 'unknown'}")
 
 
 def _refuse_living(record: DaemonRecord) -> None:
     if record.boot == boot_id() and process_lives(record.pid, record.started):
-        raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} lives on")
+        raise MpsFailed(f"the MPS daemon of {record.device_uuid} does not end: pid {record.pid} is still running")
 
 
 def _refuse_silent(
     process: MpsProcess, device_uuid: str, slot: InstanceKey | None, uid: int, sleep: Callable[[float], None]
 ) -> None:
-    """Have a server started and let a client join it; MpsFailed when it does not let that in, and nobody else is let in then.
+    """Start a server and let a test client join it. Raises MpsFailed if the server does not admit it; then nothing else may join.
 
-    Until a server has the GPU, the compute mode lets in one program that passes the daemon by.
+    Until a server has the GPU, the compute mode admits one program that bypasses the daemon.
     """
     attempt = process.join(device_uuid, seconds=_SERVER_SECONDS)
-    why = f"answers no client in {_SERVER_SECONDS:g} s" if attempt.silent else ""
+    why = f"answers no client within {_SERVER_SECONDS:g} s" if attempt.silent else ""
     if attempt.refused:
         why = f"refuses clients with {attempt.refused}"
     if why:
@@ -240,9 +241,9 @@ def refuse_unavailable_parts(
     plan: Plan | None = None,
     seconds: float | None = None,
 ) -> None:
-    """GpuBusy when the server of a part lets nobody in: the allocation is gone then, and the next decision knows why.
+    """Raises GpuBusy when the server of a part admits no clients; removes the allocation, and the next decision knows why.
 
-    Daemons that the allocation's own `plan` started have let in a client. WaitTimeout when `seconds` were too few to tell.
+    Daemons that the allocation's own `plan` started have admitted a client. Raises WaitTimeout when `seconds` were too few.
     """
     started = {step.lets_in for step in (plan.steps if plan else ())}
     try:
@@ -258,24 +259,24 @@ def refuse_unavailable_parts(
 def _refuse_unavailable(daemons: MpsDaemonManager, part: FractionalShare, seconds: float | None) -> None:
     record = daemons.records.find(part.gpu_uuid, part.slot)
     if record is None:
-        return  # it has died and was cleared away: whoever gives out the part's limits sees that
+        return  # it has died and was cleared; the check of the part's limits sees that
     if why := daemons.health.refusal(record, seconds):
-        error = GpuBusy(f"device {record.device_uuid} is not shared further: its MPS daemon lets nobody in: {why}")
+        error = GpuBusy(f"device {record.device_uuid} takes no new shares: its MPS daemon admits no clients: {why}")
         error.gpu_uuid = part.gpu_uuid
         raise error
 
 
 class UndrainedDevice(NamedTuple):
-    """A device whose server did not let go of its clients, by its UUID, and why it did not."""
+    """A device, by UUID, with a server that did not release its clients, and why."""
 
     device_uuid: str
     why: str
 
 
 def drain(daemons: MpsDaemonManager, allocation: Allocation, pids: Set[int]) -> tuple[UndrainedDevice, ...]:
-    """End the contexts of these processes of the allocation; the devices whose servers did not.
+    """End the contexts of these processes of the allocation; returns the devices where that failed.
 
-    A server that does not within its time lets nobody more in from here on, and no more does a daemon that does not answer.
+    A server that fails to do so in time, or a daemon that does not answer, admits no more clients.
     """
     if not pids:
         return ()
@@ -287,12 +288,12 @@ def drain(daemons: MpsDaemonManager, allocation: Allocation, pids: Set[int]) -> 
 
 def _let_go(daemons: MpsDaemonManager, record: DaemonRecord, pids: Set[int]) -> str:
     if halted := record.halted:
-        return halted  # it answers nobody until it is continued, and need not be waited for
+        return halted  # it answers no one until it is continued: do not wait for it
     clients = daemons.health.clients(record.device_uuid)
     if clients is None:
-        return daemons.health.fence(record, "it did not say who its clients are when some were to be ended")
+        return daemons.health.fence(record, "it did not list its clients when Tranche had to end some")
     for server, client in clients:
-        # A server that did not let go of one lets go of none.
+        # A server that did not release one client releases none.
         if client in pids and (why := daemons.health.terminate(record, server, client)):
             return why
     return ""

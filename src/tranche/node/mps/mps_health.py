@@ -1,8 +1,7 @@
-"""Whether an MPS daemon lets anybody in: by the kernel's word, by its own, and by how a client fares that is sent ahead.
+"""Whether an MPS daemon admits clients: according to the kernel, the daemon itself, and a test client.
 
-A daemon that does not is unavailable: its record says why, and nobody is let in before that has gone. Some reasons go by
-themselves,
-such as a server that was stopped and goes on; a server that is wedged goes with its daemon, when nobody shares the device.
+A daemon that does not is unavailable: its record says why, and it gets no clients until the reason is gone. Some reasons go away
+by themselves, such as a stopped server that continues. A wedged server ends with its daemon, when no share uses the device.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
 
 LOOK_SECONDS = 5.0
-"""For so long a decision waits for what daemons say of their servers, which takes them milliseconds."""
+"""How long a decision waits for daemons to report on their servers, which takes them milliseconds."""
 JOIN_SECONDS = 10.0
-"""A client waits so long for a server that runs, which takes milliseconds as well; then the server counts as wedged."""
+"""How long a client waits for a running server, which also takes milliseconds; then the server counts as wedged."""
 _DRAIN_SECONDS = 30.0
-FATAL = "a fault of one program ended all that share it"
-_CHANGED = "its limits were changed by somebody"
-UNTIL = "; a new one starts when all who share the device have ended"
+FATAL = "a fault in one program ended all programs that share it"
+_CHANGED = "its limits were changed"
+UNTIL = "; a new one starts when all shares of the device have ended"
 
 
 class MpsHealth:
-    """Asks the daemons of the records; `process` is the daemon of a device, by the device's UUID."""
+    """Queries the daemons of the records; `process` returns the daemon of a device UUID."""
 
     def __init__(self, records: DaemonRecordStore, process: Callable[[str], MpsProcess]) -> None:
         self._records = records
         self._process = process
 
     def look(self, records: Sequence[DaemonRecord], seconds: float = LOOK_SECONDS) -> None:
-        """Ask all of these daemons at once how their servers are and what limits they keep, and write down what has changed.
+        """Query these daemons in parallel for their servers' health and limits, and record what has changed.
 
-        Nobody may be setting limits meanwhile.
+        No process may set limits meanwhile.
         """
         asked = [each for each in records if _worth_asking(each) and not self._lost(each)]
         for record, fault in zip(asked, self._faults(asked, seconds), strict=True):
@@ -50,9 +49,9 @@ class MpsHealth:
                 self._records.write(record._replace(fault=fault))
 
     def news(self, records: Sequence[DaemonRecord], seconds: float) -> tuple[DaemonRecord, ...]:
-        """Those of these daemons that say otherwise than is written down, as a look would write it; nothing is written.
+        """The daemons that differ from their records, as `look` would record them. Writes nothing.
 
-        Somebody may be setting limits meanwhile: a daemon whose record has changed since is left out.
+        Other processes may set limits meanwhile, so this leaves out daemons with records that changed since.
         """
         worth = [each for each in records if _worth_asking(each)]
         asked = [each for each in worth if self._records.reachable(each)]
@@ -75,7 +74,7 @@ class MpsHealth:
             return list(pool.map(lambda record: self._fault(record, seconds), asked))
 
     def _lost(self, record: DaemonRecord) -> bool:
-        """Whether nobody comes to the daemon any more, which then counts as one that has died: who starts has no limit."""
+        """Whether clients can no longer reach the daemon, which then counts as dead: new programs run without a limit."""
         if self._records.reachable(record):
             return False
         self._records.write(record._replace(boot=""))
@@ -95,7 +94,7 @@ class MpsHealth:
             if any(control.server_status(server, seconds=left()) is ServerStatus.FAULT for server in servers):
                 return f"{FATAL}, and its server is in state FAULT until they are gone"
             if record.raising:
-                return ""  # it says what it was told before, or what it is being told
+                return ""  # it may report the old limit or the new one
             said = control.said_limits(record.device_uuid, servers, seconds=left())
             if not said.difference(record.limits, record.limit):
                 return ""
@@ -103,14 +102,14 @@ class MpsHealth:
             if changed := living.difference(record.limits, record.limit):
                 return f"{_CHANGED}: {changed}"
         except MpsFailed:
-            return "" if record.halted else "it does not say how its server is"
+            return "" if record.halted else "it does not report the state of its server"
         return ""
 
     def refusal(self, record: DaemonRecord, seconds: float | None = None) -> str:
-        """Why the daemon lets nobody in now, in words; "" when it does. The client that finds out is of this user.
+        """Why the daemon admits no clients now, in words; "" when it does. The test client runs as this user.
 
-        A server that is silent or out of reach is unavailable until its daemon ends. WaitTimeout when `seconds` are too few to
-        tell.
+        A server that is silent or out of reach is unavailable until its daemon ends. Raises WaitTimeout when `seconds` are too
+        few to tell.
         """
         if record.why or not (record.every_user or record.uid == os.geteuid()):
             return record.why
@@ -122,27 +121,27 @@ class MpsHealth:
             if halted := record.halted:
                 return halted
             if patience < JOIN_SECONDS:
-                raise WaitTimeout(f"the MPS server of {record.device_uuid} answered no client in {patience:g} s")
-            return self.fence(record, f"its server answered no client in {patience:g} s")
+                raise WaitTimeout(f"the MPS server of {record.device_uuid} answered no client within {patience:g} s")
+            return self.fence(record, f"its server answered no client within {patience:g} s")
         if not attempt.refused:
             return ""
         why = f"its server refused a client with {attempt.refused}"
         return self.fence(record, why) if attempt.out_of_reach else why
 
     def refuse_changed(self, record: DaemonRecord) -> str:
-        """That the daemon keeps other limits than those that were set, in words; it is unavailable then. "" when it does not."""
+        """How the daemon's limits differ from those that were set, in words; fences the daemon then. "" when they do not."""
         fault = self._fault(record, LOOK_SECONDS)
         return self.fence(record, fault, limits_changed=True) if fault.startswith(_CHANGED) else ""
 
     def has_news(self, record: DaemonRecord) -> bool:
-        """Whether the daemon says otherwise than is written down of it. Its limits may be about to be set, by who joins."""
+        """Whether the daemon's report differs from its record. A process that joins may be about to set its limits."""
         return _worth_asking(record) and self._fault(record, LOOK_SECONDS) != record.fault
 
     def fence(self, record: DaemonRecord, why: str, *, limits_changed: bool = False) -> str:
-        """Let nobody more in for as long as the daemon lives; the reason as it is written down.
+        """Admit no more clients while the daemon lives; returns the recorded reason.
 
-        Of a daemon that has died, or is not known, that is true already; and another may serve the device by now. Who may not
-        write records may have been refused where the daemon answers others, and fences nothing.
+        Ignores a dead or unknown daemon, which admits none anyway, or if another serves the device by now. A process that may not
+        write records fences nothing: the daemon may have refused only this process.
         """
         if not self._records.writable:
             return why
@@ -154,7 +153,7 @@ class MpsHealth:
         return why
 
     def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:
-        """The clients of a device's daemon, each with its server, by their pids; None when the daemon does not answer."""
+        """The clients of a device's daemon as (server pid, client pid) pairs; None when the daemon does not answer."""
         control: MpsControlClient = self._process(device_uuid).control
         try:
             return tuple((server, client) for server in control.servers() for client in control.clients(server))
@@ -162,9 +161,9 @@ class MpsHealth:
             return None
 
     def terminate(self, record: DaemonRecord, server: int, client: int) -> str:
-        """End the contexts of a client, so that its process can be killed; "" when that is done, else why it is not.
+        """End the contexts of a client, so that its process can be killed; returns "" on success, else the reason.
 
-        A server that does not within its time is wedged, and unavailable.
+        A server that does not do so in time is wedged and unavailable.
         """
         done = self._process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
         if done:
@@ -172,11 +171,11 @@ class MpsHealth:
         clients = self.clients(record.device_uuid)
         if clients is not None and client not in (pid for _, pid in clients):
             return ""
-        return record.halted or self.fence(record, f"its server did not let go of client {client}")
+        return record.halted or self.fence(record, f"its server did not release client {client}")
 
 
 def what_changed(record: DaemonRecord) -> str:
-    """Which limit somebody has changed, in words and in brackets after a blank; "" where that is not known."""
+    """The limit that was changed, in words, in brackets after a blank; "" if unknown."""
     if not record.fault.startswith(f"{_CHANGED}: "):
         return ""
     return f" ({record.fault.removeprefix(f'{_CHANGED}: ').removesuffix(UNTIL)})"

@@ -1,10 +1,10 @@
-"""What is written down of each MPS daemon, beside its sockets: whose device it is, which process, and what to put back.
+"""The record of each MPS daemon, beside its sockets: its device, its process, and what to restore.
 
-A record is written before anything of the machine is changed, and removed when all of it is put back. So whatever a process that
-was killed has left is known by its record.
+A record is written before any change to the machine, and removed when everything is restored. So a killed process always leaves a
+record of what it changed.
 
-Only a record that is not there says that there is no daemon. One that cannot be read stands for a daemon of which nothing is
-known but its device, by the name of the file: it is unavailable, and ended by its folder.
+Only a missing record means that there is no daemon. An unreadable one stands for a daemon known only by its device, which names
+the file. That daemon is unavailable, and is ended by its folder.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _NAME_DIGITS = 12
 
 
 class DaemonRecord(NamedTuple):
-    """One daemon. `profile` is empty for a GPU that is not cut; `start` and `size` are the instance's, in memory slices.
+    """One daemon. `profile` is empty for an uncut GPU; `start` and `size` are the instance's, in memory slices.
 
-    `mode` is the compute mode that the GPU had before, "" where it was not changed. `limit` in bytes. `pid` and `started` (in
-    clock ticks since that boot) name the daemon's process once it is ready, `uid` its user, whose programs alone it serves unless
-    it serves `every_user`. `limits` is what it said of its limits when they were set, `changed` that it said something else
-    later; `raising` is the limit in bytes that it is about to be told, 0 when nobody is at it. `fault` says why nobody more is
-    let in; `wedged` that the reason lasts until the daemon ends; `told` the reason that an event gave last. `suspect` says that a
-    client was killed, which may have wedged it. `damaged`: the record cannot be read, and no more than the device is known.
+    `mode` is the GPU's earlier compute mode, "" if it was not changed. `limit` is in bytes. `pid` and `started` (in clock ticks
+    since that boot) name the daemon's process once it is ready. `uid` is its user; it serves only that user's programs, unless it
+    serves `every_user`. `limits` is what it reported when its limits were set; `changed` means that it reported others later.
+    `raising` is the limit in bytes that it is about to receive, 0 when there is none. `fault` says why it admits no more clients;
+    `wedged`, that the reason lasts until the daemon ends; `told` is the reason in the last event. `suspect` means that a client
+    was killed, which may have wedged it; `damaged`, that the record is unreadable and only the device is known.
     """
 
     gpu_uuid: str
@@ -74,7 +74,7 @@ class DaemonRecord(NamedTuple):
 
     @property
     def slot(self) -> InstanceKey | None:
-        """The slot of the device's instance; None for a GPU that is not cut."""
+        """The slot of the device's instance; None for an uncut GPU."""
         if not self.profile:
             return None
         return InstanceKey(self.gpu_uuid, parse_profile(self.profile), Placement(self.start, self.size))
@@ -86,12 +86,12 @@ class DaemonRecord(NamedTuple):
 
     @property
     def mode_before(self) -> ComputeMode | None:
-        """The compute mode to be put back; None where none was changed."""
+        """The compute mode to restore; None when it was not changed."""
         return ComputeMode(self.mode) if self.mode else None
 
     @property
     def state(self) -> DaemonState:
-        """What can be said of the daemon without asking it."""
+        """The daemon's state, as far as known without querying it."""
         if self.damaged:
             return DaemonState.DAMAGED
         if not self.ready:
@@ -102,12 +102,12 @@ class DaemonRecord(NamedTuple):
 
     @property
     def why(self) -> str:
-        """Why a daemon that lives lets nobody in, in words; "" where nothing is known."""
+        """Why a living daemon admits no clients, in words; "" if no reason is known."""
         return self.fault or self.halted
 
     @property
     def halted(self) -> str:
-        """That the daemon or a server of it is stopped, in words: whoever comes would wait until it is continued."""
+        """Says that the daemon or one of its servers is stopped, so new clients would wait; "" when none is."""
         halted = self.halted_pid
         if not halted:
             return ""
@@ -115,12 +115,12 @@ class DaemonRecord(NamedTuple):
 
     @property
     def halted_pid(self) -> int:
-        """The process that is stopped, the daemon or a server of it; 0 when none is."""
+        """The stopped process, the daemon or one of its servers; 0 when none is."""
         return next(filter(process_stopped, (self.pid, *children_pids(self.pid))), 0)
 
     @property
     def untold(self) -> bool:
-        """Whether no event gave the present reason yet, or none said that it has gone."""
+        """Whether no event has reported the current reason yet, or its end."""
         return self.state in (DaemonState.READY, DaemonState.FAULT) and self.why != self.told
 
     @property
@@ -132,7 +132,7 @@ class DaemonRecord(NamedTuple):
 
 
 def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: ComputeMode | None) -> DaemonRecord:
-    """The record of a daemon that is about to be started; `mode` is what is to be put back when it has gone."""
+    """The record of a daemon about to start; `mode` is the compute mode to restore afterwards."""
     record = DaemonRecord(gpu_uuid, device_uuid, mode="" if mode is None else str(mode))
     if slot is None:
         return record
@@ -140,7 +140,7 @@ def record_of(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str, mode: C
 
 
 class DaemonRecordList(NamedTuple):
-    """What a folder of records holds; `damaged` are the names of those that cannot be read, without their endings."""
+    """The records in a folder; `damaged` are the names of unreadable ones, without their suffixes."""
 
     records: tuple[DaemonRecord, ...] = ()
     damaged: frozenset[str] = frozenset()
@@ -149,7 +149,7 @@ class DaemonRecordList(NamedTuple):
         return bool(self.records or self.damaged)
 
     def on(self, gpu: GpuState) -> tuple[DaemonRecord, ...]:
-        """The records of the daemons on that GPU, also of those of which only the device is known."""
+        """The records of the daemons on that GPU, including those that only name a device."""
         ours = tuple(record for record in self.records if record.gpu_uuid == gpu.uuid)
         if not self.damaged:
             return ours
@@ -157,7 +157,7 @@ class DaemonRecordList(NamedTuple):
         return ours + tuple(_damaged(gpu.uuid, slot, uuid) for uuid, slot in devices if name_of(uuid) in self.damaged)
 
     def unclaimed(self, gpus: Iterable[GpuState]) -> frozenset[str]:
-        """The names of damaged records of devices that none of those GPUs has."""
+        """The names of damaged records of devices that are on none of those GPUs."""
         return (
             self.damaged - {name_of(uuid) for gpu in gpus for uuid in shareable_devices(gpu)}
             if self.damaged
@@ -166,8 +166,8 @@ class DaemonRecordList(NamedTuple):
 
 
 def name_of(device_uuid: str) -> str:
-    """The name of the files of that device's daemon; a MIG device's UUID itself would be too long for the name of a socket."""
-    import hashlib  # loads OpenSSL, and only who changes a daemon needs it
+    """The name of the device's daemon files; a MIG device's UUID would be too long for a socket's name."""
+    import hashlib  # loads OpenSSL, and only changes to a daemon need it
 
     return hashlib.sha256(device_uuid.encode()).hexdigest()[:_NAME_DIGITS]
 
@@ -179,13 +179,13 @@ class DaemonRecordStore:
         self.folder = folder
 
     def pipes(self, device_uuid: str) -> Path:
-        """The folder of the sockets of that device's daemon."""
+        """The socket folder of that device's daemon."""
         return self.folder / name_of(device_uuid)
 
     def reachable(self, record: DaemonRecord) -> bool:
-        """Whether the daemon's socket is where clients look for it: without one they run without MPS, and are not told.
+        """Whether the daemon's socket is where clients look for it. Without one, they silently run without MPS.
 
-        Only what is known to be gone is out of reach: not a socket in a folder that this user may not look into.
+        Only a socket known to be gone is unreachable, not one in a folder that this user may not read.
         """
         try:
             return (self.pipes(record.device_uuid) / _SOCKET).is_socket()
@@ -194,39 +194,39 @@ class DaemonRecordStore:
 
     @property
     def writable(self) -> bool:
-        """Whether this user may write records: nobody else judges a daemon."""
+        """Whether this user may write records; others do not judge daemons."""
         return os.access(self.folder, os.W_OK | os.X_OK)
 
     def look(self) -> DaemonRecordList:
-        """Everything that is there; LedgerUnavailable when the folder cannot be looked at."""
+        """All records. Raises LedgerUnavailable when the folder is unreadable."""
         try:
             names = [name for name in os.listdir(self.folder) if name.endswith(_SUFFIX)]
         except FileNotFoundError:
             return DaemonRecordList()
         except OSError as error:
             raise LedgerUnavailable(
-                f"cannot read what is known of MPS daemons in {self.folder}: {error.strerror}",
-                hint="nothing is decided before it can be read: see who may read the folder, and the disk",
+                f"cannot read the records of MPS daemons in {self.folder}: {error.strerror}",
+                hint="Tranche decides nothing until it can read them: check the folder's permissions and the disk",
             ) from error
         found, damaged = [], set()
         for name in names:
             try:
                 found.append(_decode((self.folder / name).read_text()))
             except FileNotFoundError:
-                pass  # it went meanwhile
+                pass  # it disappeared meanwhile
             except (OSError, ValueError, TypeError, KeyError, RecursionError, TrancheError):
                 damaged.add(name.removesuffix(_SUFFIX))
         return DaemonRecordList(tuple(sorted(found, key=lambda record: record.device_uuid)), frozenset(damaged))
 
     def without_record(self) -> frozenset[str]:
-        """The names of the folders of sockets beside which no record is, though it is written before them and removed after."""
+        """The names of socket folders without a record, though records are written before them and removed after them."""
         with suppress(OSError):
             names = [name for name in os.listdir(self.folder) if len(name) == _NAME_DIGITS and name.isalnum()]
             return frozenset(name for name in names if not self._written(name) and (self.folder / name).is_dir())
         return frozenset()
 
     def all(self) -> tuple[DaemonRecord, ...]:
-        """Every record that can be read, in the order of their devices' UUIDs."""
+        """Every readable record, in the order of device UUIDs."""
         return self.look().records
 
     def on(self, gpu_uuid: str) -> tuple[DaemonRecord, ...]:
@@ -244,7 +244,7 @@ class DaemonRecordStore:
         return 0.0
 
     def write(self, record: DaemonRecord) -> None:
-        """Write a record in the place of an older one, whole or not at all."""
+        """Write a record, replacing an older one, atomically."""
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = self._path(record.device_uuid)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
@@ -260,22 +260,22 @@ class DaemonRecordStore:
             os.utime(self._path(record.device_uuid))
 
     def expire(self) -> None:
-        """Have every daemon that nobody needs end with the next decision, however short it has been idle."""
+        """Make every unneeded daemon end with the next decision, even if it was idle only briefly."""
         for record in self.all():
             with suppress(OSError):
                 os.utime(self._path(record.device_uuid), (0, 0))
 
     def remove(self, record: DaemonRecord) -> None:
-        """Forget a daemon of which nothing is left."""
+        """Forget a daemon that left nothing behind."""
         self._path(record.device_uuid).unlink(missing_ok=True)
 
     def write_damaged(self, name: str) -> None:
-        """Note a daemon of which no more is known than the name of its folder."""
+        """Note a daemon known only by the name of its folder."""
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         (self.folder / name).with_suffix(_SUFFIX).write_text("{}")
 
     def remove_damaged(self, name: str) -> None:
-        """Forget a daemon of which nothing is left and never more was known than the name of its record."""
+        """Forget a daemon that left nothing behind and was known only by the name of its record."""
         (self.folder / name).with_suffix(_SUFFIX).unlink(missing_ok=True)
 
     def _written(self, name: str) -> bool:
@@ -286,12 +286,12 @@ class DaemonRecordStore:
 
 
 def _damaged(gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
-    """The record of a daemon of which only the device is known; a GPU that is not cut then goes to the driver's own mode."""
+    """The record of a daemon known only by its device; an uncut GPU then gets the driver's default compute mode."""
     return record_of(gpu_uuid, slot, device_uuid, ComputeMode.DEFAULT if slot is None else None)._replace(damaged=True)
 
 
 def _decode(text: str) -> DaemonRecord:
-    """The record; ValueError, TypeError, KeyError or UsageError when it is none. Fields of later releases are passed over."""
+    """Decode a record, ignoring fields of later releases. Raises ValueError, TypeError, KeyError or UsageError if invalid."""
     data: Mapping[str, Any] = json.loads(text)
     known = {name: data[name] for name in DaemonRecord._fields if name in data}
     record = DaemonRecord(**known)
@@ -314,7 +314,7 @@ def node_with_daemons(node: NodeState, known: DaemonRecordStore) -> NodeState:
     try:
         found = known.look()
     except LedgerUnavailable:
-        # Whoever only looks gets an answer; whoever decides asks the records too, and is refused.
+        # A look gets an answer; a decision reads the records too, and is refused.
         found = DaemonRecordList(damaged=frozenset(name_of(uuid) for gpu in node for uuid in shareable_devices(gpu)))
     if not found:
         return node
@@ -322,7 +322,7 @@ def node_with_daemons(node: NodeState, known: DaemonRecordStore) -> NodeState:
 
 
 def with_daemons_of(gpu: GpuState, found: DaemonRecordList) -> GpuState:
-    """The GPU with those of the daemons that are on it; their servers do not count among the processes that use it."""
+    """The GPU with its daemons; their servers do not count as processes that use it."""
     ours = found.on(gpu)
     if not ours:
         return gpu
@@ -343,15 +343,15 @@ def with_daemons_of(gpu: GpuState, found: DaemonRecordList) -> GpuState:
 def _used_by(instance: GpuInstance, users: Callable[[tuple[GpuProcess, ...]], tuple[GpuProcess, ...]]) -> GpuInstance:
     if not instance.has_processes:
         return instance
-    inside = tuple(replace(each, processes=users(each.processes)) for each in instance.compute_instances)
-    return replace(instance, compute_instances=inside, stray_processes=users(instance.stray_processes))
+    inside = tuple(each._replace(processes=users(each.processes)) for each in instance.compute_instances)
+    return instance._replace(compute_instances=inside, stray_processes=users(instance.stray_processes))
 
 
 def _is_server(process: GpuProcess, daemons: set[int], orphaned: bool) -> bool:
-    """Whether one of the daemons has started the process; the server of one that has died has another parent now."""
+    """Whether one of the daemons started the process. The server of a dead daemon has another parent now."""
     if orphaned and process.name == SERVER_PROGRAM:
         return True
-    from tranche.node.processes.processes import process_at  # slow to import, and seldom needed
+    from tranche.node.processes.processes import process_at  # slow to import, rarely needed
 
     found = process_at(process.pid)
     return found is not None and found.parent in daemons

@@ -1,15 +1,15 @@
-"""Who keeps a share whose command has ended: whatever the command started and left running.
+"""What keeps the share of an ended command: processes that the command started and left running.
 
-Evidence is looked for in the order of its price: the share's lock, which children inherit; then the share's name in the
-environment of every process. Whoever ran the command knows its orphans besides, whatever they closed and overwrote. What cannot
-be looked at is not taken for gone.
+Looks for cheap evidence first: the share's lock, which children inherit; then the share's name in the environment of every
+process. The process that ran the command also knows its orphans, even if they closed and overwrote everything. A process that
+cannot be read does not count as gone.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tranche.core.keeper import KeeperStatus, ProcessEvidence, ProcessKeeper, judge_process
 from tranche.node.locks.locks import is_held
@@ -19,9 +19,9 @@ from tranche.node.state.session import StateFolder, pid_namespace
 
 @dataclass(frozen=True, slots=True)
 class RemainingProcesses:
-    """What is left of a share's command. `locked`: somebody holds the share's lock; `holders` are those of them that are seen.
+    """What is left of a share's command. `locked`: some process holds the share's lock; `holders` are the visible ones.
 
-    `orphans` came of the command by descent.
+    `orphans` descend from the command.
     """
 
     locked: bool = False
@@ -31,7 +31,7 @@ class RemainingProcesses:
 
     @property
     def life(self) -> KeeperStatus:
-        """Whether anything is left: the share is free only when that is GONE."""
+        """Whether anything is left. The share is free only when this is GONE."""
         inherited, hidden = (*self.orphans, *self.traces.inherited), self.traces.hidden
         return judge_process(
             ProcessEvidence(
@@ -41,7 +41,7 @@ class RemainingProcesses:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """The processes that keep the share or may, each once, the surest first."""
+        """The processes that keep or may keep the share, each once, the most certain first."""
         return _each_once(*self.certain, *self.traces.hidden)
 
     @property
@@ -50,13 +50,12 @@ class RemainingProcesses:
         return _each_once(*self.orphans, *self.holders, *self.traces.inherited)
 
     def keeper(self, before: ProcessKeeper) -> ProcessKeeper | None:
-        """Who keeps the share after the one before; None when no process is known that does or may."""
+        """The next keeper of the share; None when no known process keeps or may keep it."""
         there = self.certain or self.traces.hidden
         if not there:
             return None
         first, *others = sorted(there, key=lambda process: process.started)
-        return replace(
-            before,
+        return before._replace(
             pid=first.pid,
             started=first.started,
             namespace=pid_namespace(),
@@ -75,9 +74,9 @@ class RemainingProcesses:
 def remains_of(
     places: StateFolder, allocation_id: str, keeper: ProcessKeeper, orphans: Sequence[Process] = ()
 ) -> RemainingProcesses:
-    """What is left of the command of a share that has that keeper.
+    """What is left of the command of a share with that keeper.
 
-    `orphans` are the caller's children that came of it, oldest first.
+    `orphans` are the caller's children that the command left, oldest first.
     """
     lock = places.allocation(allocation_id)
     orphans = _each_once(*orphans, *_recorded(keeper))
@@ -90,7 +89,7 @@ def remains_of(
 
 
 def _recorded(keeper: ProcessKeeper) -> tuple[Process, ...]:
-    """The living processes that the register names as left running; whoever wrote them down knew them by descent perhaps."""
+    """The living processes that the register names as left running. The recorder may have known their descent."""
     if keeper.suspected or not keeper.others or keeper.namespace not in (0, pid_namespace()):
         return ()
     named = {(keeper.pid, keeper.started), *keeper.others}

@@ -1,7 +1,7 @@
-"""Pods' processes on this machine: whose they are, by their cgroups, and which devices their environment names.
+"""Pods' processes on this machine: their pod, by their cgroups, and the devices that their environment names.
 
-A kubelet puts the containers of a pod below a cgroup that is named for the pod's uid: `pod<uid>`, with underscores for dashes
-where systemd makes it. No pod can change that.
+A kubelet puts a pod's containers below a cgroup named after the pod's uid: `pod<uid>`, with underscores for dashes if systemd
+makes it. No pod can change that.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _POD = re.compile(r"[/-]pod([0-9a-zA-Z_-]+?)(?:\.slice)?(?:/|$)", re.MULTILINE)
 
 
 def pods_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[str]:
-    """Those of the uids of which a process lives, a zombie aside: the kernel has taken its files and its driver from it."""
+    """The given pods, by uid, with a living process. Zombies do not count: they have lost their files and the driver."""
     return frozenset(uid for _, uid in _processes(proc) if uid in uids)
 
 
 def devices_told(uids: Collection[str], proc: Path = PROC) -> Mapping[str, frozenset[str] | None]:
-    """Those of the uids of which a process lives, each with every UUID that the environment of its processes names as a device.
+    """The given pods with a living process, by uid, each with the device UUIDs in the environments of its processes.
 
-    None for a pod with a process that cannot be looked into.
+    None for a pod with an unreadable process.
     """
     found: dict[str, frozenset[str] | None] = {}
     for pid, uid in _processes(proc):
@@ -48,12 +48,12 @@ def devices_told(uids: Collection[str], proc: Path = PROC) -> Mapping[str, froze
 
 
 def running_pods(proc: Path = PROC) -> frozenset[str]:
-    """The uids of all pods of which a process lives here."""
+    """The uids of pods with a living process here."""
     return frozenset(uid for _, uid in _processes(proc))
 
 
 def any_pod_runs(proc: Path = PROC, sees_all: Callable[[], bool] = sees_every_process) -> bool | None:
-    """Whether a process of any pod lives on this machine; None where this process does not see those of the machine."""
+    """Whether a process of any pod lives on this machine; None when this process cannot see the machine's processes."""
     if any(True for _ in _processes(proc)):
         return True
     return False if sees_all() else None
@@ -67,10 +67,10 @@ def devices_of_pods(
     of_this_machine: Callable[[int], bool],
     proc: Path = PROC,
 ) -> tuple[Allocation, ...]:
-    """What pods have by their processes' environment, for a register that is new; only the pod's uid is known of each keeper.
+    """The shares of pods by their processes' environment, for a new register. Each keeper knows only its pod's uid.
 
-    `devices` are the machine's, by UUID; `now` is in seconds since the epoch; `of_this_machine` says of a pid whether it meets
-    this machine's GPUs. Devices that a container is told of in another way are not found.
+    `devices` are the machine's, by UUID; `now` is in seconds since the epoch; `of_this_machine` tells whether a pid uses this
+    machine's GPUs. Devices passed to a container in another way are not found.
     """
     found: dict[tuple[str, Grant], Allocation] = {}
     for pid, uid in _processes(proc):
@@ -92,17 +92,17 @@ def devices_of_pods(
 
 
 def device_mark(uuid: str) -> str:
-    """The variable that names a device in the environment of a container that was given it, in whatever way."""
+    """The environment variable that names a device in every container that received it."""
     return f"{_MARK}{uuid.replace('-', '_')}"
 
 
 def claim_mark(uid: str) -> str:
-    """The variable that names a claim in the environment of whatever runs with it."""
+    """The environment variable that names a claim in every process that runs with it."""
     return f"TRANCHE_CLAIM_{uid.replace('-', '_')}"
 
 
 def claims_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset[str]:
-    """Those of the claims, by uid, with which a process of a pod runs; all of them where a process cannot be looked into."""
+    """The given claims, by uid, that some pod's process runs with; all of them when a process is unreadable."""
     marks = {f"{claim_mark(uid)}=".encode(): uid for uid in uids}
     found: set[str] = set()
     for pid, _ in _processes(proc):
@@ -118,13 +118,13 @@ def claims_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset
 
 
 def pod_of(cgroups: str) -> str:
-    """The uid of the pod whose process is in these control groups, as the kernel lists them; "" for no pod's."""
+    """The uid of the pod that owns these control groups, as the kernel lists them; "" when no pod does."""
     named = _POD.search(cgroups)
     return named[1].replace("_", "-") if named else ""
 
 
 def _named(environment: bytes) -> frozenset[str]:
-    """The devices that an environment names, by UUID; for NVIDIA_VISIBLE_DEVICES whatever else stands there too."""
+    """The device UUIDs in an environment, and any other values of NVIDIA_VISIBLE_DEVICES."""
     values = dict(os.fsdecode(pair).partition("=")[::2] for pair in environment.split(b"\0"))
     return frozenset((*values.get(DEVICES, "").split(","), *(values[key] for key in values if key.startswith(_MARK))))
 
@@ -136,7 +136,7 @@ def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     for name in names:
         try:
             uid = pod_of((proc / name / "cgroup").read_text())
-        except OSError:  # it ended meanwhile: these two files are readable for everybody
+        except OSError:  # it ended meanwhile: every user can read these two files
             continue
         if uid and (stat := process_stat(int(name), proc)) is not None and stat.lives:
             yield int(name), uid

@@ -1,7 +1,7 @@
-"""What is left of a share's processes, as /proc shows it: who inherited the share, and who may have and cannot be looked at.
+"""What is left of a share's processes, from /proc: those that inherited the share, and unreadable ones that may have.
 
-A child that closes the files it inherits, as Python's subprocess does, no longer holds the share's lock, and one that forks twice
-is nobody's child. Both keep their environment, which names the share.
+A child that closes its inherited files, as Python's subprocess does, no longer holds the share's lock. One that forks twice loses
+its parent. Both keep their environment, which names the share.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MARK = "TRANCHE_ALLOCATION"
 """The variable that names a workload's share."""
 
 KEY = "TRANCHE_KEY"
-"""The variable with the share's key. Everybody can read the share's name; only its own processes, and root, know this."""
+"""The variable with the share's key. Every user can read the share's name; only its own processes and root know the key."""
 
 REGISTER = "TRANCHE_REGISTER"
-"""The variable that names the state folder in whose register the share is."""
+"""The variable that names the state folder with the share's register."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process as everybody may see it: parent, real user, and start in clock ticks since boot."""
+    """A process as any user may see it: parent, real user, and start in clock ticks since boot."""
 
     pid: int
     parent: int
@@ -44,7 +44,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class FoundProcesses:
-    """What was found of a share. `inherited` carry its name; `hidden` may, but their environment cannot be read."""
+    """The found processes of a share. `inherited` carry its name; `hidden` may, but their environment is unreadable."""
 
     inherited: tuple[Process, ...] = ()
     hidden: tuple[Process, ...] = ()
@@ -54,25 +54,25 @@ NO_TRACES = FoundProcesses()
 
 
 def digest_of(key: str) -> str:
-    """What the register keeps of a share's key: everybody may read the register."""
-    import hashlib  # loads OpenSSL, and whoever only looks needs no key
+    """The digest of a share's key, for the register: every user may read the register."""
+    import hashlib  # loads OpenSSL, and read-only commands need no key
 
     return hashlib.sha256(os.fsencode(key)).hexdigest()
 
 
 def find_traces(allocation_id: str, *, uid: int, since: int, key_digest: str = "", proc: Path = PROC) -> FoundProcesses:
-    """The traces of a share whose command user `uid` started at `since`, in clock ticks since boot.
+    """The traces of a share. User `uid` started its command at `since`, in clock ticks since boot.
 
-    Of processes of other users but root, those count that know the share's key, if it has one.
+    If the share has a key, processes of users other than `uid` and root must know it to count.
 
-    One look goes from process to process and may miss a fork, so nothing counts as found only after a second look.
+    One look goes from process to process and may miss a fork. So only a second look can show that there are none.
     """
     found = _look(allocation_id, uid, since, key_digest, proc)
     return found if found.inherited else _look(allocation_id, uid, since, key_digest, proc)
 
 
 def process_at(pid: int, proc: Path = PROC) -> Process | None:
-    """The living process of that pid; None when there is none, or only a zombie."""
+    """The living process with that pid; None when there is none, or only a zombie."""
     stat = process_stat(pid, proc)
     if stat is None or not stat.lives:
         return None
@@ -91,7 +91,7 @@ def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:
 
 
 def ancestors_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
-    """The parent of a process, that one's parent, and so on."""
+    """The parent of a process, its grandparent, and so on."""
     found: list[int] = []
     while (process := process_at(pid, proc)) is not None and process.parent and process.parent not in found:
         found.append(process.parent)
@@ -110,12 +110,12 @@ def heeds_sigterm(pid: int, proc: Path = PROC) -> bool:
 
 
 def holders_of(lock: Path) -> list[int]:
-    """The other processes that have the lock's file open, as far as this user may see: root sees all."""
+    """The other processes that have the lock's file open and that this user may see. Root sees all."""
     found = []
     for entry in os.scandir(PROC):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        # A process may end meanwhile, or be another user's.
+        # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
             if any(os.readlink(descriptor) == str(lock.absolute()) for descriptor in os.scandir(f"{entry.path}/fd")):
                 found.append(int(entry.name))
@@ -125,11 +125,11 @@ def holders_of(lock: Path) -> list[int]:
 def may_have_inherited(
     candidates: Iterable[Process], parent_of: Callable[[int], Process | None], *, uid: int, since: int
 ) -> tuple[Process, ...]:
-    """Those of the processes that a share of user `uid`, whose command started at `since`, may have started.
+    """The candidates that may have inherited a share of user `uid` from its command, which started at `since`.
 
-    What started earlier cannot have inherited it. Another user's process cannot either, unless a setuid program stands between:
-    such a program is not looked for. An orphan of the share has a parent that was there before it: init, or who stands in. Of a
-    command whose start was not recorded (0), which was killed in that moment, nobody is suspected.
+    Processes that started earlier cannot have inherited it. Nor can those of other users, except through a setuid program, which
+    this does not look for. An orphan of the share has a parent that is older than the share: init or a subreaper. Returns none
+    for a command killed before its start was recorded (0).
     """
     if since == 0:
         return ()

@@ -1,1 +1,1 @@
-"""What the next command puts right: interrupted plans, dead processes' shares, daemons that ended."""
+"""What the next command repairs: interrupted plans, shares of dead processes, ended daemons."""

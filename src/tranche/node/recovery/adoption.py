@@ -1,12 +1,12 @@
-"""What a new ledger does not know, found by its processes: the shares of commands, and MPS daemons.
+"""Finds what a new ledger does not know by its processes: shares of commands, and MPS daemons.
 
-A state folder can be lost while commands run. Their processes carry the share's id and its devices in their environment. Whoever
-makes the new ledger finds them by this and writes them down again, before anything is given away. Only processes of root and of
-the ledger's owner count: others could claim what they were not given.
+A state folder can be lost while commands run. Their processes carry the share's id and its devices in their environment. The
+process that makes the new ledger finds and records them before it grants anything. Only processes of root and the ledger's owner
+count: others could claim what they were not given.
 
-An MPS daemon of which nothing is written down any more serves on, and its GPU stays in compute mode EXCLUSIVE_PROCESS. It is
-found by the folder of its sockets, which it carries in its environment, and taken over. It lets nobody in, and ends when nobody
-shares its device. Whoever decides later does the same as soon as something shows that a record is missing.
+An MPS daemon without a record keeps serving, and its GPU stays in compute mode EXCLUSIVE_PROCESS. Tranche finds it by the socket
+folder in its environment and takes it over. It then admits no clients, and ends when no share uses its device. Later decisions do
+the same as soon as something shows that a record is missing.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from tranche.node.state.session import boot_id, process_command
 DEVICES = "CUDA_VISIBLE_DEVICES"
 
 MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
-"""The variable with the most that a program may have of each device, in bytes. Under MPS CUDA shows the whole device."""
+"""The variable with the maximum bytes that a program may use of each device. Under MPS, CUDA shows the whole device."""
 
 PARTS = "TRANCHE_PARTS"
-"""The variable with the parts of devices that a share consists of, each as `part_word` writes it, separated by commas."""
+"""The variable with a share's parts of devices, each as `part_word` writes it, separated by commas."""
 
 REQUEST = "TRANCHE_REQUEST"
-"""The variable with what was asked for, as the JSON data of `request_to_dict`."""
+"""The variable with the request, as the JSON data of `request_to_dict`."""
 
 _REQUEST_FIELDS = {
     "gpus": int,
@@ -74,17 +74,17 @@ _ID = re.compile("[0-9a-f]{8}")  # it becomes the name of a file
 
 
 def part_word(device_uuid: str, part: FractionalShare) -> str:
-    """A part in an environment: `UUID:mechanism:memory:ceiling:limit`, the last two empty where the part has none."""
+    """A part in an environment: `UUID:mechanism:memory:ceiling:limit`, the last two empty if the part has none."""
     return f"{device_uuid}:{part.sharing}:{part.memory}:{part.compute or ''}:{part.limit or ''}"
 
 
 def shares_of_processes(
     devices: Mapping[str, Grant], register: Path, *, uid: int, now: float, proc: Path = PROC
 ) -> tuple[Allocation, ...]:
-    """The shares of that register that running processes of root or of user `uid` name, each kept by the oldest of them.
+    """The register's shares named by running processes of root or user `uid`, each kept by the oldest of its processes.
 
-    `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. A share of which no
-    device is there is left out.
+    `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. Leaves out shares
+    without any existing device.
     """
     found: dict[str, tuple[Process, tuple[Grant, ...], Mapping[str, str]]] = {}
     for process, environment in _environments(proc):
@@ -103,14 +103,14 @@ def shares_of_processes(
             Phase.ACTIVE,
             now,
             process_command(process.pid, proc),
-            replace(process.keeper, key_digest=digest_of(environment[KEY]) if environment.get(KEY) else ""),
+            process.keeper._replace(key_digest=digest_of(environment[KEY]) if environment.get(KEY) else ""),
         )
         for name, (process, grants, environment) in sorted(found.items())
     )
 
 
 def _request_of(text: str) -> Request | None:
-    """The request that an environment names; None when it names none, or what nobody could have asked for."""
+    """The request that an environment names; None when it names none or an impossible one."""
     try:
         data = json.loads(text) if len(text) <= _LONGEST_REQUEST else {}
         if any(type(value) is not _REQUEST_FIELDS[name] for name, value in data.items()):
@@ -126,7 +126,7 @@ def _request_of(text: str) -> Request | None:
 
 
 def _likely_request(grants: tuple[Grant, ...]) -> Request:
-    """What was probably asked for: of a part the memory without CUDA's context, which whoever names an amount gets on top."""
+    """The probable request. For a part, its memory without CUDA's context, which is added to every requested amount."""
     request, first = nearest_request(grants), grants[0]
     if not isinstance(first, FractionalShare) or first.memory <= CONTEXT_MEMORY[first.sharing]:
         return request
@@ -134,7 +134,7 @@ def _likely_request(grants: tuple[Grant, ...]) -> Request:
 
 
 def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
-    """What the process has of the device: all of it, or the part that its environment limits it to."""
+    """The process's grant of the device: all of it, or the part that its environment names."""
     if not isinstance(device, WholeGpu | Slice):
         return device
     for word in environment.get(PARTS, "").split(","):
@@ -152,7 +152,7 @@ def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:
     for entry in os.scandir(proc):
         if not entry.name.isdigit():
             continue
-        # A process may end meanwhile, or be somebody else's.
+        # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
             pairs = Path(entry.path, "environ").read_bytes().split(b"\0")
             if not any(pair.startswith(f"{MARK}=".encode()) for pair in pairs):
@@ -167,15 +167,15 @@ _LOST = "its record was lost"
 
 
 class _Stray(NamedTuple):
-    """A daemon, or a server that one left, by the name of its folder and the UUID of its device."""
+    """A daemon, or a server that a daemon left, by its folder's name and its device's UUID."""
 
     name: str
     device_uuid: str
 
 
 def find_strays(daemons: MpsDaemonManager, uid: int) -> tuple[_Stray, ...]:
-    """The daemons of root's and of user `uid` whose sockets are, or were, in the state folder, and that have no record."""
-    from tranche.hardware.mps_process import served_folders  # slow to import, and a ledger is seldom new
+    """The daemons of root and user `uid` with sockets in the state folder, now or before, but no record."""
+    from tranche.hardware.mps_process import served_folders  # slow to import, and a ledger is rarely new
 
     found = served_folders(daemons.records.folder, uid)
     if not found:
@@ -186,7 +186,7 @@ def find_strays(daemons: MpsDaemonManager, uid: int) -> tuple[_Stray, ...]:
 
 
 def take_over(daemons: MpsDaemonManager, node: NodeState, uid: int, *, whole: bool) -> None:
-    """Write down the strays. Of one whose device is not there, in the view of a `whole` machine, only its name is known."""
+    """Record the strays. If a stray's device is missing in a view of the `whole` machine, records only its name."""
     homes = {uuid: (gpu.uuid, slot) for gpu in node for uuid, slot in shareable_devices(gpu).items()}
     for stray in find_strays(daemons, uid):
         home = homes.get(stray.device_uuid)
@@ -197,7 +197,7 @@ def take_over(daemons: MpsDaemonManager, node: NodeState, uid: int, *, whole: bo
 
 
 def note_missing(daemons: MpsDaemonManager, node: NodeState, grants: Iterable[Grant]) -> None:
-    """Write down the daemons that somebody must have had who has these: those that died left a compute mode, or a server."""
+    """Record the daemons that these grants must have had: dead ones left a compute mode or a server."""
     for grant in grants:
         if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
             gpu = node.gpu(grant.gpu_uuid)
@@ -206,9 +206,9 @@ def note_missing(daemons: MpsDaemonManager, node: NodeState, grants: Iterable[Gr
 
 
 def record_missing(daemons: MpsDaemonManager, view: NodeView, working: Container[str]) -> bool:
-    """Whether something shows that a daemon has lost its record: sockets, a server of MPS, or somebody who shares by MPS.
+    """Whether sockets, an MPS server or a share by MPS show that a daemon has lost its record.
 
-    GPUs that a plan is `working` on say nothing. A server may also be of a daemon that is not Tranche's.
+    Ignores shares on GPUs that a plan is `working` on. A server may also belong to a daemon that is not Tranche's.
     """
     return (
         bool(daemons.records.without_record())
@@ -218,7 +218,7 @@ def record_missing(daemons: MpsDaemonManager, view: NodeView, working: Container
 
 
 def find_again(daemons: MpsDaemonManager, view: NodeView, working: Collection[str], uid: int, *, whole: bool) -> None:
-    """Write down the daemons that have lost their records, and remove the sockets that no process serves any more."""
+    """Record the daemons that have lost their records, and remove the sockets that no process serves."""
     take_over(daemons, view.node, uid, whole=whole)
     note_missing(daemons, daemons.on_node(view.node), list(_without_daemon(view, working)))
     if not working:
@@ -227,7 +227,7 @@ def find_again(daemons: MpsDaemonManager, view: NodeView, working: Collection[st
 
 
 def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[FractionalShare]:
-    """The parts by MPS that somebody holds, of devices that are there and have no daemon."""
+    """The held parts by MPS of existing devices without a daemon."""
     gpus = {gpu.uuid: gpu for gpu in view.node if not gpu.lost and gpu.uuid not in working}
     for allocation in view.allocations:
         for grant in allocation.grants:
@@ -239,9 +239,9 @@ def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[Fractio
 
 
 def _record(daemons: MpsDaemonManager, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:
-    """The record of a daemon that lives: unavailable where its sockets are there, else lost, since nobody comes to it any more.
+    """The record of a stray daemon: unavailable if its sockets exist, else lost, since clients cannot reach it.
 
-    Which compute mode the GPU had is not known: it gets the driver's own.
+    The GPU's earlier compute mode is unknown: it gets the driver's default.
     """
     record = record_of(gpu_uuid, slot, device_uuid, ComputeMode.DEFAULT if slot is None else None)
     record = record._replace(ready=True, wedged=True, fault=_LOST + UNTIL)

@@ -1,7 +1,7 @@
-"""What becomes of MPS daemons. No process of Tranche's stays to watch them, so whoever decides next looks after them.
+"""Takes care of MPS daemons. No Tranche process stays to watch them, so the next decision does.
 
-A daemon whose device nobody shares any more ends after a while; at once, when something is wrong with it. Limits that a daemon
-no longer keeps are written down. Everything here runs under the decision lock.
+A daemon of an unshared device ends after a while, or at once if something is wrong with it. Limits that a daemon no longer
+enforces are recorded. Everything here runs under the decision lock.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class DaemonReconciler:
         self._new_id = new_id
 
     def needed(self) -> bool:
-        """Whether something of a share is left, or a daemon has died or should end; files are read, and no daemon is asked."""
+        """Whether a share left something, or a daemon has died or should end. Reads files, and queries no daemon."""
         with self._ledger.read() as db:
             allocations = register.allocations(db)
             left = self._groups.left([each.id for each in allocations]) or self._timeslices.left(
@@ -70,11 +70,11 @@ class DaemonReconciler:
         whole: bool = False,
         seconds: float | None = None,
     ) -> bool:
-        """Do what is to be done, and leave alone the GPUs that a plan is `working` on; whether it looks otherwise now.
+        """Do what is needed, except on GPUs that a plan is `working` on; returns whether the view is outdated now.
 
-        What fails is said in an event, and tried again after a while. `session` names this process in the journal. Where the
-        view is of the `whole` machine, the daemons of devices that are not in it end too. Those that do not end are asked how
-        they are, for `seconds` at most.
+        Reports a failure in an event and retries it after a while. `session` names this process in the journal. If the view shows
+        the `whole` machine, also ends the daemons of devices that are not in it. Queries the remaining daemons for `seconds` at
+        most.
         """
         for group in self._groups.left([each.id for each in view.allocations]):
             self._groups.drop(group)
@@ -101,18 +101,18 @@ class DaemonReconciler:
         kept = self._keep_compute_modes(view, working, shared, session)
         due = due_now()
         gpus = {gpu.uuid: gpu for gpu in view.node}
-        lost = any(gpu.lost for gpu in view.node)  # it may be shown under no UUID that anybody knows
+        lost = any(gpu.lost for gpu in view.node)  # it may be shown under an unknown UUID
         for record in due:
             gpu = gpus.get(record.gpu_uuid)
             if gpu is not None and not gpu.lost:
                 self._end(record, session())
             elif lost:
-                self._tries.note(record, self._clock())  # it answers nobody, so nothing can be put back yet
+                self._tries.note(record, self._clock())  # it does not answer, so nothing can be restored yet
             elif whole:
                 self._end_without_gpu(record)
         if whole and not working and not lost:
             for name in found.unclaimed(view.node):
-                with suppress(MpsFailed):  # its record stays, and it is tried again
+                with suppress(MpsFailed):  # its record stays for a retry
                     self._daemons.end_unclaimed(name)
         return bool(due or told or kept or put_back or self._daemons.records.look() != found)
 
@@ -126,16 +126,16 @@ class DaemonReconciler:
             if gpu.timeslice is None:
                 self._timeslices.forget(gpu_uuid)  # the driver has forgotten it too
             elif gpu.lost or not self._carried_out(
-                Plan(f"nobody takes turns on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
+                Plan(f"no share takes turns on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
             ):
                 self._timeslices.note_failure(gpu_uuid, self._clock())
             done = True
         return done
 
     def _complete_raises(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
-        """Raise the limits that somebody was killed over; whether there were any.
+        """Complete raises of limits that a kill interrupted; returns whether there were any.
 
-        Nobody knows what such a daemon was told, until it is told again.
+        Which limit such a daemon received is unknown until it receives it again.
         """
         done = False
         shared = shared_by_mps(view.allocations)
@@ -147,9 +147,7 @@ class DaemonReconciler:
                 and record.key in shared
                 and record.state is DaemonState.READY
             ):
-                plan = Plan(
-                    f"the limit of {record.device_uuid} was about to be raised", (_start(record, record.raising),)
-                )
+                plan = Plan(f"the limit of {record.device_uuid} was being raised", (_start(record, record.raising),))
                 if not self._tries.failed_lately(record, self._clock()) and not self._carried_out(plan, session()):
                     self._tries.note(record, self._clock())
                 done = True
@@ -158,9 +156,9 @@ class DaemonReconciler:
     def _keep_compute_modes(
         self, view: NodeView, working: frozenset[str], shared: Mapping[DeviceKey, bool], session: Callable[[], str]
     ) -> bool:
-        """Have GPUs that are shared keep those out again who leave their daemons; whether there was anything to do.
+        """Set shared GPUs back to a compute mode that keeps out programs without MPS; returns whether any needed it.
 
-        One that is prohibited stays so, and a daemon that lets nobody in would have to be started anew.
+        A prohibited GPU stays so. A daemon that admits no clients is left out: it would have to be restarted.
         """
         done = False
         for gpu in view.node:
@@ -169,16 +167,18 @@ class DaemonReconciler:
             if record is None or not ours or record.state is not DaemonState.READY:
                 continue
             if not self._tries.failed_lately(record, self._clock()):
-                why = f"somebody has set the compute mode of {gpu.label} to DEFAULT while it is shared by MPS: it is set back"
+                why = (
+                    f"the compute mode of {gpu.label} was set to DEFAULT while it is shared by MPS: Tranche restores it"
+                )
                 if not self._carried_out(Plan(why, (_start(record, record.limit),)), session(), told=True):
                     self._tries.note(record, self._clock())
                 done = True
         return done
 
     def _tell(self, known: Sequence[DaemonRecord], allocations: Sequence[Allocation]) -> bool:
-        """Write down of whom nobody more is let in and why, and who is let in again; whether there was anything new.
+        """Record which daemons stopped admitting clients and why, and which admit them again; returns whether there was news.
 
-        MPS does not say whose fault it is that has ended all, so everybody is named who shares the device.
+        MPS does not say which program caused a fault that ended all, so the events name every share of the device.
         """
         told = False
         for key in {each.key for each in known if not each.damaged}:
@@ -195,7 +195,7 @@ class DaemonReconciler:
         return told
 
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
-        """Note that parts of devices were given back. One that was `killed` may have wedged its server."""
+        """Note that parts of devices were given back. A `killed` program may have wedged its server."""
         for grant in grants:
             if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
                 continue
@@ -206,9 +206,9 @@ class DaemonReconciler:
                 self._daemons.records.touch(record)
 
     def _note_lost(self, view: NodeView, working: frozenset[str]) -> None:
-        """Write down whose limits are not kept any more.
+        """Record the shares with limits that are no longer enforced.
 
-        A share that became active after the view was taken has a daemon that the view does not show, and is not judged by it.
+        Ignores shares that became active after the view was taken, since it does not show their daemons.
         """
         for now in self._changed(view, working, with_lost_limits):
             with self._ledger.write() as db:
@@ -216,7 +216,7 @@ class DaemonReconciler:
                 chronicle.limits_lost(db, self._clock(), now, changed=self._limits_changed(now))
 
     def _limits_changed(self, allocation: Allocation) -> str | None:
-        """Which of the limits somebody has changed, as what_changed says; None when nobody has."""
+        """The limits that others have changed, as `what_changed` says; None when there are none."""
         parts = (
             each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS
         )
@@ -224,7 +224,7 @@ class DaemonReconciler:
         return next((what_changed(record) for record in found if record is not None and record.changed), None)
 
     def _note_overdrawn(self, view: NodeView, working: frozenset[str]) -> None:
-        """Write down whose processes have more memory than they were given."""
+        """Record the shares with processes that use more memory than they were given."""
         for now in self._changed(view, working, with_overdrawn):
             with self._ledger.write() as db:
                 register.set_grants(db, now.id, now.grants)
@@ -236,7 +236,7 @@ class DaemonReconciler:
         working: frozenset[str],
         as_is: Callable[[tuple[Allocation, ...], NodeState], tuple[Allocation, ...]],
     ) -> Iterator[Allocation]:
-        """The active allocations of the view that are otherwise than they are written down; not by a GPU that changes."""
+        """The view's active allocations that differ from the register, leaving out GPUs that are changing."""
         active = {each.id for each in view.allocations if each.phase is Phase.ACTIVE}
         node = replace(view.node, gpus=tuple(gpu for gpu in view.node if gpu.uuid not in working))
         with self._ledger.read() as db:
@@ -244,7 +244,7 @@ class DaemonReconciler:
         yield from (now for before, now in zip(stored, as_is(stored, node), strict=True) if before != now)
 
     def _end(self, record: DaemonRecord, session: str) -> None:
-        plan = Plan(f"nobody shares {record.device_uuid} any more", (StopMps(record.gpu_uuid, _occupant(record)),))
+        plan = Plan(f"{record.device_uuid} has no shares left", (StopMps(record.gpu_uuid, _occupant(record)),))
         if self._carried_out(plan, session):
             self._tries.clear(record)
         else:

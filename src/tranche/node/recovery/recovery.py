@@ -1,11 +1,10 @@
-"""Clearing what dead processes left: interrupted plans are undone, their shares and places in the queue are freed.
+"""Clears what dead processes left: undoes interrupted plans, and frees their shares and places in the queue.
 
-Whoever makes the next decision runs this first, under the decision lock. Nothing here needs a person, and running it twice
-does nothing the second time.
+Every decision runs this first, under the decision lock. It needs no person, and a second run does nothing.
 
-The cut at boot also frees the shares of pods that ended with the machine. A restart ends every container, and no kubelet is
-there yet to say so. The register keeps a pod's share until somebody proves the pod's end. After a restart its slices are gone,
-and while the share stands, nothing can be cut in its place. Once the kubelet runs, it tells anew what its pods have.
+The cut at boot also frees the shares of pods that ended with the machine. A restart ends every container, before any kubelet can
+report it. The register keeps a pod's share until there is proof of the pod's end. After a restart its slices are gone, and while
+the share stands, nothing can be cut in its place. Once the kubelet runs, it reports again what its pods have.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class Recovery:
         given_back: Callable[[Sequence[Grant], bool], None] = lambda grants, killed: None,
         recovered: Callable[[str], None] = lambda purpose: None,
     ) -> None:
-        """`given_back` is told the grants of each share that was freed, and whether its processes may have been killed.
+        """`given_back` receives the grants of each freed share, and whether its processes may have been killed.
 
-        `recovered` is told the purpose of each plan that was undone."""
+        `recovered` receives the purpose of each undone plan."""
         self._ledger = ledger
         self._places = places
         self._executor = executor
@@ -52,12 +51,12 @@ class Recovery:
         self._recovered = recovered
 
     def needed(self) -> bool:
-        """Whether anything in the ledger belongs to a dead process; a few file locks are probed, no GPU is asked."""
+        """Whether anything in the ledger belongs to a dead process. Probes a few file locks, and queries no GPU."""
         with self._ledger.read() as db:
             return anything_left(db, self._places)
 
     def run(self) -> None:
-        """Clear everything that dead processes left; the decision lock is held."""
+        """Clear everything that dead processes left. The caller holds the decision lock."""
         with self._ledger.read() as db:
             dead = interrupted_plans(db, self._places)
             plans = journal.running_plans(db)
@@ -78,16 +77,16 @@ class Recovery:
                 drop_state_file(path)
 
     def _clear_places_of_waiters(self) -> None:
-        """Remove the files of waiters that have gone, also of those that were killed before they had a row, or after."""
+        """Remove the files of dead waiters, including those killed before they had a row, or after."""
         for waiter_id in self._places.waiters():
             if remove_if_free(self._places.waiter(waiter_id)):
                 drop_state_file(self._places.wakeup_pipe(waiter_id))
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
-        """Drop from the ledger the instances of Tranche's that are no longer on their GPU: reset, reboot, another tool.
+        """Drop Tranche's instances from the ledger that are no longer on their GPU, after a reset, a reboot or another tool.
 
-        What is not shown is not gone: only a GPU that answers proves that an instance is not there. GPUs that a plan was
-        `working` on when the view was taken are left out, since what they show may be on its way.
+        Only a GPU that answers proves that an instance is gone. Leaves out GPUs that a plan was `working` on when the view was
+        taken, since their state may be changing.
         """
         present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
         answering = {gpu.uuid for gpu in view.node if not gpu.lost} - working
@@ -101,9 +100,9 @@ class Recovery:
     def settle_share(
         self, allocation_id: str, *, why: str, orphans: Sequence[Process] = (), killed: bool = True
     ) -> RemainingProcesses:
-        """Free the share of a command that has ended, unless something is left of it; what is known of that is recorded.
+        """Free the share of an ended command, unless the command left processes; records which ones.
 
-        `orphans` are the caller's children that came of it, oldest first. `killed` says that it may have been.
+        `orphans` are the caller's children that the command left, oldest first. `killed` means that it may have been killed.
         """
         with self._ledger.read() as db:
             allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
@@ -112,7 +111,7 @@ class Recovery:
         remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
         gone, keeper = remains.life is KeeperStatus.GONE, remains.keeper(allocation.keeper)
         if gone:
-            # Noted first: when this process is killed before the share is freed, whoever frees it may not know of a kill.
+            # Note it first: if this process is killed before it frees the share, the next one may not know of the kill.
             self._given_back(allocation.grants, killed)
         with self._ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
@@ -126,7 +125,7 @@ class Recovery:
         return remains
 
     def _settle(self, plan: journal.PlanRecord) -> None:
-        """End an interrupted plan: a declared change that was complete is done, everything else is undone."""
+        """End an interrupted plan: mark a completed declared change as done, and undo everything else."""
         complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
         if complete and plan.status is records.PlanStatus.RUNNING and not plan.allocation_id:
             with self._ledger.write() as db:
@@ -146,7 +145,7 @@ _MARGIN_SECONDS = 2.0
 
 
 def boot_time(proc: Path = PROC) -> float | None:
-    """When the machine was started, in seconds since the epoch by the clock of now; None when the kernel does not tell."""
+    """The machine's start, in seconds since the epoch by the current clock; None when the kernel does not tell."""
     try:
         lines = (proc / "stat").read_text().splitlines()
         return next((float(line.split()[1]) for line in lines if line.startswith("btime ")), None)
@@ -157,9 +156,9 @@ def boot_time(proc: Path = PROC) -> float | None:
 def ended_with_the_machine(
     allocations: Sequence[Allocation], *, booted: float | None, pods_run: bool
 ) -> tuple[str, ...]:
-    """The ids of pods' shares that were granted before the machine was started at `booted`, in seconds since the epoch.
+    """The ids of pods' shares granted before the machine's start at `booted`, in seconds since the epoch.
 
-    While any pod runs, none: a clock that was set since the start may make a living pod's share look older than the machine.
+    None while any pod runs: if the clock was set since the start, a living pod's share may look older than the machine.
     """
     if booted is None or pods_run:
         return ()
@@ -171,18 +170,16 @@ def ended_with_the_machine(
 
 
 def shares_of_earlier_boots(ledger: Ledger, booted: float | None) -> int:
-    """How many there are, by their times alone: whether their pods run is not asked."""
+    """The number of shares from earlier boots, by time only, whether or not their pods run."""
     with ledger.read() as db:
         return len(ended_with_the_machine(register.allocations(db), booted=booted, pods_run=False))
 
 
 def free_shares_of_earlier_boots(ledger: Ledger, *, booted: float | None, pods_run: bool, now: float) -> int:
-    """Free them; how many. `now` is in seconds since the epoch."""
+    """Free the shares of earlier boots; returns their number. `now` is in seconds since the epoch."""
     with ledger.write() as db:
         ended = ended_with_the_machine(register.allocations(db), booted=booted, pods_run=pods_run)
         for allocation_id in ended:
             register.remove_allocation(db, allocation_id)
-            chronicle.released(
-                db, now, allocation_id, "the machine was restarted since, which ended its pod's containers"
-            )
+            chronicle.released(db, now, allocation_id, "the machine was restarted, which ended its pod's containers")
     return len(ended)

@@ -1,1 +1,1 @@
-"""Where a machine's state is kept, and how its files are opened."""
+"""The place of a machine's state, and how to open its files."""

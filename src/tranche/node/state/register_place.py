@@ -1,7 +1,7 @@
-"""Where a machine's register is. A machine has one: two would give the same GPU twice.
+"""The place of a machine's register. A machine has only one: two would give the same GPU twice.
 
-Each machine has a place of its own for it, which only its administrator may write. The register lies there, or a file there says
-where it lies instead.
+Each machine has its own place for it, which only its administrator may write. The register is there, or a file there names
+another folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import read_state_file, what_it_is
 
 POINTER = "register-is-in"
-"""The file that says where the register is, when it is not beside it."""
+"""The file that names the register's folder, when the register is elsewhere."""
 
 
 def register_folder(home: Path) -> Path | None:
-    """The folder of the register of the machine whose own place is `home`; None when it has none yet."""
+    """The folder of the register for the machine with the place `home`; None when there is none yet."""
     try:
         if os.path.lexists(StateFolder(home).ledger):
             return home
@@ -43,9 +43,9 @@ def register_folder(home: Path) -> Path | None:
 
 
 def settle_register(home: Path, chosen: Path) -> None:
-    """Have `chosen` be the folder of the machine's register before something is changed.
+    """Make `chosen` the folder of the machine's register, before any change.
 
-    PermissionDenied when the register is elsewhere, or when there is none and this user may not choose its place.
+    Raises PermissionDenied when the register is elsewhere, or when there is none and this user may not choose its place.
     """
     found = register_folder(home)
     if found is None:
@@ -55,17 +55,17 @@ def settle_register(home: Path, chosen: Path) -> None:
 
 
 def _point(home: Path, chosen: Path) -> Path:
-    """Write where the register is, and make that folder; what is written then, by whoever came first."""
+    """Record the register's place and make that folder; returns the recorded place, maybe another process's."""
     with suppress(OSError):
         chosen.mkdir(parents=True, exist_ok=True)
     if not chosen.is_dir():
-        return chosen  # whoever needs the folder says what stands in the way
+        return chosen  # the first use of the folder reports the problem
     try:
         home.mkdir(parents=True, exist_ok=True)
         unfinished = home / f"{POINTER}.{os.getpid()}"
         unfinished.write_bytes(os.fsencode(chosen.absolute()) + b"\n")
         if register_folder(home) is None:
-            # The folder that it named is gone: name another.
+            # The named folder is gone: name another.
             (home / POINTER).unlink(missing_ok=True)
         try:
             os.link(unfinished, home / POINTER)
@@ -75,8 +75,8 @@ def _point(home: Path, chosen: Path) -> Path:
             unfinished.unlink()
     except OSError as error:
         raise PermissionDenied(
-            f"this machine has no register yet, and this user may not say in {home} that it is in {chosen}",
-            hint="run the command once with sudo: that makes the register",
+            f"this machine has no register yet, and this user may not record in {home} that it is in {chosen}",
+            hint="run the command once with sudo to create the register",
         ) from error
     return register_folder(home) or chosen
 

@@ -1,4 +1,4 @@
-"""Where a machine's state is kept, and whether the processes named in it still live."""
+"""The files of a machine's state, and whether the processes named in them still live."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class StateFolder(NamedTuple):
     state_dir: Path
 
     def refuse_shared(self) -> None:
-        """LedgerUnavailable when the folder is not Tranche's alone: one of everybody's, such as /var/lib or /tmp."""
+        """Raises LedgerUnavailable when others use the folder too, such as /var/lib or /tmp."""
         try:
             with os.scandir(self.state_dir) as entries:
                 others = sorted(each.name for each in entries if each.is_dir() and each.name not in _OWN_FOLDERS)
         except OSError:
-            return  # not there yet; or whoever opens the ledger says what stands in the way
+            return  # not there yet, or opening the ledger reports the problem
         if others or (self.state_dir.stat().st_mode & 0o002):
-            found = f"it holds {', '.join(others[:3])}" if others else "everybody may write it"
+            found = f"it holds {', '.join(others[:3])}" if others else "all users can write to it"
             raise LedgerUnavailable(
                 f"{self.state_dir} is no folder of Tranche's own: {found}",
-                hint="an agent keeps its state folder to itself: name one that holds nothing else",
+                hint="an agent needs its own state folder: name one that contains nothing else",
             )
 
     def keep_private(self) -> None:
-        """Let nobody but the owner into the folder; LedgerUnavailable when it is everybody's, or belongs to somebody else."""
+        """Let only the owner into the folder. Raises LedgerUnavailable when others use it or another user owns it."""
         self.refuse_shared()
         try:
             self.state_dir.chmod(0o700)
@@ -43,7 +43,7 @@ class StateFolder(NamedTuple):
 
     @property
     def writable(self) -> bool:
-        """Whether this user may write what is there, or make it."""
+        """Whether this user may write the folder and its ledger, or make them."""
         nearest = next(path for path in (self.state_dir, *self.state_dir.absolute().parents) if os.path.exists(path))
         wanted = [nearest] + [path for path in (self.ledger,) if os.path.exists(path)]
         return all(os.access(path, os.W_OK, effective_ids=True) for path in wanted)
@@ -60,22 +60,22 @@ class StateFolder(NamedTuple):
 
     @property
     def gpu_locks(self) -> Path:
-        """The folder of the locks that are held while a plan works on a GPU."""
+        """The folder of the locks held while a plan works on a GPU."""
         return self.state_dir / "locks" / "gpus"
 
     @property
     def agent_lock(self) -> Path:
-        """Held by the one agent that serves the machine; in it the agent's process id."""
+        """Held by the machine's only agent; contains the agent's process id."""
         return self.state_dir / "locks" / "agent"
 
     @property
     def manager_name(self) -> Path:
-        """The name of the machine's MIG manager, which outlives its restarts."""
+        """The name of the machine's MIG manager, kept across restarts."""
         return self.state_dir / "mig-manager"
 
     @property
     def mps(self) -> Path:
-        """The folder of the MPS daemons: their sockets, logs and records. The names of sockets must be short."""
+        """The folder of the MPS daemons' sockets, logs and records. Socket names must be short."""
         return self.state_dir / "mps"
 
     @property
@@ -85,17 +85,17 @@ class StateFolder(NamedTuple):
 
     @property
     def limit_trial(self) -> Path:
-        """What trying the driver's memory limits has shown."""
+        """The results of trying the driver's memory limits."""
         return self.state_dir / "memory-limits.json"
 
     @property
     def timeslices(self) -> Path:
-        """The folder of what is wanted and what was set of the lengths of time slices."""
+        """The folder of the wanted and the set lengths of time slices."""
         return self.state_dir / "timeslices"
 
     @property
     def known_gpus(self) -> Path:
-        """Which GPU was seen at which index."""
+        """The GPUs seen at each index."""
         return self.state_dir / "gpus.json"
 
     def session(self, name: str) -> Path:
@@ -103,12 +103,12 @@ class StateFolder(NamedTuple):
         return self.state_dir / "locks" / "sessions" / name
 
     def sessions(self) -> list[Path]:
-        """The lock files of all sessions, living and dead; what else lies there is nobody's."""
+        """The lock files of all sessions, living and dead. Ignores other files."""
         folder = self.state_dir / "locks" / "sessions"
         return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
     def allocation(self, allocation_id: str) -> Path:
-        """Held by `tranche run` and, inherited, by its workload."""
+        """Held by `tranche run` and by its workload, which inherits it."""
         return self.state_dir / "locks" / "allocations" / allocation_id
 
     def waiter(self, waiter_id: str) -> Path:
@@ -116,18 +116,18 @@ class StateFolder(NamedTuple):
         return self.state_dir / "locks" / "waiters" / waiter_id
 
     def waiters(self) -> set[str]:
-        """The ids that have files among the waiters, living and dead; what else lies there is nobody's."""
+        """The ids of all waiters with files, living and dead. Ignores other files."""
         folder = self.state_dir / "locks" / "waiters"
         found = folder.iterdir() if folder.is_dir() else ()
         return {path.stem for path in found if path.suffix == ".bell" or path.is_file()}
 
     def wakeup_pipe(self, waiter_id: str) -> Path:
-        """The socket on which a waiter is told that its turn may have come."""
+        """The socket that tells a waiter that its turn may have come."""
         return self.state_dir / "locks" / "waiters" / f"{waiter_id}.bell"
 
 
 def boot_id() -> str:
-    """A word that changes with each start of the machine; "" where the kernel gives none."""
+    """An id that changes with each boot of the machine; "" if the kernel gives none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -135,22 +135,22 @@ def boot_id() -> str:
 
 
 def process_start_time(pid: int, *, ended: bool = False) -> int:
-    """When the process started, in clock ticks since boot; 0 when there is no such process.
+    """The process's start, in clock ticks since boot; 0 when there is no such process.
 
-    With `ended`, also of one that has ended and whose parent has not taken note of that.
+    With `ended`, includes zombies.
     """
     found = process_stat(pid)
     return found.started if found is not None and (found.lives or ended) else 0
 
 
 def process_stopped(pid: int) -> bool:
-    """Whether the process is there, and is stopped."""
+    """Whether the process exists and is stopped."""
     found = process_stat(pid)
     return found is not None and found.stopped
 
 
 def children_pids(pid: int) -> tuple[int, ...]:
-    """The children of a process, without a look at all others; none where the kernel does not list them."""
+    """The children of a process, without scanning all processes; none if the kernel does not list them."""
     try:
         return tuple(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
     except (OSError, ValueError):
@@ -174,9 +174,9 @@ def pid_namespace() -> int:
 
 
 def sees_processes_of(namespace: int) -> bool:
-    """Whether this process sees those of that PID namespace (0: not recorded): it is its own, or the first, which sees all.
+    """Whether this process sees the processes of that PID namespace (0: not recorded).
 
-    Where /proc is that of another namespace, its numbers are not those by which this process can name others.
+    It sees those of its own namespace, and all from the first one. If /proc shows another namespace, its pids mean nothing here.
     """
     if not _own_process_table():
         return False
@@ -184,10 +184,9 @@ def sees_processes_of(namespace: int) -> bool:
 
 
 def sees_every_process() -> bool:
-    """Whether this process sees all of the machine. False as well where the kernel does not tell.
+    """Whether this process sees all processes of the machine. Also False if the kernel does not tell.
 
-    Where systemd is the first process of a PID namespace, the namespace is a machine in a container: its kubelet and its pods are
-    in it.
+    If systemd is the first process of a PID namespace, the namespace is a machine in a container, with its own kubelet and pods.
     """
     return _own_process_table() and (pid_namespace() == _FIRST_PID_NAMESPACE or _first_process() == "systemd")
 
@@ -207,5 +206,5 @@ def _own_process_table() -> bool:
 
 
 def process_lives(pid: int, started: int) -> bool:
-    """Whether the process of that pid and start time still runs; a zombie does not."""
+    """Whether the process with that pid and start time still runs; a zombie does not."""
     return pid > 0 and started > 0 and process_start_time(pid) == started

@@ -1,8 +1,9 @@
-"""Files that are opened by name where somebody may have put something else: a pipe that nobody writes to, a device, a link.
+"""Opens files by name safely when the path may be something else: a silent pipe, a device, a link.
 
-Opening a pipe waits for its other end, and reading a device may never end. Whoever opens a file of the state folder does so here.
-A name that a person gives for output is replaced in one piece, and written to where it stands for a device, a pipe or an open
-file of this process (/dev/stdout): a file in the place of /dev/null would take it from every program of the machine.
+Opening a pipe waits for its other end, and reading a device may never end. All files of the state folder are opened here.
+
+Output files that users name are replaced in one piece. Devices, pipes and this process's open files (/dev/stdout) are written to
+instead: replacing /dev/null with a file would break every program of the machine.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _MOST_LINKS = 40
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write all of it or nothing; OSError when that fails. Pipes, devices and open files take what they can.
+    """Write all of `data` or nothing. Raises OSError on failure. Pipes, devices and open files take what they can.
 
-    A link of this user's or of root's is followed. Any other is replaced: whoever may write a folder could lead root to any
-    file by a link there. A file that is there keeps its mode; a new one can be read by everybody.
+    Follows links of this user or root and replaces all others: a user with write access to a folder could point root to any file
+    by a link there. An existing file keeps its mode; every user can read a new one.
     """
     if not _is_strangers_link(path):
         if _cannot_be_replaced(path):
@@ -31,7 +32,7 @@ def write_output(path: Path, data: bytes) -> None:
                 stream.write(data)
             return
         path = Path(os.path.realpath(path))
-    import tempfile  # a slow import, and most commands write no such file
+    import tempfile  # slow to import, and most commands write no such file
 
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -50,7 +51,7 @@ def _is_strangers_link(path: Path) -> bool:
 
 
 def _cannot_be_replaced(path: Path) -> bool:
-    """Whether it is a device or a pipe, or leads over /proc, where links are open files of processes."""
+    """Whether the path is a device or a pipe, or leads through /proc, where links are open files of processes."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -88,7 +89,7 @@ _KINDS = {
 
 
 def what_it_is(path: Path) -> str:
-    """What is at the path, or behind the link there, in words: `is a pipe`."""
+    """The kind of file at the path, following links, in words: `is a pipe`."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -97,15 +98,15 @@ def what_it_is(path: Path) -> str:
 
 
 def refuse_no_file(path: Path) -> None:
-    """LedgerUnavailable when something is at the path that is no regular file."""
+    """Raises LedgerUnavailable when the path exists but is not a regular file."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise LedgerUnavailable(f"{path} {what_it_is(path)}, not a file", hint="remove it, and run the command again")
 
 
 def open_state_file(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the file, made with mode 0600 where the flags ask for that.
+    """A descriptor of the file, created with mode 0600 if the flags ask for it.
 
-    LedgerUnavailable when it is no regular file; OSError when it cannot be opened.
+    Raises LedgerUnavailable when it is not a regular file, and OSError when it cannot be opened.
     """
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o600)
@@ -120,7 +121,7 @@ def open_state_file(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
-    """All of a small file. LedgerUnavailable when it is no regular file, or longer than `limit` bytes; else OSError."""
+    """All of a small file. Raises LedgerUnavailable if it is not regular or exceeds `limit` bytes, else OSError on failure."""
     with open(open_state_file(path), "rb") as file:
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -129,13 +130,13 @@ def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
 
 
 def drop_state_file(path: Path) -> None:
-    """Remove a file that means nothing any more, where that is possible: one that is left over does no harm."""
+    """Remove a meaningless file if possible: a leftover does no harm."""
     with suppress(OSError):
         path.unlink()
 
 
 def cannot_write(what: str, error: OSError) -> LedgerUnavailable:
-    """The error for what cannot be written or made, other than for want of permission."""
+    """The error for a failed write or creation, except for missing permission."""
     hint = _MAKE_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return LedgerUnavailable(f"cannot write {what}: {error.strerror}", hint=hint)
 
@@ -150,13 +151,13 @@ def no_files_left(folder: Path) -> bool:
 
 
 def no_permission(what: str) -> PermissionDenied:
-    """The error for what this user may not write; root may write everything but what is immutable."""
-    hint = "look whether it is immutable: lsattr" if os.geteuid() == 0 else "run the command with sudo"
+    """The error when this user may not write; root may write everything except immutable files."""
+    hint = "check whether it is immutable: lsattr" if os.geteuid() == 0 else "run the command with sudo"
     return PermissionDenied(f"no permission to write {what}", hint=hint)
 
 
 def register_of_another(folder: Path) -> PermissionDenied | None:
-    """The error for a state folder that another user owns and this one may not write; None when that is not the reason."""
+    """The error for a state folder that another user owns and this user may not write; None for other causes."""
     if os.geteuid() == 0:
         return None
     try:
@@ -166,7 +167,7 @@ def register_of_another(folder: Path) -> PermissionDenied | None:
         return None
     if owner == os.geteuid() or all(os.access(path, os.W_OK, effective_ids=True) for path in files):
         return None
-    import pwd  # seldom asked
+    import pwd  # rarely needed
 
     try:
         name = pwd.getpwuid(owner).pw_name

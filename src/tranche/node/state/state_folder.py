@@ -1,4 +1,4 @@
-"""Can records be kept where they belong? What a command needs of the state folder is tried, and nothing of it is left."""
+"""Can the state folder keep records? Tries what commands need of it, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import what_it_is
 
 _ROOM = 2**20
-"""In bytes: a new ledger with its log takes a third of it."""
+"""In bytes: a new ledger with its log needs a third of this."""
 _FILES = 16
 """Files and folders that a first request makes."""
-_CHOOSE = "mend or remove it"
+_CHOOSE = "fix or remove it"
 
 
 def try_state_folder(places: StateFolder) -> str:
-    """Do what a command does with files in the state folder; what may be said of it then.
+    """Do what commands do with files in the state folder; returns a sentence about the result.
 
-    Raises PermissionDenied or LedgerUnavailable, with the path that stands in the way.
+    Raises PermissionDenied or LedgerUnavailable, naming the path in the way.
     """
     folder = places.state_dir
     if not os.path.lexists(folder):
@@ -94,7 +94,7 @@ def _refused(path: str, error: OSError) -> TrancheError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
             f"{path} cannot be written: {error.strerror}",
-            hint="run as root, or look whether it is immutable (lsattr)",
+            hint="run as root, or check whether it is immutable (lsattr)",
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LedgerUnavailable(

@@ -1,1 +1,1 @@
-"""The register of a machine: the one database, and the functions that read and write it."""
+"""The register of a machine: its only database, and the functions that read and write it."""

@@ -1,7 +1,7 @@
-"""The ledger's events: every kind has a function that writes it, with its data, its words and what caused it.
+"""The ledger's events: one function for each kind writes it with its data, message and cause.
 
-Every function takes the connection of an open ledger transaction; `time` is seconds since the epoch. Commands that only look
-write no event and start faster without the types of events, which are imported where one is written or read.
+Every function takes the connection of an open ledger transaction; `time` is seconds since the epoch. Read-only commands write no
+event and start faster without the event types, so each function imports its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def granted(
 
 
 def cancelled(db: sqlite3.Connection, time: float, waiter_id: str, actor: Actor | None = None) -> None:
-    """A request was taken out of the queue."""
+    """A request was removed from the queue."""
     from tranche.core.events import RequestCancelled
 
     message = f"the waiting request {waiter_id} was cancelled{_told(actor)}"
@@ -63,40 +63,40 @@ def cancelled(db: sqlite3.Connection, time: float, waiter_id: str, actor: Actor 
 
 
 def kept(db: sqlite3.Connection, time: float, allocation_id: str, keeper: ProcessKeeper) -> None:
-    """Processes that came of an allocation's command, or may have, keep the share."""
+    """Processes that an allocation's command left, or may have left, keep the share."""
     from tranche.core.events import ShareKept
 
     many = len(keeper.pids) > 1
     if keeper.suspected:
-        which = f"which may have come of it and which only root can look into, {'keep' if many else 'keeps'} it"
+        which = f"which it may have started (only root can check), {'keep' if many else 'keeps'} the share"
     else:
-        which = f"which came of it, {'keep' if many else 'keeps'} it"
+        which = f"which it started, {'keep' if many else 'keeps'} the share"
     message = f"its command has ended; {keeper}, {which}"
     data = ShareKept(keeper.pids, keeper.suspected)
     _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
 def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, error: TrancheError) -> None:
-    """An allocation was not added, because another one holds what it names."""
+    """An allocation was not added, because another one holds its devices."""
     from tranche.core.events import HeldTwice
 
-    message = f"{allocation.keeper} is said to have what another holds: {error.message}"
+    message = f"{allocation.keeper} was given a device that another share holds: {error.message}"
     _write(db, time, HeldTwice(allocation.keeper, allocation.grants), message)
 
 
 def release_begun(
     db: sqlite3.Connection, time: float, allocation_id: str, pids: Collection[int], actor: Actor | None
 ) -> None:
-    """Somebody takes a share back from processes that run in it."""
+    """An actor takes back a share from processes that run in it."""
     from tranche.core.events import ReleaseBegun
 
-    message = f"to be taken back: pid {', '.join(map(str, pids))} is to end{_told(actor)}"
+    message = f"release begun: ending pid {', '.join(map(str, pids))}{_told(actor)}"
     data = ReleaseBegun(tuple(pids), actor)
     _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
 
 
 def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str, actor: Actor | None = None) -> None:
-    """A share was given back, because somebody began to take it back where somebody did."""
+    """A share was given back; its cause is the begun release, if any, else the grant."""
     from tranche.core.events import ShareReleased
 
     cause = _newest(db, ("Granted", "ReleaseBegun"), allocation_id)
@@ -104,45 +104,45 @@ def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str, 
 
 
 def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation, *, changed: str | None) -> None:
-    """The daemon that kept an allocation's limits has died, or somebody has changed limits, and `changed` says which."""
+    """The daemon that kept an allocation's limits died, or its limits were changed; `changed` says which."""
     from tranche.core.events import LimitsLost
 
-    message = "the MPS daemon of its device has died: nothing limits its memory any more"
+    message = "the MPS daemon of its device has died, so nothing limits its memory"
     if changed is not None:
-        message = f"somebody has changed the limits of the MPS daemon of its device{changed}: it counts as unlimited"
+        message = f"the limits of its device's MPS daemon were changed{changed}: Tranche now counts it as unlimited"
     data = LimitsLost(allocation.grants)
     _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
 
 
 def limit_exceeded(db: sqlite3.Connection, time: float, allocation: Allocation) -> None:
-    """An allocation's processes together have more memory than it was given."""
+    """An allocation's processes together use more memory than it was given."""
     from tranche.core.events import LimitExceeded
 
-    message = "its processes together have more memory than it was given: nothing limits it"
+    message = "its processes use more memory than it was granted: nothing limits them"
     data = LimitExceeded(allocation.grants)
     _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
 
 
 def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: str) -> None:
-    """A mechanism that this machine should have was refused."""
+    """A sharing mechanism that this machine should have was refused."""
     from tranche.core.events import SharingRefused
 
-    _write(db, time, SharingRefused(sharing, why), f"nothing is shared by {sharing.for_people} from now on: {why}")
+    _write(db, time, SharingRefused(sharing, why), f"no new shares by {sharing.for_people}: {why}")
 
 
 def daemon_fault(db: sqlite3.Connection, time: float, gpu_uuid: str, device_uuid: str, fault: str) -> int | None:
-    """An MPS daemon lets nobody in any more, or, without a fault, lets them in again; the event's position."""
+    """An MPS daemon stopped admitting clients or, without a fault, admits them again; returns the event's position."""
     from tranche.core.events import DaemonFault, DaemonRecovered
 
     if not fault:
-        message = f"the MPS daemon of {device_uuid} lets clients in again"
+        message = f"the MPS daemon of {device_uuid} admits clients again"
         return _write(db, time, DaemonRecovered(device_uuid), message, gpu_uuid=gpu_uuid)
-    message = f"the MPS daemon of {device_uuid} lets nobody in: {fault}"
+    message = f"the MPS daemon of {device_uuid} admits no clients: {fault}"
     return _write(db, time, DaemonFault(device_uuid, fault), message, gpu_uuid=gpu_uuid)
 
 
 def server_ended(db: sqlite3.Connection, time: float, allocation: Allocation, pid: int) -> None:
-    """The MPS server of an allocation's device ended under its programs, while its daemon lives on."""
+    """The MPS server of an allocation's device ended while programs used it; its daemon lives on."""
     from tranche.core.events import ServerEnded
 
     message = f"the MPS server of its device, process {pid}, was killed or shut down: programs that were using it fail"
@@ -152,7 +152,7 @@ def server_ended(db: sqlite3.Connection, time: float, allocation: Allocation, pi
 def fault_shared(
     db: sqlite3.Connection, time: float, allocation: Allocation, device_uuid: str, cause: int | None
 ) -> None:
-    """The programs of an allocation have had a fatal fault, or have got that of a neighbour; MPS does not say whose it is."""
+    """A fatal fault hit the programs of an allocation. It may be a neighbour's: MPS does not say which program caused it."""
     from tranche.core.events import FaultShared
 
     message = "a fatal fault of one program has ended the CUDA contexts of all that share the device by MPS"
@@ -170,7 +170,7 @@ def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheErro
 def undo_incomplete(
     db: sqlite3.Connection, time: float, plan_id: str, error: TrancheError, *, allocation_id: str
 ) -> None:
-    """Something could not be put back."""
+    """Something could not be restored."""
     from tranche.core.events import UndoIncomplete
 
     data = UndoIncomplete(plan_id, error.reason)
@@ -186,7 +186,7 @@ def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *
 
 
 def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
-    """The cut at boot has ended; with `error` it failed."""
+    """The cut at boot ended; `error` says why it failed."""
     from tranche.core.events import BootEnded
 
     if error is None:
@@ -197,7 +197,7 @@ def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, er
 
 
 def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
-    """How the cut at that start of the machine ended; None when none did, or its event was dropped since."""
+    """How the cut at that boot ended; None when none did, or its event was dropped since."""
     row = db.execute(
         f"SELECT {_COLUMNS} FROM events WHERE kind = 'BootEnded' AND json_extract(data, '$.bootId') = ? "
         "ORDER BY position DESC LIMIT 1",
@@ -207,7 +207,7 @@ def last_boot(db: sqlite3.Connection, boot_id: str) -> Event | None:
 
 
 def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str, use: GpuPolicy | None) -> None:
-    """The administrator said how a GPU may be shared, or with an empty UUID all others; `what` names them for people."""
+    """The administrator set how a GPU may be shared, or all others (empty UUID); `what` names them in the message."""
     from tranche.core.events import PolicyChanged
 
     message = f"{what}: " + ("no word any more" if use is None else f"sharing={use}")
@@ -215,7 +215,7 @@ def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str
 
 
 def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor | None) -> None:
-    """An administrator wants nothing more of a GPU given away."""
+    """An administrator cordoned a GPU."""
     from tranche.core.events import GpuCordoned
 
     data = GpuCordoned(word.user, word.reason, actor)
@@ -223,15 +223,15 @@ def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor |
 
 
 def uncordoned(db: sqlite3.Connection, time: float, gpu: GpuState, user: str, actor: Actor | None) -> None:
-    """An administrator lets a GPU be given away again."""
+    """An administrator removed a GPU's cordon."""
     from tranche.core.events import GpuUncordoned
 
-    message = f"{gpu.label}: given away again, by {user}{_told(actor)}"
+    message = f"{gpu.label}: uncordoned by {user}{_told(actor)}"
     _write(db, time, GpuUncordoned(user, actor), message, _cordon_of(db, gpu.uuid), gpu_uuid=gpu.uuid)
 
 
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
-    """Events after a position, oldest first; with `last`, only so many of the newest."""
+    """Events after a position, oldest first; `last` limits them to that many of the newest."""
     rows = db.execute(
         f"SELECT {_COLUMNS} FROM events WHERE position > ? ORDER BY position DESC LIMIT ?",
         (after, -1 if last is None else min(last, _KEPT)),
@@ -249,7 +249,7 @@ def _event(
     cause: int | None,
     text: str | None,
 ) -> Event:
-    """The event of a row, whose fields are in the order of _COLUMNS."""
+    """The event of a row with fields in the order of _COLUMNS."""
     from tranche.core.events import Event, event_data_from_dict
 
     data = None if text is None else event_data_from_dict(name, json.loads(text))
@@ -266,7 +266,7 @@ def _write(
     gpu_uuid: str = "",
     allocation_id: str = "",
 ) -> int | None:
-    """Record something that happened; its position. The oldest events beyond 10,000 are dropped."""
+    """Record an event; returns its position. Drops the oldest events beyond 10,000."""
     from tranche.core.events import event_data_to_dict, event_name
 
     cursor = db.execute(
@@ -278,7 +278,7 @@ def _write(
 
 
 def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
-    """The event with which that plan began; a request's plan begins with none."""
+    """The event that began the plan; a request's plan has none."""
     row = db.execute(
         "SELECT max(position) FROM events WHERE kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?", (plan_id,)
     ).fetchone()
@@ -286,12 +286,12 @@ def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
 
 
 def _grant_of(db: sqlite3.Connection, allocation_id: str) -> int | None:
-    """The event with which that allocation was granted."""
+    """The event that granted the allocation."""
     return _newest(db, ("Granted",), allocation_id)
 
 
 def _cordon_of(db: sqlite3.Connection, gpu_uuid: str) -> int | None:
-    """The event with which that GPU was cordoned."""
+    """The event that cordoned the GPU."""
     row = db.execute(
         "SELECT max(position) FROM events WHERE kind = 'Cordoned' AND gpu_uuid = ?", (gpu_uuid,)
     ).fetchone()
@@ -299,7 +299,7 @@ def _cordon_of(db: sqlite3.Connection, gpu_uuid: str) -> int | None:
 
 
 def _newest(db: sqlite3.Connection, kinds: Sequence[str], allocation_id: str) -> int | None:
-    """The newest event of one of the kinds about that allocation."""
+    """The allocation's newest event of one of the kinds."""
     marks = ", ".join("?" * len(kinds))
     row = db.execute(
         f"SELECT max(position) FROM events WHERE kind IN ({marks}) AND allocation_id = ?", (*kinds, allocation_id)

@@ -1,7 +1,7 @@
-"""Holders that no plan was made for: pods, of which others say that they have a device.
+"""Holders without a plan: pods that others report as having a device.
 
-What they get is written in one transaction with the look at who has it now. A plan is written in the same way, so whichever
-comes second finds the first: no device goes to somebody while a plan takes it away.
+One transaction checks who has the device now and records the new holder. A plan is written in the same way, so the second always
+finds the first: no device gets a holder while a plan takes it away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tranche.planning.steps.undo import StepStatus
 
 
 class HolderRegister:
-    """Writes of holders who are not processes. `clock` is seconds since the epoch."""
+    """Writes holders that are not processes. `clock` is seconds since the epoch."""
 
     def __init__(
         self,
@@ -45,10 +45,11 @@ class HolderRegister:
         superseded: Collection[str] = (),
         memory: Mapping[WholeGpu | Slice, int] | None = None,
     ) -> str:
-        """Record that somebody holds these from now on; the allocation's id. Those superseded end with it.
+        """Record that `keeper` holds these grants from now on; returns the allocation's id. It replaces those superseded.
 
-        `memory` gives the bytes of each device that parts are granted of.
-        GpuBusy when another allocation holds something of it, or an open plan is about to take it.
+        `memory` gives the bytes of each device with granted parts.
+
+        Raises GpuBusy when another allocation holds some of it, or an open plan is about to take it.
         """
         allocation = Allocation(self.new_id(), request, grants, Phase.ACTIVE, self.clock(), keeper=keeper)
         with self._ledger.write() as db:
@@ -64,14 +65,14 @@ class HolderRegister:
         memory: Mapping[WholeGpu | Slice, int] | None,
         plans: Sequence[PlanRecord] | None = None,
     ) -> None:
-        """The same within a transaction of the caller's, who may have read the `open_plans` in it before."""
+        """Like `add`, within the caller's transaction. The caller may pass the `open_plans` that it read in it."""
         for allocation_id in superseded:
             register.remove_allocation(db, allocation_id)
         _refuse_planned(self.open_plans(db) if plans is None else plans, allocation.grants)
         add_or_refuse(db, allocation, memory)
 
     def open_plans(self, db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
-        """Every plan without an end."""
+        """Every open plan."""
         return journal.running_plans(db)
 
     def settle(
@@ -81,10 +82,9 @@ class HolderRegister:
         added: Sequence[Allocation],
         memory: Mapping[WholeGpu | Slice, int] | None = None,
     ) -> tuple[Allocation, ...]:
-        """Write what has become known of holders, all or nothing; every allocation after it. `memory` as for `add`.
+        """Write new knowledge of holders, all or nothing; returns every allocation afterwards. `memory` as for `add`.
 
-        What cannot be added, because somebody else has it by the register, is left out and said in an event: it stays with the
-        one who had it first, and nobody is given it.
+        Leaves out an allocation if the register has another holder, and writes an event: the first holder keeps it.
         """
         with self._ledger.write() as db:
             for allocation_id in removed:
@@ -102,7 +102,7 @@ class HolderRegister:
         allocations: Sequence[Allocation],
         memory: Mapping[WholeGpu | Slice, int] | None = None,
     ) -> None:
-        """Add what others say that they hold; what another holds already stays with the first, and is said in an event."""
+        """Add reported allocations. If one is already held, the first holder keeps it, and an event says so."""
         for allocation in allocations:
             try:
                 add_or_refuse(db, allocation, memory)
@@ -113,7 +113,8 @@ class HolderRegister:
 def add_or_refuse(
     db: sqlite3.Connection, allocation: Allocation, memory: Mapping[WholeGpu | Slice, int] | None = None
 ) -> None:
-    """Add an allocation to the register; GpuBusy, and nothing is written, when somebody else has something of it.
+    """Add an allocation to the register. Raises GpuBusy, and writes nothing, when another allocation has some of it.
+
 
     `memory` as for `register.add_allocation`.
     """
@@ -125,17 +126,19 @@ def add_or_refuse(
     except sqlite3.IntegrityError as error:
         db.execute("ROLLBACK TO adding")
         wanted = ", ".join(map(_named, allocation.grants))
-        raise GpuBusy(f"somebody else now holds a part of {wanted}", hint="see who: tranche ps") from error
+        raise GpuBusy(f"another share now holds a part of {wanted}", hint="list the shares with: tranche ps") from error
     finally:
         db.execute("RELEASE adding")
 
 
 def _refuse_counted_twice(db: sqlite3.Connection, keeper: PodKeeper) -> None:
-    """Parts of one device are alike: only their ids tell which of them somebody has."""
+    """Parts of one device are alike: only their ids tell which one a holder has."""
     for other in register.allocations(db):
         held = other.keeper.replicas if isinstance(other.keeper, PodKeeper) else ()
         if twice := set(held).intersection(keeper.replicas):
-            raise GpuBusy(f"somebody else now holds {', '.join(sorted(twice))}", hint="see who: tranche ps")
+            raise GpuBusy(
+                f"another share now holds {', '.join(sorted(twice))}", hint="list the shares with: tranche ps"
+            )
 
 
 def _refuse_planned(plans: Sequence[PlanRecord], grants: Sequence[Grant]) -> None:
@@ -143,11 +146,11 @@ def _refuse_planned(plans: Sequence[PlanRecord], grants: Sequence[Grant]) -> Non
         steps = [record.step for record in plan.steps if record.status is not StepStatus.NEEDLESS]
         for grant in grants:
             if any(takes(step, grant) for step in steps):
-                raise GpuBusy(f"{_named(grant)} is about to be taken away: {plan.purpose}")
+                raise GpuBusy(f"{_named(grant)} is about to be removed: {plan.purpose}")
 
 
 def takes(step: Step, grant: Grant) -> bool:
-    """Whether the step takes something of what is granted."""
+    """Whether the step takes some of the grant."""
     if step.gpu_uuid != grant.gpu_uuid:
         return False
     for taking in step.takes:

@@ -1,6 +1,6 @@
-"""The journal of plans: the intent of each step before it, its outcome after it, for whoever comes after a crash.
+"""The journal of plans: the intent of each step before it and its outcome after it, for recovery after a crash.
 
-How many changes there were and how long they took is counted apart, over all processes and restarts: the journal forgets it.
+Separate totals keep the number and duration of changes across processes and restarts: the journal forgets them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tranche.planning.steps.plan import Plan
 from tranche.planning.steps.undo import StepRecord, StepStatus
 
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, float("inf"))
-"""Upper bounds in seconds under which changes are counted; the last takes all others."""
+"""Upper bounds in seconds for counting changes; the last takes all others."""
 
 
 class ChangeKind(StrEnum):
@@ -29,7 +29,7 @@ class ChangeKind(StrEnum):
 
 
 class ChangeStatus(StrEnum):
-    """DONE; UNDONE after a failure; INTERRUPTED: its process died, and another cleared up after it, however much later."""
+    """DONE; UNDONE after a failure; INTERRUPTED: its process died, and another cleaned up after it, at any later time."""
 
     DONE = "done"
     UNDONE = "undone"
@@ -38,19 +38,19 @@ class ChangeStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeSummary:
-    """The changes of one kind with one outcome: how many by upper bound of their duration, each once, and their seconds."""
+    """The changes of one kind and outcome: their number by upper bound of duration, each counted once, and total seconds."""
 
     counts: Mapping[float, int] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of changes."""
         return sum(self.counts.values())
 
 
 def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeStatus, seconds: float) -> None:
-    """Count a change that has ended, within the transaction that ends it. No clock that was set back makes it shorter than 0."""
+    """Count an ended change, in the transaction that ends it. A clock set back never gives it a negative duration."""
     lasted = max(seconds, 0.0)
     bound = next(each for each in BOUNDS if lasted <= each)
     db.execute(
@@ -61,7 +61,7 @@ def count_change(db: sqlite3.Connection, kind: ChangeKind, outcome: ChangeStatus
 
 
 def change_totals(db: sqlite3.Connection) -> Mapping[tuple[ChangeKind, ChangeStatus], ChangeSummary]:
-    """All that was ever counted; every kind and outcome is there, with nothing where nothing happened."""
+    """The totals of every kind and outcome, zero when nothing happened."""
     found: dict[tuple[ChangeKind, ChangeStatus], tuple[dict[float, int], float]] = {
         (kind, outcome): ({}, 0.0) for kind in ChangeKind for outcome in ChangeStatus
     }
@@ -88,7 +88,7 @@ class PlanRecord(OpenPlan):
 
 
 def being_made(plans: Iterable[PlanRecord]) -> frozenset[InstanceKey]:
-    """The slots whose instances these plans are making now: Tranche's already, although the step's end is not written yet."""
+    """The slots of instances that these plans are making. They are Tranche's even before the step's end is journaled."""
     return frozenset(
         key
         for plan in plans
@@ -102,7 +102,7 @@ def being_made(plans: Iterable[PlanRecord]) -> frozenset[InstanceKey]:
 def open_plan(
     db: sqlite3.Connection, plan_id: str, plan: Plan, *, session: str, created: float, allocation_id: str = ""
 ) -> None:
-    """Journal a plan before its first step. Without an allocation its GPUs are marked as changing."""
+    """Journal a plan before its first step. Without an allocation, marks its GPUs as changing."""
     db.execute(
         "INSERT INTO plans VALUES (?, ?, ?, ?, ?, ?)",
         (plan_id, plan.purpose, created, session, allocation_id, PlanStatus.RUNNING),
@@ -116,17 +116,17 @@ def open_plan(
 
 
 def write_intent(db: sqlite3.Connection, plan_id: str, ordinal: int, before: PriorState) -> None:
-    """Journal that a step is about to act, and what it found."""
+    """Journal that a step is about to act, and the state that it found."""
     _set_step(db, plan_id, ordinal, StepStatus.INTENDED, json.dumps(before_to_dict(before)))
 
 
 def write_done(db: sqlite3.Connection, plan_id: str, ordinal: int) -> None:
-    """Journal that a step acted and its effect was seen."""
+    """Journal that a step acted and its effect was verified."""
     db.execute("UPDATE steps SET status = ? WHERE plan_id = ? AND ordinal = ?", (StepStatus.DONE, plan_id, ordinal))
 
 
 def write_needless(db: sqlite3.Connection, plan_id: str, ordinal: int) -> None:
-    """Journal that a step found its effect already there."""
+    """Journal that a step found its effect already present."""
     _set_step(db, plan_id, ordinal, StepStatus.NEEDLESS, None)
 
 
@@ -137,7 +137,7 @@ def _set_step(db: sqlite3.Connection, plan_id: str, ordinal: int, status: StepSt
 
 
 def begin_undo(db: sqlite3.Connection, plan_id: str) -> None:
-    """Journal that a plan is being undone: from here on it can only end undone, however many of its steps were done."""
+    """Journal that a plan is being undone: from now on it can only end undone, even if all its steps were done."""
     db.execute("UPDATE plans SET status = ? WHERE id = ?", (PlanStatus.UNDOING, plan_id))
 
 
@@ -150,10 +150,10 @@ def close_plan(
     interrupted: bool = False,
     counted: bool = True,
 ) -> None:
-    """Journal a plan's end; its GPUs are no longer changing, and the oldest ended plans beyond 1,000 are dropped.
+    """Journal a plan's end. Its GPUs are no longer changing; drops the oldest ended plans beyond 1,000.
 
-    `ended` is seconds since the epoch; `interrupted` says that another process than its own ends it. A plan
-    that nobody asked for is not `counted` among the changes.
+    `ended` is seconds since the epoch; `interrupted` means that another process ends the plan. Plans that no user asked for are
+    not `counted` as changes.
     """
     row = db.execute("SELECT created, allocation_id FROM plans WHERE id = ?", (plan_id,)).fetchone()
     if row is not None and counted:
@@ -169,7 +169,7 @@ def close_plan(
 
 
 def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
-    """Every plan without an end, oldest first; PlanInvalid when one has a step of an unknown kind."""
+    """Every open plan, oldest first. Raises PlanInvalid when one has a step of an unknown kind."""
     return tuple(
         PlanRecord(each.id, each.status, each.purpose, each.session, each.allocation_id, step_records(db, each.id))
         for each in open_plans(db)
@@ -177,7 +177,7 @@ def running_plans(db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
 
 
 def step_records(db: sqlite3.Connection, plan_id: str) -> tuple[StepRecord, ...]:
-    """The steps of a plan with what was journaled of each, in order; PlanInvalid when one is of an unknown kind."""
+    """The steps of a plan with their journal entries, in order. Raises PlanInvalid when one is of an unknown kind."""
     rows = db.execute("SELECT step, status, before FROM steps WHERE plan_id = ? ORDER BY ordinal", (plan_id,))
     return tuple(
         StepRecord(

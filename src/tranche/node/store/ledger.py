@@ -1,8 +1,9 @@
 """The durable record of one machine: a SQLite database in WAL mode that every tranche process opens.
 
-Its tables, and what they refuse by themselves, are in `tranche.node.store.schema`.
-`synchronous=NORMAL` is enough: a power loss may take the last records with it, but it takes the processes and the GPU
-instances that they describe as well; a killed process loses nothing.
+`tranche.node.store.schema` defines its tables and their constraints.
+
+`synchronous=NORMAL` is enough: a power loss may take the last records, but it also takes the processes and GPU instances that
+they describe. A killed process loses nothing.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from tranche.node.store.ledger_copy import copied
 
 _BUSY_SECONDS = 60.0
 _MAKING_SECONDS = 5.0
-"""Who makes a ledger is alone with it; other processes have it open for moments at most."""
+"""The process that makes a ledger is alone with it; others open it for moments at most."""
 _SUSPECT_SECONDS = 1.0
-"""A transaction is shorter: after that it is worth a look who holds everybody up."""
+"""Transactions are shorter. After this, check which process holds up the others."""
 _HEADER = 100
-"""In bytes: the beginning of every SQLite database."""
+"""In bytes: the header of every SQLite database."""
 _WRITE_LOCK = 120
-"""The byte of the log's index that SQLite locks for whoever writes (the file format's WAL_WRITE_LOCK)."""
+"""The byte of the log's index that SQLite locks for the writer (the file format's WAL_WRITE_LOCK)."""
 
 
 class Ledger:
     """An open ledger. Safe to use from several threads: one transaction runs at a time.
 
-    One that is opened to be `read_only` needs no right to write, and makes no file.
+    A `read_only` ledger needs no write permission and makes no file.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
@@ -55,7 +56,7 @@ class Ledger:
         self._patience = _BUSY_SECONDS
         self._timeout: type[TrancheError] = LedgerUnavailable
         self.unwritable: LedgerUnavailable | None = None
-        """Why a ledger that this user may write is read as a copy; None when it is not."""
+        """Why a ledger that this user may write is read from a copy; None when it is not."""
         self._connection: sqlite3.Connection
         if read_only:
             with _explained(path):
@@ -85,16 +86,16 @@ class Ledger:
         if version > schema.SCHEMA_VERSION:
             raise self._too_new(version)
         if version < schema.SCHEMA_VERSION:
-            # Switching to WAL fails at once when another process is doing the same, whatever the timeout.
+            # Switching to WAL fails at once, despite the timeout, when another process is doing the same.
             with FileLock(self.path.with_name(f"{self.path.name}.creating")):
                 self._bring_up_to_date()
         self._connection.execute("PRAGMA synchronous = NORMAL")
-        # The log never becomes smaller while somebody has it open, however SQLite was built: that shows who cut it short.
+        # However SQLite was built, the log never shrinks while a process has it open. So a shorter log was truncated by others.
         self._connection.execute("PRAGMA journal_size_limit = -1")
         self._connection.execute("PRAGMA foreign_keys = ON")
 
     def _copied(self) -> sqlite3.Connection:
-        """What the ledger holds now, in memory and in the present format."""
+        """The ledger's current content, in memory and in the current format."""
         _refuse_strange(self.path)
         try:
             connection = copied(self.path)
@@ -126,7 +127,7 @@ class Ledger:
         return version
 
     def _bring_up_to_date(self) -> None:
-        """Make the tables, or migrate those of an older format; nobody else does so meanwhile."""
+        """Make the tables, or migrate those of an older format. The caller's lock keeps other processes out."""
         version = self._version()
         if version == schema.SCHEMA_VERSION:
             return
@@ -154,7 +155,7 @@ class Ledger:
             schema.create(db)
 
     def _keep_copy(self, version: int) -> None:
-        """A copy beside the ledger, as it was before its format changes: `ledger.db.format1`."""
+        """Keep a copy beside the ledger before its format changes: `ledger.db.format1`."""
         copy = self.path.with_name(f"{self.path.name}.format{version}")
         unfinished = self.path.with_name(f"{copy.name}.unfinished")
         unfinished.unlink(missing_ok=True)
@@ -167,11 +168,11 @@ class Ledger:
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that may write: all of it is kept, or nothing when the block raises."""
+        """A transaction that may write: keeps everything, or nothing when the block raises."""
         if self.read_only:
             raise register_of_another(self.path.parent) or no_permission(f"the ledger {self.path}")
         with self._lock, _explained(self.path), stops_held_back():
-            # An interrupt is raised after whichever call it meets: none of them may leave a transaction open.
+            # An interrupt may be raised after any of these calls: none may leave a transaction open.
             try:
                 self._begin_to_write()
                 self._refuse_lost()
@@ -184,9 +185,9 @@ class Ledger:
 
     @contextmanager
     def waiting(self, seconds: float | None) -> Iterator[None]:
-        """For the length of the block, wait for other writers so many seconds at most; never more than a minute.
+        """Wait for other writers at most `seconds` during the block, and never more than a minute.
 
-        WaitTimeout when they take longer; LedgerUnavailable when nobody said how long to wait (None).
+        When they take longer, raises WaitTimeout, or LedgerUnavailable when `seconds` is None.
         """
         before = self._patience, self._timeout
         self._patience = _BUSY_SECONDS if seconds is None else min(seconds, _BUSY_SECONDS)
@@ -197,7 +198,7 @@ class Ledger:
             self._patience, self._timeout = before
 
     def _begin_to_write(self) -> None:
-        """Wait for the write lock; whoever was stopped while he had it is continued meanwhile."""
+        """Wait for the write lock; meanwhile, continues a stopped process that holds it."""
         busy = "PRAGMA busy_timeout = {}"
         brief = min(self._patience, _SUSPECT_SECONDS)
         index = self.path.with_name(f"{self.path.name}-shm")
@@ -220,7 +221,7 @@ class Ledger:
             ending = f", with kill -9 {holder.pid} say" if holder.pid else ""
             raise self._timeout(
                 f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing",
-                hint=f"end that process{ending}: what it has not completed is taken back",
+                hint=f"end that process{ending}: SQLite rolls back its unfinished write",
             ) from error
         finally:
             self._connection.execute(busy.format(round(_BUSY_SECONDS * 1000)))
@@ -250,23 +251,23 @@ class Ledger:
             return version
 
     def _refuse_lost(self) -> None:
-        """LedgerUnavailable when the file is no longer where it was: what is written there now is seen by nobody."""
+        """Raises LedgerUnavailable when the file was moved or replaced: no other process would see what is written."""
         if self._file == _NOT_OPEN_YET:
             return
         *file, size = _identity(self.path)
         if tuple(file) != self._file:
             raise LedgerUnavailable(
                 f"the ledger {self.path} was removed or replaced while it was open",
-                hint="run the command again: it makes a new one, and finds who holds what",
+                hint="run the command again: it makes a new one and finds the present shares",
             )
-        # Nothing that Tranche or SQLite does makes either file smaller while it is open.
+        # Neither Tranche nor SQLite makes either file smaller while it is open.
         log = max(0, _identity(self.path.with_name(f"{self.path.name}-wal"))[2])
         if size < self._size or log < self._log_size:
             raise _emptied(self.path)
         self._size, self._log_size = size, log
 
     def check(self) -> None:
-        """Read the whole file, every index and every table's columns; LedgerCorrupt when something does not hold."""
+        """Check the whole file, every index and every table's columns. Raises LedgerCorrupt when something is wrong."""
         with self.read() as db:
             findings = [row[0] for row in db.execute("PRAGMA integrity_check(5)")]
             lacking = schema.lacks(db)
@@ -285,7 +286,7 @@ class Ledger:
 
 
 def open_to_read(places: StateFolder) -> Ledger:
-    """The ledger for somebody who only reads: as a copy where this user may not write it, or where there is no room for that."""
+    """The ledger for reading only: a copy if this user may not write it or there is no room to write."""
     if not places.writable:
         return Ledger(places.ledger, read_only=True)
     try:
@@ -302,7 +303,7 @@ _NOT_OPEN_YET = (0, 0)
 
 
 def _identity(path: Path) -> tuple[int, int, int]:
-    """Device, number and size in bytes of the file; -1 where there is none."""
+    """The file's device, inode number and size in bytes; all -1 when there is no file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -319,18 +320,18 @@ _MOVE_AWAY = (
 def _emptied(path: Path) -> LedgerCorrupt:
     return LedgerCorrupt(
         f"the ledger {path} or its log was emptied or cut short while other processes have it open",
-        hint=f"move {path}* away, and run the command again: it makes a new ledger, and finds who holds what",
+        hint=f"move {path}* away, and run the command again: it makes a new ledger and finds the present shares",
     )
 
 
 def _refuse_strange(path: Path) -> None:
-    """LedgerUnavailable for what is no file; LedgerCorrupt for a file that others have open and that was emptied since."""
+    """Raises LedgerUnavailable if a path is not a file, and LedgerCorrupt if the ledger was emptied while others have it open."""
     log = path.with_name(f"{path.name}-wal")
     for each in (path, log, path.with_name(f"{path.name}-shm")):
         refuse_no_file(each)
     if not os.path.exists(path) or path.stat().st_size >= _HEADER:
         return
-    # SQLite would take it for a new database, remove the log that others write, and wait for them.
+    # SQLite would treat it as a new database, remove the log that others write, and wait for them.
     if os.path.exists(log) and log.stat().st_size:
         raise _emptied(path)
 
@@ -341,7 +342,7 @@ def _is_busy(error: sqlite3.OperationalError) -> bool:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours; a broken rule of the schema stays what it is, a defect of the caller."""
+    """Turn SQLite's errors into ours, except schema violations, which are the caller's defects."""
     try:
         yield
     except TrancheError:
@@ -359,7 +360,7 @@ def _explained(path: Path) -> Iterator[None]:
                 raise LedgerUnavailable(f"the ledger {path} is a folder, not a file") from error
             raise LedgerUnavailable(
                 f"the ledger {path} cannot be written: {text}",
-                hint="make room on its file system: it takes no more files"
+                hint="make room on its file system: it cannot create more files"
                 if no_files_left(path.parent)
                 else "make the state folder writable for root",
             ) from error

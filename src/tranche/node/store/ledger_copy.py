@@ -1,7 +1,7 @@
-"""A register as somebody sees it who may read its files and not write them.
+"""A register for users who may read its files but not write them.
 
-SQLite's own readers write as well, to a file beside the database that says who reads what; whoever may not, reads a copy. Nothing
-is made in the folder, and writers are not held up.
+SQLite's own readers write too, to a file beside the database that tracks readers. Users who may not write read a copy. This makes
+nothing in the folder and does not hold up writers.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ _WAL_HEADER = 32
 
 
 def copied(ledger: Path) -> sqlite3.Connection:
-    """The database as it is now, in memory; an empty one when there is none. OSError when it may not be read."""
+    """The current database, in memory; an empty one when there is none. Raises OSError when it may not be read."""
     for _ in range(_ATTEMPTS):
         files = _read(ledger)
         if files is not None:
             return _in_memory(*files)
         time.sleep(_WAIT_SECONDS)
-    raise LedgerUnavailable(f"the ledger {ledger} is written all the time", hint="run the command again")
+    raise LedgerUnavailable(f"the ledger {ledger} is being written all the time", hint="run the command again")
 
 
 def _read(ledger: Path) -> tuple[bytes, bytes] | None:
-    """The database and then its log, which belong together; None when they may not, because the log was emptied meanwhile.
+    """A matching database and log; None when they may not match, because the log was emptied meanwhile.
 
-    The log is only appended to, and SQLite ignores what is not complete at its end. When it is emptied its frames have gone into
-    the database, and it begins with new numbers. A database that was written within a tick of the clock could be written again
-    unseen.
+    The log is append-only, and SQLite ignores an incomplete end. When the log is emptied, its frames are in the database, and it
+    begins with new numbers. A database written within the last clock tick could be written again unnoticed.
     """
     wal = ledger.with_name(f"{ledger.name}-wal")
     stamp, begins = _stamp(ledger), _bytes(wal)[:_WAL_HEADER]
@@ -70,7 +69,7 @@ def _in_memory(database: bytes, log: bytes) -> sqlite3.Connection:
 
 
 def _copy(database: bytes, log: bytes, memory: sqlite3.Connection) -> None:
-    """Have SQLite join database and log: in the folder for temporary files, or in memory where that is full."""
+    """Let SQLite join database and log in the temporary folder, or in memory if that is full."""
     import tempfile  # slow to import, and most commands may write the ledger
 
     for root in (None, "/dev/shm"):

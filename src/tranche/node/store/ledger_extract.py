@@ -1,4 +1,4 @@
-"""A copy of the ledger that may leave the machine: the same tables, without what people and programs wrote into them."""
+"""A copy of the ledger that may leave the machine: the same tables, without texts by people and programs."""
 
 from __future__ import annotations
 
@@ -69,11 +69,12 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
 
 
 def ledger_extract(ledger: Path) -> bytes:
-    """The extract as the content of an SQLite file. OSError where the ledger may not be read.
+    """The extract as the content of an SQLite file. Raises OSError when the ledger may not be read.
+
 
     Raises:
-        LedgerUnavailable: it is written all the time.
-        LedgerCorrupt: it is of another version, or is no ledger.
+        LedgerUnavailable: other processes write the ledger all the time.
+        LedgerCorrupt: it has another version or is not a ledger.
     """
     try:
         source = copied(ledger)

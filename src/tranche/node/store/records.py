@@ -1,6 +1,6 @@
-"""What the ledger knows beside the register of holders, as typed values: owned instances and waiters.
+"""What the ledger holds beside the register of holders, as typed values, such as owned instances and waiters.
 
-Every function takes the connection of an open ledger transaction, so that a caller can combine several in one.
+Every function takes the connection of an open ledger transaction, so a caller can combine several in one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlanStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenPlan:
-    """A plan without an end; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
+    """An unfinished plan; `session` names the process that carries it out, `allocation_id` is empty for a layout."""
 
     id: str
     status: PlanStatus
@@ -43,7 +43,7 @@ class OpenPlan:
 
 
 class Waiter(NamedTuple):
-    """A request that waits for room; lower positions came first. `created` is seconds since the epoch."""
+    """A request waiting for room; lower positions came first. `created` is seconds since the epoch."""
 
     position: int
     id: str
@@ -63,7 +63,7 @@ def _instances(rows: Iterable[Sequence[Any]]) -> frozenset[InstanceKey]:
 
 
 def requested_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:
-    """Those of them that were made for a request, and that no layout has wanted since."""
+    """Tranche's instances made for a request and not wanted by a layout since."""
     return _instances(db.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances WHERE requested"))
 
 
@@ -73,7 +73,7 @@ def own_instance(db: sqlite3.Connection, key: InstanceKey, *, requested: bool) -
 
 
 def want_instances(db: sqlite3.Connection, gpu_uuids: Iterable[str]) -> None:
-    """Record that a layout wants what there is on these GPUs, also what was made for requests."""
+    """Record that a layout wants all of Tranche's instances on these GPUs, including those made for requests."""
     db.executemany("UPDATE owned_instances SET requested = 0 WHERE gpu_uuid = ?", [(uuid,) for uuid in gpu_uuids])
 
 
@@ -95,40 +95,40 @@ def changing_gpus(db: sqlite3.Connection) -> frozenset[str]:
 
 
 _EVERY_GPU = ""
-"""Stands for all GPUs that have no word of their own."""
+"""Stands for all GPUs without a policy of their own."""
 
 
 def sharing_policy(db: sqlite3.Connection) -> SharingPolicy:
-    """The administrator's words on how GPUs may be shared."""
+    """The administrator's policy on how GPUs may be shared."""
     words = {row[0]: GpuPolicy(row[1]) for row in db.execute("SELECT gpu_uuid, use FROM gpu_uses ORDER BY gpu_uuid")}
     return SharingPolicy(words.pop(_EVERY_GPU, None), words)
 
 
 def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
-    """Write all words anew."""
+    """Rewrite the whole policy."""
     db.execute("DELETE FROM gpu_uses")
     words = dict(policy.gpus) if policy.every is None else {_EVERY_GPU: policy.every, **policy.gpus}
     db.executemany("INSERT INTO gpu_uses VALUES (?, ?)", words.items())
 
 
 def cordons(db: sqlite3.Connection) -> tuple[Cordon, ...]:
-    """The GPUs of which an administrator wants nothing more given away."""
+    """The cordoned GPUs."""
     rows = db.execute("SELECT gpu_uuid, user, reason, since FROM cordons ORDER BY gpu_uuid")
     return tuple(Cordon(*row) for row in rows)
 
 
 def set_cordon(db: sqlite3.Connection, word: Cordon) -> None:
-    """Write the word down, in the place of an earlier one on that GPU."""
+    """Record a cordon, replacing an earlier one on that GPU."""
     db.execute("INSERT OR REPLACE INTO cordons VALUES (?, ?, ?, ?)", word)
 
 
 def remove_cordon(db: sqlite3.Connection, gpu_uuid: str) -> bool:
-    """Take the word back; whether there was one."""
+    """Remove a GPU's cordon; returns whether there was one."""
     return db.execute("DELETE FROM cordons WHERE gpu_uuid = ?", (gpu_uuid,)).rowcount > 0
 
 
 def open_plans(db: sqlite3.Connection) -> tuple[OpenPlan, ...]:
-    """Every plan without an end, oldest first, without its steps."""
+    """Every open plan, oldest first, without its steps."""
     rows = db.execute(
         "SELECT id, status, purpose, session, allocation_id FROM plans WHERE status IN (?, ?) ORDER BY rowid",
         (PlanStatus.RUNNING, PlanStatus.UNDOING),
@@ -147,7 +147,7 @@ def add_waiter(
 
 
 def restore_waiter(db: sqlite3.Connection, waiter: Waiter) -> None:
-    """Put a request back into the queue at the place that it had."""
+    """Put a request back into the queue at its old place."""
     db.execute(
         "INSERT OR IGNORE INTO waiters (position, id, request, created, command, pid) VALUES (?, ?, ?, ?, ?, ?)",
         (
@@ -162,11 +162,11 @@ def restore_waiter(db: sqlite3.Connection, waiter: Waiter) -> None:
 
 
 def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> bool:
-    """Take a request out of the queue; whether it was there."""
+    """Remove a request from the queue; returns whether it was there."""
     return db.execute("DELETE FROM waiters WHERE id = ?", (waiter_id,)).rowcount > 0
 
 
 def waiters(db: sqlite3.Connection) -> tuple[Waiter, ...]:
-    """The queue, first come first."""
+    """The queue, in order of arrival."""
     rows = db.execute("SELECT position, id, request, created, command, pid FROM waiters ORDER BY position")
     return tuple(Waiter(row[0], row[1], request_from_dict(json.loads(row[2])), row[3], row[4], row[5]) for row in rows)

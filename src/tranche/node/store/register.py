@@ -1,9 +1,9 @@
-"""The register of this machine: who holds what of its GPUs. Nothing else is asked who holds a slice.
+"""The register of this machine: who holds what of its GPUs. It is the only source for who holds a slice.
 
-Every function takes the connection of an open ledger transaction, so that a caller can combine several in one.
+Every function takes the connection of an open ledger transaction, so a caller can combine several in one.
 
-Allocations and their grants say who holds what; all other rows follow from them. Rows may contradict each other: somebody edited
-the ledger, or a part of it is lost. Then they are written anew.
+Allocations and their grants say who holds what; all other rows follow from them. If rows contradict each other, because the
+ledger was edited or has lost data, they are rewritten.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _REMEMBERED = 1024
 def add_allocation(
     db: sqlite3.Connection, allocation: Allocation, memory: Mapping[WholeGpu | Slice, int] | None = None
 ) -> None:
-    """Record an allocation and take what it is granted; `memory` gives the bytes of each device that parts are granted of.
+    """Record an allocation and take its grants; `memory` gives the bytes of each device with granted parts.
 
-    Raises sqlite3.IntegrityError when something of it is held already, or an account would be overdrawn: the last line against
-    giving a thing twice.
+    Raises sqlite3.IntegrityError when some of it is already held or an account would be overdrawn: the last defence against
+    giving a device twice.
     """
     db.execute(
         "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?)",
@@ -86,7 +86,7 @@ def _take(db: sqlite3.Connection, allocation_id: str, grant: Grant, memory: Mapp
 def _device(
     db: sqlite3.Connection, of: WholeGpu | Slice, use: str, memory: int, compute: int, sharing: Sharing | None = None
 ) -> str:
-    """The row of a device with several holders, made with its units when it has none yet."""
+    """The row of a device with several holders; makes it, with its units, when it is missing."""
     device_id = device_name(of)
     if db.execute("SELECT 1 FROM devices WHERE id = ?", (device_id,)).fetchone() is None:
         db.execute(
@@ -105,14 +105,14 @@ def device_name(of: WholeGpu | Slice) -> str:
 
 
 def units_of(of: WholeGpu | Slice) -> range:
-    """The units of a device's GPU that whoever has the device holds."""
+    """The units of the GPU that belong to the device."""
     if isinstance(of, WholeGpu):
         return WHOLE_GPU_UNITS
     return range(of.placement.start, of.placement.start + of.placement.size)
 
 
 def chore_due(db: sqlite3.Connection, name: str) -> bool:
-    """Whether that chore is still to be done."""
+    """Whether that chore is still due."""
     return db.execute("SELECT 1 FROM chores WHERE name = ?", (name,)).fetchone() is not None
 
 
@@ -132,7 +132,7 @@ def set_keeper(db: sqlite3.Connection, allocation_id: str, keeper: Keeper) -> No
 
 
 def set_grants(db: sqlite3.Connection, allocation_id: str, grants: Sequence[Grant]) -> None:
-    """Record what has become of an allocation's grants. What each takes of its device stays as it is."""
+    """Update an allocation's grants. What each takes of its device stays unchanged."""
     db.executemany(
         "UPDATE grants SET grant = ? WHERE allocation_id = ? AND ordinal = ?",
         [(json.dumps(grant_to_dict(grant)), allocation_id, ordinal) for ordinal, grant in enumerate(grants)],
@@ -140,7 +140,7 @@ def set_grants(db: sqlite3.Connection, allocation_id: str, grants: Sequence[Gran
 
 
 def remove_allocation(db: sqlite3.Connection, allocation_id: str) -> bool:
-    """Forget an allocation and free what it had; whether it was there."""
+    """Forget an allocation and free its grants; returns whether it existed."""
     return db.execute("DELETE FROM allocations WHERE id = ?", (allocation_id,)).rowcount > 0
 
 
@@ -190,13 +190,13 @@ WHERE units.gpu_uuid = ? AND units.unit >= ? AND units.unit < ? AND owner <> ? L
 
 
 def holder_of_room(db: sqlite3.Connection, slot: InstanceKey, *, but: str) -> str:
-    """The allocation, other than that one, that holds something of the slot's memory slices; "" when none does."""
+    """An allocation other than `but` that holds some of the slot's memory slices; "" when none does."""
     start = slot.placement.start
     return _owner(db, slot.gpu_uuid, start, start + slot.placement.size, but)
 
 
 def holder_on_gpu(db: sqlite3.Connection, gpu_uuid: str, *, but: str) -> str:
-    """The allocation, other than that one, that holds something of the GPU; "" when none does."""
+    """An allocation other than `but` that holds some of the GPU; "" when none does."""
     return _owner(db, gpu_uuid, WHOLE_GPU_UNITS.start, WHOLE_GPU_UNITS.stop, but)
 
 
@@ -224,7 +224,7 @@ _LOST_PLANS = "SELECT gpu_uuid FROM changing_gpus WHERE plan_id NOT IN (SELECT i
 
 
 def contradictory_tables(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
-    """The tables with rows too many or too few, by what the allocations were granted; none where the register is sound."""
+    """The tables with extra or missing rows, compared with the allocations' grants; none when the register is sound."""
     wanted = {row for allocation in allocations(db) for row in _rows_of(allocation)}
     found = {tuple(row) for row in db.execute(_ROWS)}
     tables = {row[0] for row in wanted ^ found}
@@ -237,7 +237,7 @@ def contradictory_tables(db: sqlite3.Connection, places: StateFolder) -> tuple[s
 
 
 def _rows_of(allocation: Allocation) -> Iterable[tuple[str, str, str]]:
-    # An allocation that was granted nothing has lost its grants.
+    # An allocation without grants has lost them.
     yield "grants", allocation.id, ""
     for grant in allocation.grants:
         device, owner = _shared_device(grant), allocation.id
@@ -260,7 +260,7 @@ def _shared_device(grant: Grant) -> WholeGpu | Slice:
 
 
 def grants_without_allocation(db: sqlite3.Connection) -> Mapping[str, tuple[Grant, ...]]:
-    """What was granted to allocations that are no longer there, by their id."""
+    """The grants of missing allocations, by the allocation's id."""
     found: dict[str, tuple[Grant, ...]] = {}
     lost = "SELECT allocation_id, grant FROM grants WHERE allocation_id NOT IN (SELECT id FROM allocations)"
     for allocation_id, text in db.execute(f"{lost} ORDER BY allocation_id, ordinal"):
@@ -269,7 +269,7 @@ def grants_without_allocation(db: sqlite3.Connection) -> Mapping[str, tuple[Gran
 
 
 def clear(db: sqlite3.Connection, places: StateFolder) -> None:
-    """Forget who holds what, within a transaction that then writes it anew, and the changes of lost plans."""
+    """Forget all holders, in a transaction that then rewrites them, and the changes of lost plans."""
     # Devices go first: then no trigger changes an account that does not balance.
     db.execute("PRAGMA defer_foreign_keys = ON")
     for table in ("devices", "parts", "compute_units", "units", "grants", "allocations"):
@@ -281,9 +281,9 @@ def clear(db: sqlite3.Connection, places: StateFolder) -> None:
 def memory_of_devices(
     db: sqlite3.Connection, allocations: Iterable[Allocation], seen: Mapping[WholeGpu | Slice, int]
 ) -> dict[WholeGpu | Slice, int]:
-    """The bytes of each device that the allocations have parts of: what is seen or written down, at least what they have of it.
+    """The bytes of each device that the allocations have parts of: as recorded or seen, but at least the sum of their parts.
 
-    A lost GPU shows no memory, and keeps those who have a part of it all the same.
+    A lost GPU shows no memory, yet the holders of its parts keep them.
     """
     written = dict(db.execute("SELECT id, memory FROM devices"))
     taken: dict[WholeGpu | Slice, int] = {}
@@ -294,7 +294,7 @@ def memory_of_devices(
     }
 
 
-# What dead processes left, found by probing a few file locks; `tranche.node.recovery.recovery` clears it
+# What dead processes left, found by probing a few file locks. `tranche.node.recovery.recovery` clears it.
 
 
 def anything_left(db: sqlite3.Connection, places: StateFolder) -> bool:
@@ -303,47 +303,47 @@ def anything_left(db: sqlite3.Connection, places: StateFolder) -> bool:
 
 
 def interrupted_plans(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
-    """The open plans whose process is dead, oldest first."""
+    """The open plans of dead processes, oldest first."""
     return tuple(each.id for each in records.open_plans(db) if not is_held(places.session(each.session)))
 
 
 def dead_allocations(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
-    """Allocations whose command has ended; something that it started may keep them all the same.
+    """The allocations of ended commands; processes that a command started may still keep its allocation.
 
-    Those of open plans are cleared with their plan.
+    Leaves out allocations of open plans, which are cleared with their plan.
     """
     planned = {each.allocation_id for each in records.open_plans(db)}
     return tuple(each.id for each in allocations(db) if each.id not in planned and _command_ended(each, places))
 
 
 def dead_waiters(db: sqlite3.Connection, places: StateFolder) -> tuple[str, ...]:
-    """The waiters whose process is dead."""
+    """The waiters of dead processes."""
     return tuple(each.id for each in records.waiters(db) if not is_held(places.waiter(each.id)))
 
 
 def _command_ended(allocation: Allocation, places: StateFolder) -> bool:
-    """Whether the command of an allocation has ended. Pods and claims are judged by those who can ask about them.
+    """Whether the command of an allocation has ended. False for pods and claims, which other code judges.
 
-    Whoever cannot see the processes of the command's PID namespace, from within a container say, cannot tell.
+    A process that cannot see the command's PID namespace, for example inside a container, cannot tell.
     """
     match allocation.keeper:
         case ProcessKeeper() as keeper:
             if is_held(places.allocation(allocation.id)) or not sees_processes_of(keeper.namespace):
                 return False
-            return not runs(keeper) or (keeper.suspected and os.geteuid() == 0)  # root can tell
+            return not runs(keeper) or (keeper.suspected and os.geteuid() == 0)  # root can read every process
         case PodKeeper() | ClaimKeeper() | PlacedPodKeeper():
             return False
 
 
 def runs(keeper: ProcessKeeper) -> bool:
-    """Whether the process that keeps a share still runs, and its pid means the same to this process."""
+    """Whether the process that keeps a share still runs, and its pid is valid in this process's PID namespace."""
     return keeper.namespace in (0, pid_namespace()) and process_lives(keeper.pid, keeper.started)
 
 
 def owner_of(keeper: Keeper) -> ShareOwner | None:
-    """The owner; None where nobody knows yet, as of a pod that is being admitted.
+    """The owner; None while it is unknown, as for a pod during admission.
 
-    A process's share is granted by its own command, so that this process's user is the share's.
+    A process's own command grants its share, so the user of this process owns it.
     """
     if isinstance(keeper, ProcessKeeper):
         return ShareOwner(OwnerKind.USER, user_name(os.getuid()))
@@ -351,9 +351,9 @@ def owner_of(keeper: Keeper) -> ShareOwner | None:
 
 
 def process_owners(allocations: Iterable[Allocation], queue: Iterable[records.Waiter] = ()) -> dict[str, ShareOwner]:
-    """The users of the processes that keep allocations, and of those that wait, by the ids of these; only what is certain.
+    """The known users of processes that keep allocations or wait, by the allocation's or waiter's id.
 
-    A process is known by its pid and its start. Who waits has no start written down, but a lock that only a living process holds.
+    Pid and start identify a process. A waiter has no recorded start, but a lock that only a living process holds.
     """
     here = pid_namespace()
     if not sees_processes_of(here):
@@ -368,14 +368,14 @@ def process_owners(allocations: Iterable[Allocation], queue: Iterable[records.Wa
 
 
 def _user_of(pid: int, started: int | None = None) -> str:
-    from tranche.node.processes.processes import process_at  # seldom needed by listings
+    from tranche.node.processes.processes import process_at  # listings rarely need it
 
     process = process_at(pid)
     return user_name(process.uid) if process is not None and started in (None, process.started) else ""
 
 
 def user_name(uid: int) -> str:
-    """The name of a user; his number where the machine has no name for it."""
+    """The name of a user, or the uid if the machine has no name for it."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

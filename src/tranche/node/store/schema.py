@@ -1,9 +1,9 @@
-"""The ledger's tables, and how a ledger of an older format becomes one of this format.
+"""The ledger's tables, and the migrations from older formats.
 
-Who may have what is kept by the tables themselves. Each memory slice of each GPU is a unit with one owner: an allocation, or a
-device that several allocations hold at once. So a device is never used by one alone and by several together. A shared device has
-an account of memory and compute, which cannot be overdrawn, and one mechanism for all its parts. A divided device has compute
-slices, each with one owner.
+The tables themselves enforce who may have what. Each memory slice of each GPU is a unit with one owner: an allocation, or a
+device that several allocations hold at once. So no device is held both exclusively and jointly. A shared device has an account of
+memory and compute, which cannot be overdrawn, and one mechanism for all its parts. A divided device has compute slices, each with
+one owner.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 SCHEMA_VERSION = 6
 
 ADOPT_SHARES = "adopt-shares"
-"""A chore of a new ledger, before anything is given away: commands may run that a lost ledger knew."""
+"""A chore of a new ledger before its first grant: commands that a lost ledger knew may still run."""
 
 WHOLE_GPU_UNITS = range(16)
-"""The units of a GPU that is not cut: more than any board has memory slices, so that they do not depend on what a GPU shows."""
+"""The units of an uncut GPU: more than the memory slices of any board, so they do not depend on what a GPU shows."""
 
 _TABLES = """
 CREATE TABLE allocations (
@@ -144,7 +144,7 @@ _MADE_FOR_REQUESTS = "ALTER TABLE owned_instances ADD COLUMN requested INTEGER N
 
 
 def create(db: sqlite3.Connection) -> None:
-    """Make the tables in an empty database; within a transaction of the caller's."""
+    """Make the tables in an empty database, within the caller's transaction."""
     _run(db, _UNCHANGED_SINCE_VERSION_1)
     _run(db, _EVENT_COLUMNS)
     _run(db, _TABLES)
@@ -157,14 +157,14 @@ def create(db: sqlite3.Connection) -> None:
 
 
 def migrate(db: sqlite3.Connection, version: int) -> None:
-    """Bring a ledger of an older format to this one; within a transaction of the caller's."""
+    """Migrate a ledger of an older format to this one, within the caller's transaction."""
     for step in range(version, SCHEMA_VERSION):
         _MIGRATIONS[step](db)
     _set_version(db, SCHEMA_VERSION)
 
 
 def lacks(db: sqlite3.Connection) -> tuple[str, ...]:
-    """The columns of this format that the database has not, as `table.column`."""
+    """The columns of this format that the database lacks, as `table.column`."""
     columns = "SELECT m.name || '.' || c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
     whole = sqlite3.connect(":memory:")
     try:
@@ -176,7 +176,7 @@ def lacks(db: sqlite3.Connection) -> tuple[str, ...]:
 
 
 def _from_1_to_2(db: sqlite3.Connection) -> None:
-    """Keepers beside processes, grants of several kinds, and devices with several holders."""
+    """Add keepers other than processes, grants of several kinds, and devices with several holders."""
     allocations = db.execute(
         "SELECT id, request, phase, created, command, holder_pid, holder_started FROM allocations"
     ).fetchall()
@@ -196,12 +196,12 @@ def _from_1_to_2(db: sqlite3.Connection) -> None:
 
 
 def _from_2_to_3(db: sqlite3.Connection) -> None:
-    """Totals of changes; those before are not counted."""
+    """Add totals of changes, without earlier changes."""
     _run(db, _CHANGE_TOTALS)
 
 
 def _from_3_to_4(db: sqlite3.Connection) -> None:
-    """The administrator's words, and the mechanism of each device that several share."""
+    """Add the administrator's policy, and the mechanism of each shared device."""
     _run(db, _SHARING)
     mechanisms = (
         "SELECT json_extract(grant, '$.mechanism') FROM grants WHERE allocation_id = parts.allocation_id LIMIT 1"
@@ -211,12 +211,12 @@ def _from_3_to_4(db: sqlite3.Connection) -> None:
 
 
 def _from_4_to_5(db: sqlite3.Connection) -> None:
-    """The GPUs of which an administrator wants nothing more given away."""
+    """Add cordons."""
     _run(db, _CORDONS)
 
 
 def _from_5_to_6(db: sqlite3.Connection) -> None:
-    """Which instances were made for requests; of older ones it is not known, and a layout may want them."""
+    """Add which instances were made for requests. For older ones this is unknown, and a layout may want them."""
     _run(db, _MADE_FOR_REQUESTS)
 
 

@@ -1,4 +1,4 @@
-"""Which of several machines serves a request best. A request is served by one machine, whole."""
+"""The machine that serves a request best. One machine serves the whole request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tranche.planning.decide.allocate import Granted, MachineOption, offer
 
 @dataclass(frozen=True, slots=True)
 class ChosenMachine:
-    """The machine, by its name, and what it gives."""
+    """The chosen machine, by name, and what it grants."""
 
     name: str
     granted: Granted
@@ -21,16 +21,16 @@ class ChosenMachine:
 
 @dataclass(frozen=True, slots=True)
 class NoMachine:
-    """None can serve the request now; why, for each of them by name. Where `possible` is False none ever could."""
+    """No machine can serve the request now; with the reason of each by name. If `possible` is False, none ever could."""
 
     reasons: Mapping[str, str]
     possible: bool
 
 
 def decide_across(machines: Mapping[str, NodeView], request: Request) -> ChosenMachine | NoMachine:
-    """The machine that serves the request in the best way, by the preferences of one machine's decision.
+    """The machine that serves the request best, by the preferences of a single machine's decision.
 
-    Among equals the one with more allocations, so that empty machines stay empty, and then the first by name.
+    Ties go to the machine with more allocations, so that empty machines stay empty, and then to the first by name.
     """
     best: tuple[tuple[object, ...], ChosenMachine] | None = None
     reasons: dict[str, str] = {}

@@ -1,11 +1,11 @@
-"""From an observed node and a request to a decision: granted, with the Plan that makes it true, or waiting, with the reasons.
+"""From an observed node and a request to a decision: granted with a Plan, or waiting with the reasons.
 
-Preferred in this order: what is for one alone; a part of a device by the driver's memory limits; one by MPS; one by turns, as far
-as the request accepts them. On a machine that is careful with its room, what takes the least from those to come goes before
-(`tranche.planning.decide.answers`). Among equals: what needs no change; an instance that only lacks its compute instance; a
-new instance in free room; a new instance in the room of the fewest idle ones; a change of MIG mode on a GPU where nothing is.
-Parts go together, onto the device that has the least room left. A slice that is not all of a GPU goes where it costs the GPU
-least, and idle slices that were made for requests are reused or destroyed for that.
+Order of preference, as far as the request accepts: exclusive devices; a part of a device by the driver's memory limits; by MPS;
+by turns. A machine that saves its room first prefers what takes the least from future requests
+(`tranche.planning.decide.answers`). Among equals: no change; an instance that only lacks its compute instance; a new instance in
+free room; a new instance in the room of the fewest idle ones; a change of MIG mode on an empty GPU. Parts go together, onto the
+device with the least room left. A slice smaller than its GPU goes where it costs the GPU least; to that end, idle slices made for
+requests are reused or destroyed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tranche.planning.steps.plan import Plan, with_daemons
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The request is served by `grants` once `plan` (often empty) is carried out. `note` says for people how."""
+    """`grants` serve the request once `plan` (often empty) has run. `note` explains how to people."""
 
     grants: tuple[Grant, ...]
     plan: Plan
@@ -39,8 +39,8 @@ class Waiting:
     """The request fits this machine, but not now.
 
     `obstacles` has one for each GPU that cannot serve it, in index order. On a large machine it has one for each group of GPUs
-    with like obstacles, and `unnamed` counts the GPUs of groups that are left out. `ready` GPUs could serve a share of it
-    now, and are too few.
+    with similar obstacles, and `unnamed` counts the GPUs of omitted groups. `ready` GPUs could serve one of its shares now, but
+    are too few.
     """
 
     obstacles: tuple[Obstacle, ...]
@@ -49,7 +49,7 @@ class Waiting:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """A clause for each obstacle, and one that says how many GPUs are left out."""
+        """A clause for each obstacle, and one for the number of omitted GPUs."""
         left_out = (f"and {self.unnamed:,} more GPUs",) if self.unnamed else ()
         return (*map(str, self.obstacles), *left_out)
 
@@ -59,7 +59,7 @@ Decision = Granted | Waiting
 
 @dataclass(frozen=True, slots=True)
 class MachineOption:
-    """How a machine serves a request best. `preferences` has one for each GPU; the lower, the better, also among machines."""
+    """The best way for a machine to serve a request. `preferences` has one for each GPU; lower is better, also among machines."""
 
     preferences: tuple[Preference, ...]
     granted: Granted
@@ -80,7 +80,7 @@ def decide(
 def offer(
     view: NodeView, request: Request, *, adopt_foreign_destroy: bool = False, reserved: Reserved | None = None
 ) -> MachineOption | Waiting:
-    """The decision, with what makes it better or worse than another machine's. Raises what `decide` raises."""
+    """The decision, with preferences to compare it with other machines. Raises what `decide` raises."""
     asked, needed, freedom = (
         asked_gpus(view, request, reserved or {}),
         gpus_needed(request),
@@ -103,7 +103,7 @@ def offer(
 
 
 def granted(request: Request, chosen: Sequence[Option]) -> Granted:
-    """The grant that takes these options, one for each GPU."""
+    """The grant of these options, one for each GPU."""
     steps = tuple(step for option in chosen for step in option.steps)
     fingerprints = {option.gpu.uuid: option.gpu.fingerprint for option in chosen if option.steps}
     grants = tuple(option.grant for option in chosen)

@@ -1,11 +1,11 @@
-"""What each GPU answers to a request: how it would serve it best, or what is in the way. A long list is cut short.
+"""Each GPU's answer to a request: its best option, or the obstacle. Shortens long lists.
 
-A GPU serves a candidate by something for one holder alone, or else by a part of a shared device. It withholds places from
-requests. One that has reported an error is withheld from everybody. One that is kept for large requests is withheld from those
-that name an amount, or a smaller size.
+A GPU serves a candidate by an exclusive device, or else by a part of a shared device. It withholds places from requests. A place
+that reported an error is withheld from all requests. A place kept for large requests is withheld from requests for an amount or a
+smaller size.
 
-A machine with room to spare gives the strongest fence that is free. One that fills up looks first at what it keeps for others:
-GPUs on which nothing is, which only a request for a whole GPU, a large one or one for slices makes full use of.
+A machine with room to spare grants the strongest isolation that is free. A machine that fills up first saves its room for others:
+untouched GPUs, which only a request for a whole GPU, a large one or one for slices uses fully.
 """
 
 from __future__ import annotations
@@ -27,29 +27,31 @@ from tranche.planning.decide.share_options import ShareOptions, accepted, rules_
 from tranche.planning.decide.tables import geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
 
-# Machines with more GPUs than this name one GPU for all that answer alike, and so many of these at most.
+# Machines with more GPUs than this name one GPU for each group of similar answers, and at most this many.
 NAMED_AT_MOST = 16
 
-# What is for one alone comes first, and then the mechanisms in the order of their strength.
+# Exclusive devices come first, then the mechanisms by strength.
 _STRENGTHS = {sharing: number for number, sharing in enumerate(Sharing, start=1)}
 _WEAKEST = len(_STRENGTHS)
 
 # In bytes.
 _MORE_THAN_ANY_GPU = 1 << 60
 
-# The UUIDs of GPUs that may not be used, with the waiter that each is kept for.
+# The UUIDs of reserved GPUs, each with the waiter that it is kept for.
 Reserved = Mapping[str, str]
 
-# What makes one option better than another, lowest first: how weak its walls are, whether MIG mode changes, the change, instances
-# destroyed, bytes given, and what the place costs the GPU, or of parts the bytes that are left for others. Of a slice that is not
-# all of a GPU, the change and the instances that were made for requests count in the place's cost.
+# Compares options, lowest first: weakness of the walls, whether MIG mode changes, the change, instances destroyed, bytes
+# granted, and what the place costs the GPU, or for parts the bytes left for others. For a slice smaller than its GPU, the
+# place's cost includes the change and the instances made for requests.
 Preference = tuple[int, bool, int, int, int, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _AskedGpu:
-    """A GPU that a request is put to: what is on it, what of it would serve the request were it empty, or why nothing would, and
-    the earlier waiter that it is kept for, "" when there is none.
+    """A GPU asked to serve a request.
+
+    It knows its occupancy, its candidate if it were empty or else the obstacle, and the earlier waiter that it is kept for, "" if
+    there is none.
     """
 
     here: GpuOccupancy
@@ -57,13 +59,13 @@ class _AskedGpu:
     kept_for: str = ""
 
     def best_option(self, freedom: PlanPermission, *, thrifty: bool) -> tuple[Preference, Option] | None:
-        """The best way to serve the request on this GPU now, with what is to be said for it; None when there is no way."""
+        """The best way to serve the request on this GPU now, with its preference; None if there is none."""
         if isinstance(self.candidate, Obstacle) or self.here.changing or self.kept_for:
             return None
         return best_option(self.here, self.candidate, freedom, thrifty=thrifty)
 
     def answer(self, freedom: PlanPermission) -> GpuFit:
-        """Whether the GPU could serve the request now, and what is in the way when it could not."""
+        """Whether the GPU could serve the request now, or else the obstacle."""
         gpu = self.here.gpu
         # The driver may lose sight of a GPU that is being reset.
         if self.here.changing and (gpu.lost or isinstance(self.candidate, Candidate)):
@@ -80,9 +82,9 @@ class _AskedGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuFit:
-    """What one GPU says to the request: `obstacle` is None when the GPU could serve it (or its share of it) now.
+    """One GPU's answer to the request: `obstacle` is None if the GPU could serve it, or one of its shares, now.
 
-    `alike` counts further GPUs that answer alike and are not named.
+    `alike` counts further GPUs with the same answer.
     """
 
     gpu: GpuState
@@ -97,19 +99,19 @@ class GpuFit:
 
 @dataclass(frozen=True, slots=True)
 class GpuFitList:
-    """One answer for each GPU or, on a large machine, for those that answer alike; `unnamed` counts GPUs that none is for."""
+    """One answer for each GPU or, on a large machine, for each group with similar answers; `unnamed` counts omitted GPUs."""
 
     named: tuple[GpuFit, ...]
     unnamed: int = 0
 
     @property
     def ready(self) -> int:
-        """How many GPUs could serve the request, or their share of it, now."""
+        """How many GPUs could serve the request, or one of its shares, now."""
         return sum(1 + each.alike for each in self.named if each.obstacle is None)
 
     @property
     def obstacles(self) -> tuple[Obstacle, ...]:
-        """What is in the way, where something is."""
+        """The obstacles of the GPUs that have one."""
         return tuple(
             each.obstacle if not each.alike else replace(each.obstacle, alike=each.alike)
             for each in self.named
@@ -118,7 +120,7 @@ class GpuFitList:
 
 
 def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_AskedGpu, ...]:
-    """The request put to every GPU of the view, in index order."""
+    """Put the request to every GPU of the view, in index order."""
     return tuple(
         _AskedGpu(here, candidate(request, here.gpu, rules_of(view, here.gpu)), reserved.get(here.gpu.uuid, ""))
         for here in tenancies(view)
@@ -128,12 +130,12 @@ def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_A
 def best_option(
     here: GpuOccupancy, answer: Candidate, freedom: PlanPermission, *, thrifty: bool
 ) -> tuple[Preference, Option] | None:
-    """The cheapest way to serve the candidate on that GPU, with what is to be said for it; None when there is no way.
+    """The cheapest way to serve the candidate on that GPU, with its preference; None if there is none.
 
-    Strongest walls first, then the cheapest change, fewest instances destroyed, least memory given, of parts the least room left
-    over, the lowest start. Of slices that are not all of a GPU: an idle one that a layout or another tool made, fewest of these
-    destroyed, the least memory, the place that costs least. Before all that, on a `thrifty` machine, which is careful with its
-    room, what takes the least from those to come.
+    Strongest walls first, then the cheapest change, fewest instances destroyed, least memory granted, for parts the least room
+    left over, the lowest start. Slices smaller than their GPU prefer an idle one that a layout or another tool made, then the
+    fewest of these destroyed, the least memory, and the cheapest place. A `thrifty` machine first prefers what takes the least
+    from future requests.
     """
     found = (_all_ways if thrifty else _ways)(here, answer, freedom)
     if isinstance(found, Obstacle) or not found:
@@ -145,7 +147,7 @@ def best_option(
         mode = option.change is OptionKind.MODE
         if isinstance(option.grant, FractionalShare):
             strength = taken + _STRENGTHS[option.grant.sharing]
-            # A GPU that can be cut is opened for parts after all others, so that it can be cut for somebody.
+            # A cuttable GPU is the last choice for parts, so that it can still be cut for slices.
             last = option.change is not OptionKind.NONE and option.grant.slot is None and option.gpu.mig_capable
             left = option.left + last * _MORE_THAN_ANY_GPU
             return (strength, mode, option.change, option.destroys, option.memory, left)
@@ -168,14 +170,14 @@ def best_option(
 
 
 def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
-    """What the GPUs answer, in index order."""
+    """The GPUs' answers, in index order."""
     every = [each.answer(freedom) for each in asked]
     if len(every) <= NAMED_AT_MOST:
         return GpuFitList(tuple(every))
     groups: dict[CommonReason | None, list[int]] = {}
     for place, each in enumerate(every):
         groups.setdefault(None if each.obstacle is None else each.obstacle.likeness, []).append(place)
-    # Those that can serve the request are named in any case.
+    # GPUs that can serve the request are always named.
     by_place = sorted(groups.items(), key=lambda group: (group[0] is not None, group[1][0]))
     named = sorted((places[0], len(places)) for _, places in by_place[:NAMED_AT_MOST])
     unnamed = sum(len(places) for _, places in by_place[NAMED_AT_MOST:])
@@ -183,27 +185,27 @@ def answers(asked: Sequence[_AskedGpu], freedom: PlanPermission) -> GpuFitList:
 
 
 def _withheld_from(tenancy: GpuOccupancy, candidate: Candidate) -> GpuOccupancy:
-    """The tenancy with those places alone that are withheld from the candidate."""
+    """The tenancy with only the places withheld from the candidate."""
     if not tenancy.withheld:
         return tenancy
     return tenancy._replace(withheld=tuple(each for each in tenancy.withheld if _applies(each, candidate)))
 
 
 def _permitted(tenancy: GpuOccupancy, found: tuple[Option, ...] | Obstacle) -> tuple[Option, ...] | Obstacle:
-    """The options that touch nothing that is withheld."""
+    """The options that touch nothing withheld."""
     if not tenancy.withheld or isinstance(found, Obstacle):
         return found
     return tuple(each for each in found if not any(out_of_reach(each.grant, kept.place) for kept in tenancy.withheld))
 
 
 def _withholding(tenancy: GpuOccupancy) -> Obstacle:
-    """What is withheld of the GPU, and why: errors first."""
+    """What the GPU withholds, and why: errors first."""
     first = sorted(tenancy.withheld, key=lambda each: not each.faulty)
     return obstacle(tenancy.gpu, Reason.WITHHELD, "; ".join(dict.fromkeys(each.why for each in first)))
 
 
 def _closed(tenancy: GpuOccupancy) -> Obstacle | None:
-    """That the whole GPU is withheld from everybody, which stays true when whoever holds it has ended; None when it is not."""
+    """The obstacle if the whole GPU is withheld from all requests, which outlasts its holders; None if it is not."""
     whole = tuple(each for each in tenancy.withheld if each.place.slot is None and not each.for_large)
     return _withholding(tenancy._replace(withheld=whole)) if whole and not tenancy.gpu.lost else None
 
@@ -217,7 +219,7 @@ def _applies(withheld: WithheldDevice, candidate: Candidate) -> bool:
 
 
 def _options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
-    """The ways to serve the candidate on that GPU now, or what is in the way: what lasts longest is named first."""
+    """The ways to serve the candidate on that GPU now, or the most lasting obstacle."""
     if (shut := _closed(tenancy)) is not None:
         return shut
     found = _ways(tenancy, candidate, freedom)
@@ -233,7 +235,7 @@ def _options(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissio
 
 
 def _ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
-    """As `_options`, but none at all where a slice finds no room: why it finds none takes longer to say."""
+    """As `_options`, but empty if a slice finds no room: the reason takes longer to find."""
     here, wish = _withheld_from(tenancy, candidate), candidate.part
     if wish is None:
         return _permitted(here, ways_alone(here, candidate, freedom))
@@ -241,12 +243,12 @@ def _ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) 
     if not isinstance(alone, Obstacle) and alone:
         return alone
     parts = _permitted(here, part_options(here, wish, freedom))
-    # Of a GPU that is shared it matters why no more parts of it are given; of any other, why it has no room for one alone.
+    # On a shared GPU the reason for no more parts matters; on others, the lack of exclusive room.
     return alone if isinstance(parts, Obstacle) and candidate.alone and None not in tenancy.shared else parts
 
 
 def _all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
-    """As `_ways`, but what is for one holder alone and the parts as well."""
+    """As `_ways`, but both exclusive devices and parts."""
     if candidate.part is None or not candidate.alone:
         return _ways(tenancy, candidate, freedom)
     here = _withheld_from(tenancy, candidate)
@@ -256,12 +258,12 @@ def _all_ways(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermissi
 
 
 class _PackingCost(IntEnum):
-    """What an option takes from those to come, least first; GPUs in use are those that nobody could have whole now anyway.
+    """What an option takes from future requests, least first. A GPU is in use if no one could have it whole now.
 
-    FITTING: a slice of a GPU in use, of which the request needs more than half. JOINED: one more part of a shared device. BESIDE:
-    the first part of a slice, on a GPU in use. ROOMY: a slice of a GPU in use, of which the request leaves half or more unused.
-    WHOLE: a whole GPU, of which the request needs more than half. OPENED: the first part of a GPU that is not cut. CUT: what lies
-    on a GPU that is cut and on which nothing is. SPREAD: all else, such as cutting one more GPU.
+    FITTING: a slice on a GPU in use, more than half of it needed. JOINED: one more part of a shared device. BESIDE: the first
+    part of a slice, on a GPU in use. ROOMY: a slice on a GPU in use, at least half of it unneeded. WHOLE: a whole GPU, more than
+    half of it needed. OPENED: the first part of an uncut GPU. CUT: anything on a cut but untouched GPU. SPREAD: all else, such as
+    cutting one more GPU.
     """
 
     FITTING = 0
@@ -275,10 +277,10 @@ class _PackingCost(IntEnum):
 
 
 def why_thrifty(request: Request, means: MachineSharing, gpus: Sequence[GpuOccupancy]) -> str:
-    """Why the machine is careful with its room, in words that follow "because"; "" when it has room to spare.
+    """Why the machine saves its room, in words that follow "because"; "" if it has room to spare.
 
-    It has as long as slices are all that anybody holds, and half of its GPUs would stay untouched if the request took one more.
-    Where nothing can be shared, and for a request that accepts no part, there is nothing to be careful with.
+    It has room to spare while all holders have slices and half of its GPUs would stay untouched if the request took one more. It
+    also does if it cannot share devices, or if the request accepts no part.
     """
     if not isinstance(request.demand, GpuMemory | GpuShare) or not accepted(request):
         return ""
@@ -295,7 +297,7 @@ def why_thrifty(request: Request, means: MachineSharing, gpus: Sequence[GpuOccup
 
 
 def _toll(here: GpuOccupancy, option: Option, wish: ShareOptions | None) -> _PackingCost:
-    """What the option takes from those to come; `wish` is the part that would serve the request, where one would."""
+    """What the option takes from future requests; `wish` is the part that would serve the request, if any."""
     whole = option.grant.slot is None
     if isinstance(option.grant, FractionalShare):
         if option.change is OptionKind.NONE:

@@ -1,8 +1,8 @@
-"""Which profile of a GPU is the smallest that serves a request, when the GPU is empty.
+"""The smallest profile of an empty GPU that serves a request.
 
-Memory is compared with what the driver reports for a profile, which is less than the profile's name says: 1g.5gb of an
-A100-40GB holds 4864 MiB. A share is compared in memory slices instead, because the driver keeps a part of the memory for itself:
-measured in bytes, no profile but the whole GPU would ever reach a half.
+Memory is compared with the driver's figure for a profile, which is less than its name says: 1g.5gb of an A100-40GB holds 4864
+MiB. A share is compared in memory slices instead, because the driver keeps a part of the memory for itself: measured in bytes, no
+profile but the whole GPU would ever reach a half.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from tranche.planning.decide.share_options import ShareOptions, no_part_text, pa
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """How a GPU serves a request: by an instance of `profile`, as a whole (`whole`), by a `part` of a device that others have
-    parts of as well, or, when several are set, by either. What is for one alone is preferred. `named` says that the request names
-    this size, and no amount.
+    """How a GPU serves a request: by an instance of `profile`, whole (`whole`), or by a `part` of a shared device.
+
+    If several are set, any of them serves; an exclusive device is preferred. `named` means that the request names this size, not
+    an amount.
     """
 
     profile: GpuInstanceProfile | None
@@ -36,7 +37,7 @@ class Candidate:
 
     @property
     def alone(self) -> bool:
-        """Whether something for one holder alone serves the request."""
+        """Whether an exclusive device serves the request."""
         return self.whole or self.profile is not None
 
 
@@ -45,15 +46,15 @@ _A_WHOLE_GPU = "ask for a whole GPU with --gpus 1"
 
 
 def candidate(request: Request, gpu: GpuState, rules: GpuSharing = NO_RULES) -> Candidate | Obstacle:
-    """What of this GPU, were it empty, is the smallest that serves the request; or why nothing does.
+    """The smallest share of this GPU, were it empty, that serves the request; or else the obstacle.
 
-    Of a GPU that the driver has lost nothing truer can be said than that.
+    For a lost GPU the obstacle is always that it is lost.
     """
     return lost_obstacle(gpu) if gpu.lost else _fitting(request, gpu, rules)
 
 
 def lost_obstacle(gpu: GpuState) -> Obstacle:
-    """That the driver cannot reach the GPU."""
+    """The obstacle of a GPU that the driver cannot reach."""
     return obstacle(gpu, Reason.GPU_LOST, "the driver has lost it")
 
 
@@ -78,7 +79,7 @@ def _for_part_of_gpu(request: Request, gpu: GpuState, rules: GpuSharing) -> Cand
 
 
 def _smallest_for_one_holder(request: Request, gpu: GpuState, rules: GpuSharing) -> Candidate | Obstacle:
-    """The first of the profiles, smallest first, that holds the request; or the GPU, whole."""
+    """The smallest profile with room for the request; or the whole GPU."""
     cuttable = gpu.mig_capable and rules.use in (GpuPolicy.AUTO, GpuPolicy.MIG)
     profiles = plain_profiles(gpu) if cuttable else ()
     match request.demand:
@@ -101,7 +102,7 @@ def _smallest_for_one_holder(request: Request, gpu: GpuState, rules: GpuSharing)
             more_than_half = share * 2 > 1
         case _:
             return _WHOLE
-    # A GPU of which no slice serves the request: whole, unless another share of the same size would fit beside it.
+    # If no slice serves the request: the whole GPU, unless another share of the same size would fit beside it.
     return _WHOLE if more_than_half or cuttable else _no_part(request, gpu, rules)
 
 
@@ -116,7 +117,7 @@ def _too_small(gpu: GpuState, amount: int, most: int) -> Obstacle:
 
 
 def matches_model(request: Request, gpu: GpuState) -> bool:
-    """Whether the GPU's product name contains what `--gpu-model` says, in any case."""
+    """Whether the GPU's product name contains the `--gpu-model` text, case-insensitive."""
     return request.gpu_model.lower() in gpu.name.lower()
 
 
@@ -126,7 +127,7 @@ def gpus_needed(request: Request) -> int:
 
 
 def one_of(request: Request) -> Request:
-    """The same for one of the GPUs that the request takes."""
+    """The same request for a single GPU."""
     return replace(request, demand=WholeGpus(1)) if isinstance(request.demand, WholeGpus) else replace(request, count=1)
 
 
@@ -138,7 +139,7 @@ def check_possible(view: NodeView, request: Request) -> None:
     of_model = [gpu for gpu in view.node if matches_model(request, gpu)]
     if not of_model:
         raise _no_gpu(request, view.node.gpus)
-    # What a lost GPU could serve, were it there, is not known: the others decide. Without others, nobody can.
+    # Lost GPUs could serve unknown requests, so the others decide. Without others, none can.
     matching = [(gpu, rules_of(view, gpu)) for gpu in of_model if not gpu.lost]
     if not matching:
         return
@@ -219,12 +220,12 @@ def _impossible(
 
 
 def _is_refusal(answer: Obstacle) -> bool:
-    """Whether the GPU is large enough and has no way, or no leave, to be shared as the request wants."""
+    """Whether the GPU is large enough, but has no mechanism or permission to be shared as the request wants."""
     return answer.reason in (Reason.SHARING_UNAVAILABLE, Reason.POLICY)
 
 
 def _way_out(request: Request, known: Sequence[tuple[GpuState, GpuSharing]]) -> str:
-    """What to ask for instead of a part that no GPU gives."""
+    """An alternative to a part that no GPU gives."""
     shares = (smallest_share(request, gpu, rules) for gpu, rules in known if rules.use is not GpuPolicy.OFF)
     if enough := min((each for each in shares if each is not None), default=None):
         return f"ask for --gpu {float(enough):g} or more"

@@ -1,4 +1,4 @@
-"""What a node would look like if something ended or were granted: views to ask "what if" of."""
+"""A node's state if something ended or were granted: views for "what if" questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tranche.planning.steps.plan import apply
 
 
 def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collection[int] = ()) -> NodeView:
-    """The view after those allocations, with what runs in them, and those processes have ended."""
+    """The view after the end of those allocations, with their programs, and of those processes."""
     ended = [each for each in view.allocations if each.id in allocation_ids]
     slots = {grant.slot for each in ended for grant in each.grants if grant.slot is not None}
     wholes = {grant.gpu_uuid for each in ended for grant in each.grants if grant.slot is None}
@@ -23,7 +23,7 @@ def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collec
 
 
 def with_granted(view: NodeView, request: Request, granted: Granted) -> NodeView:
-    """The view once the grant's plan is carried out and its slots are promised."""
+    """The view after the grant's plan, with its slots promised."""
     allocation = Allocation(f"foreseen-{len(view.allocations)}", request, granted.grants, Phase.PREPARING, 0.0)
     return replace(apply(granted.plan, view), allocations=(*view.allocations, allocation))
 
@@ -39,10 +39,9 @@ def _ended(gpu: GpuState, slots: Collection[InstanceKey], whole: bool, process_i
 def _emptied(instance: GpuInstance, entirely: bool, process_ids: Collection[int]) -> GpuInstance:
     def left(device: ComputeInstance) -> ComputeInstance:
         kept = () if entirely else tuple(p for p in device.processes if p.pid not in process_ids)
-        return replace(device, processes=kept)
+        return device._replace(processes=kept)
 
-    return replace(
-        instance,
+    return instance._replace(
         compute_instances=tuple(map(left, instance.compute_instances)),
         stray_processes=() if entirely else tuple(p for p in instance.stray_processes if p.pid not in process_ids),
     )

@@ -1,4 +1,4 @@
-"""Why a GPU does not serve a request: a stable reason word, a sentence, and who is in the way."""
+"""Why a GPU does not serve a request: a stable reason word, a sentence, and the holders in the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tranche.core.state import GpuProcess, GpuState, InstanceKey
 
 
 class Reason(StrEnum):
-    """Stable words for programs; the first five do not go away by waiting."""
+    """Stable words for programs; waiting does not remove the first five."""
 
     GPU_MODEL_MISMATCH = "GpuModelMismatch"
     PROFILE_NOT_SUPPORTED = "ProfileNotSupported"
@@ -30,7 +30,7 @@ class Reason(StrEnum):
 
 
 class CommonReason(NamedTuple):
-    """What the obstacles of GPUs have in common that are alike: the reason, and what is missing, as for an Obstacle."""
+    """The common part of similar obstacles: the reason, and what is missing, as for an Obstacle."""
 
     reason: Reason
     missing_slices: int = 0
@@ -41,9 +41,9 @@ class CommonReason(NamedTuple):
 class Obstacle:
     """What keeps one GPU from serving a request.
 
-    `missing_slices` counts the memory slices that would have to become free, at the fewest; `missing_memory` is in bytes, for a
-    GPU that is too small. Both are 0 when the amount is not the matter. Allocations, processes and instances are all that are
-    in the way on this GPU. `alike` counts further GPUs with an obstacle like it, which are not named.
+    `missing_slices` is the least number of memory slices that would have to become free; `missing_memory` is in bytes, for a GPU
+    that is too small. Both are 0 if amounts do not matter. Allocations, processes and instances are all those in the way on this
+    GPU. `alike` counts further GPUs with a similar obstacle, which are not named.
     """
 
     gpu_uuid: str
@@ -64,7 +64,7 @@ class Obstacle:
 
     @property
     def full_text(self) -> str:
-        """The sentence, with how many GPUs it stands for."""
+        """The sentence, with the number of GPUs it covers."""
         return self.text + more_alike(self.alike)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Obstacle:
 
 
 def more_alike(count: int) -> str:
-    """What is added to a text about one GPU that stands for others as well."""
+    """The suffix for a text about one GPU that covers others too."""
     return f" (and {count:,} more GPU{'s' if count > 1 else ''} like it)" if count else ""
 
 

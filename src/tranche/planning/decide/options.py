@@ -1,4 +1,4 @@
-"""Every way in which one GPU could give something to one holder alone now, with the steps it takes; or the obstacle to all."""
+"""Every exclusive option of one GPU now, with its steps; or the common obstacle."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class OptionKind(IntEnum):
 class Option:
     """One way to serve a request on one GPU.
 
-    `memory` is what is granted, in bytes; `mask` the memory slices taken for as long as can be foreseen, before the grant. `left`
-    is what is left in parts of a shared device after the grant, in bytes. `replaceable` says of what it reuses or destroys that a
-    request had it made, so that Tranche may cut it as it likes.
+    `memory` is the granted bytes; `mask` the memory slices taken for the foreseeable future, before the grant. `left` is the
+    bytes left in parts of a shared device after the grant. `replaceable` means that what it reuses or destroys was made for a
+    request, so Tranche may cut it freely.
     """
 
     gpu: GpuState
@@ -48,21 +48,21 @@ class Option:
 
     @property
     def destroys(self) -> int:
-        """How many idle instances it destroys."""
+        """The number of idle instances that it destroys."""
         return sum(step.destroys is not None for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPermission:
-    """What a plan may do beyond creating instances and destroying idle ones that Tranche made."""
+    """What a plan may do beyond creating instances and destroying Tranche's own idle ones."""
 
     destroy_foreign: bool = False
 
 
 def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
-    """The ways to serve the candidate on that GPU now for one holder alone, or what is in the way.
+    """The exclusive ways to serve the candidate on that GPU now, or the obstacle.
 
-    There are none at all where a slice finds no room: why it finds none takes longer to say.
+    Empty if a slice finds no room: the reason takes longer to find.
     """
     gpu = tenancy.gpu
     blocked = gpu_blocked(tenancy)
@@ -78,14 +78,14 @@ def ways_alone(tenancy: GpuOccupancy, candidate: Candidate, freedom: PlanPermiss
 
 
 def reusable(instance: GpuInstance) -> OptionKind | None:
-    """What it takes to give the idle instance away as a whole slice; None when it is cut inside."""
+    """The change needed to grant the idle instance as a whole slice; None if it is cut inside."""
     if instance.whole_slice is not None:
         return OptionKind.NONE
     return None if instance.compute_instances else OptionKind.FILL
 
 
 def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstacle:
-    """Why no slice of the profile fits a GPU that is cut already."""
+    """Why no slice of the profile fits a GPU that is already cut."""
     gpu = tenancy.gpu
     taken = tenancy.lasting_mask
     missing = min((spot.mask & taken).bit_count() for spot in placements(profile))
@@ -100,14 +100,14 @@ def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstac
     free = gpu.memory_slices - taken.bit_count()
     reason = Reason.NO_ROOM
     if any(profiles_exclude(profile.name, each.profile) for each in tenancy.fixed):
-        text = f"{profile.name} needs media engines that another instance has"
+        text = f"{profile.name} needs media engines that another instance uses"
     elif free < profile.size:
         text = f"{_slices_text(free)} free of {gpu.memory_slices}, {profile.name} takes {profile.size}"
     elif _arrangeable(tenancy, profile):
         reason = Reason.FRAGMENTED
         text = f"{_slices_text(free)} free, but not where {profile.name} can be placed"
     else:
-        text = f"{_slices_text(free)} free, but {profile.name} has no room there however the others are placed"
+        text = f"{_slices_text(free)} free, but {profile.name} has no room there, even if the others moved"
     return obstacle(
         gpu,
         reason,
@@ -119,7 +119,7 @@ def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstac
 
 
 def _arrangeable(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> bool:
-    """Whether everything in use and the profile would fit together if it were placed anew."""
+    """Whether everything in use and the profile would fit together after rearranging."""
     present = [tenancy.gpu.profile(each.profile) for each in tenancy.fixed]
     shapes = [PossiblePlacement(each.size, each.starts) for each in (*present, profile) if each is not None]
     foreign_mask = tenancy.lasting_mask & ~tenancy.fixed_mask
@@ -127,7 +127,7 @@ def _arrangeable(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> bool:
 
 
 def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
-    """What keeps the GPU from serving any request at all, if anything does."""
+    """The obstacle to any request on the GPU, if there is one."""
     gpu = tenancy.gpu
     if gpu.lost:
         return lost_obstacle(gpu)
@@ -162,13 +162,13 @@ def _whole(tenancy: GpuOccupancy, steps: tuple[Step, ...]) -> Option:
 
 
 def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
-    """A whole GPU out of one that is cut."""
+    """A whole GPU from a cut one."""
     steps = uncut_steps(tenancy, freedom)
     return steps if isinstance(steps, Obstacle) else (_whole(tenancy, steps),)
 
 
 def uncut_steps(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Step, ...] | Obstacle:
-    """What makes a GPU that is cut a whole one: idle instances go, and MIG mode is turned off; or what is in the way."""
+    """The steps that make a cut GPU whole: destroy idle instances and turn MIG mode off; or the obstacle."""
     gpu = tenancy.gpu
     if not tenancy.untouched:
         return obstacle(
@@ -201,7 +201,7 @@ def _cut_first(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> tuple[Opti
 
 
 def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: PlanPermission) -> tuple[Option, ...]:
-    """The ways to give a slice of the profile on a GPU that is cut."""
+    """The ways to grant a slice of the profile on a cut GPU."""
     gpu = tenancy.gpu
     reused = [
         reuse_option(tenancy, profile, instance, change)
@@ -235,14 +235,14 @@ def _rooms(profile: GpuInstanceProfile, kept: Sequence[PlacedInstance]) -> tuple
 
 
 def in_the_way(instance: GpuInstance, name: ProfileName, spot: Placement) -> bool:
-    """Whether the instance cannot be there beside a new one of that profile and placement."""
+    """Whether the instance cannot coexist with a new one of that profile and placement."""
     return instance.placement.overlaps(spot) or profiles_exclude(instance.profile, name)
 
 
 def reuse_option(
     tenancy: GpuOccupancy, profile: GpuInstanceProfile, instance: GpuInstance, change: OptionKind
 ) -> Option:
-    """The idle instance as a whole slice; `change` says what that takes, as `reusable` does."""
+    """The idle instance as a whole slice, by the `change` that `reusable` returned."""
     steps = () if change is OptionKind.NONE else (_create(tenancy.gpu, profile, instance.placement),)
     return _slice(tenancy, profile, instance.placement, change, steps, replaceable=tenancy.replaceable(instance))
 
@@ -257,7 +257,7 @@ def _slice(
     replaceable: bool = True,
 ) -> Option:
     gpu = tenancy.gpu
-    # The slot itself may hold the foreign instance that is reused: it must not count as taken before the grant.
+    # The slot itself may hold the reused foreign instance: it must not count as taken before the grant.
     mask = tenancy.lasting_mask & ~spot.mask
     slot = Slice(gpu.uuid, profile.name, spot)
     return Option(gpu, slot, change, steps, profile.memory or 0, mask, replaceable=replaceable)
@@ -272,7 +272,7 @@ def _destroy(gpu: GpuState, instance: GpuInstance) -> DestroyInstance:
 
 
 def mode_steps(gpu: GpuState, mode: MigMode) -> tuple[Step, ...]:
-    """What gives the GPU that MIG mode; nobody may use it."""
+    """The steps that set the GPU's MIG mode; the GPU must be unused."""
     switch = SetMigMode(gpu.uuid, mode is MigMode.ENABLED)
     return (switch, ResetGpu(gpu.uuid)) if gpu.mode_change_needs_reset else (switch,)
 

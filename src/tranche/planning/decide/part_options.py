@@ -1,4 +1,4 @@
-"""Every way in which one GPU could give a part of itself, or of one of its slices, now; or the obstacle, when there is none."""
+"""Every way in which one GPU could grant a part of itself, or of one of its slices, now; or the obstacle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy
 
 
 def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
-    """The ways to give a part of that GPU now, or what is in the way."""
+    """The ways to grant a part of that GPU now, or the obstacle."""
     gpu = tenancy.gpu
     account = tenancy.shared.get(None)
     if account is not None and not gpu.lost and not gpu.mode_pending:
@@ -49,13 +49,13 @@ def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermiss
 
 
 def _inside(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermission) -> Iterator[Option | Obstacle]:
-    """Parts of slices: of those that are shared, of idle ones, and of one that could be made."""
+    """Parts of slices: shared ones, idle ones, and one still to be made."""
     gpu = tenancy.gpu
     present = {gpu.key(instance): instance for instance in gpu.instances}
     for slot, account in tenancy.shared.items():
         instance = None if slot is None else present.get(slot)
         if slot is None or slot.profile.has_attributes:
-            continue  # media engines and the like are for who names them
+            continue  # media engines and the like only for requests that name them
         if instance is not None and instance.whole_slice is not None:
             yield from _found(_joined(tenancy, Slice(gpu.uuid, slot.profile, slot.placement), account, wish))
     way = next((each for each in wish.ways if each.sharing is not Sharing.MEMORY_LIMITS), None)
@@ -86,7 +86,7 @@ def _found(answer: tuple[Option, ...] | Obstacle) -> tuple[Option | Obstacle, ..
 
 
 def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: ShareOption, wish: ShareOptions) -> Option:
-    """The first part of a slice, by the option that gives the slice to one alone."""
+    """The first part of a slice, by the option that grants the slice exclusively."""
     change = max(alone.change, OptionKind.FILL)
     option = _fresh(gpu, device, way, wish, change, alone.mask)
     return replace(option, steps=alone.steps)
@@ -104,7 +104,7 @@ def _fresh(
 def _joined(
     tenancy: GpuOccupancy, device: WholeGpu | Slice, account: DeviceUsage, wish: ShareOptions
 ) -> tuple[Option, ...] | Obstacle:
-    """One more part of a device that is shared already."""
+    """One more part of an already shared device."""
     gpu = tenancy.gpu
     way = wish.way(account.sharing)
     found = _full(tenancy, device, account, way, wish)
@@ -118,7 +118,7 @@ def _joined(
 def _full(
     tenancy: GpuOccupancy, device: WholeGpu | Slice, account: DeviceUsage, way: ShareOption | None, wish: ShareOptions
 ) -> int | Obstacle:
-    """The bytes that are left of a shared device after one more part, or why there is none."""
+    """The bytes left of a shared device after one more part, or why there is none."""
     gpu = tenancy.gpu
     holders = tenancy.holders_of(device.slot)
     ids = tuple(each.id for each in holders)
@@ -128,9 +128,7 @@ def _full(
         return obstacle(gpu, Reason.GPU_BUSY, text, allocation_ids=ids)
 
     if device.slot is None and gpu.mig_enabled:
-        return busy(
-            f"shared by {', '.join(ids)}, and somebody has turned MIG mode on: no other share is given beside them"
-        )
+        return busy(f"shared by {', '.join(ids)}, and MIG mode was turned on: no new shares")
     if device.slot is None and gpu.prohibited:
         return busy(PROHIBITED)
     if way is None:
@@ -138,9 +136,7 @@ def _full(
     if account.sharing is Sharing.MPS and (text := unavailable(gpu, device.slot)):
         return busy(where + text)
     if account.broken:
-        return busy(
-            f"{where}shared by {', '.join(ids)}, whose memory is not limited any more: no other share is given beside them"
-        )
+        return busy(f"{where}shared by {', '.join(ids)}, which no longer have memory limits: no new shares")
     if device.slot is not None and (text := wish.too_fine_for(gpu.profile(device.slot.profile))):
         return obstacle(
             gpu, Reason.NO_ROOM, f"{device.slot.profile} at {device.slot.placement} {text}", allocation_ids=ids
@@ -151,21 +147,21 @@ def _full(
 def room_left(
     tenancy: GpuOccupancy, device: WholeGpu | Slice, account: DeviceUsage, way: ShareOption, wish: ShareOptions
 ) -> int | Obstacle:
-    """The bytes that are left of a device after one more part, or what there is too little of: memory, compute, clients."""
+    """The bytes left of a device after one more part, or what it lacks: memory, compute or clients."""
     gpu = tenancy.gpu
     ids = tuple(each.id for each in tenancy.holders_of(device.slot))
     where = "" if device.slot is None else f"{device.slot.profile} at {device.slot.placement} is "
     room = capacity(account.sharing, memory_of(device, gpu))
     left = room - account.memory - way.memory
     if left < 0:
-        text = f"{format_memory(max(0, room - account.memory))} free of {format_memory(room)} that are shared"
-        text = f"{where}{text}, and {format_memory(way.memory)} are needed"
+        text = f"{format_memory(max(0, room - account.memory))} free of the {format_memory(room)} that are shared"
+        text = f"{where}{text}, but the request needs {format_memory(way.memory)}"
         return obstacle(gpu, Reason.NO_ROOM, text, missing_memory=-left, allocation_ids=ids)
     if account.compute + (wish.compute or 0) > ALL_COMPUTE:
-        text = f"{where}shared with ceilings of {account.compute} % of compute, and {wish.compute} % more are asked for"
+        text = f"{where}shared with compute ceilings of {account.compute} %, and the request asks for {wish.compute} % more"
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
     if account.sharing is Sharing.MPS and account.holders >= _clients(gpu, device, wish):
-        text = f"{where}shared by {account.holders}, and MPS serves no more programs on it"
+        text = f"{where}shared by {account.holders}, and MPS serves no more programs there"
         return obstacle(gpu, Reason.NO_ROOM, text, allocation_ids=ids)
     return left
 

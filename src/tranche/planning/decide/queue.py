@@ -1,8 +1,7 @@
-"""Fair order among requests that wait: those that compete for a GPU are served in the order in which they came.
+"""Fair order of waiting requests: competitors for a GPU are served in order of arrival.
 
-A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants, so
-a small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each
-other.
+A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants. So a
+small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each other.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tranche.planning.decide.share_options import rules_of
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A request that waits, named by its id."""
+    """A waiting request with its id."""
 
     id: str
     request: Request
@@ -34,7 +33,7 @@ def may_start(
     *,
     adopt_foreign_destroy: bool = False,
 ) -> Decision:
-    """What the waiter of that id gets now; `waiters` is in order of arrival, and `adopt_foreign_destroy` is that of `decide`.
+    """What that waiter gets now; `waiters` is in order of arrival, and `adopt_foreign_destroy` is that of `decide`.
 
     Raises AllocationUnknown when the id is not among them, and what `decide` raises when the request can never be served.
     """
@@ -50,7 +49,7 @@ def may_start(
 
 
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
-    """The UUIDs of the GPUs that the waiters want, each with the id of the first of them that does."""
+    """The UUIDs of the GPUs that the waiters want, each with the first waiter's id."""
     reserved: dict[str, str] = {}
     for request, waiter_id in _first_of_each(waiters):
         if len(reserved) == len(view.node.gpus):
@@ -68,7 +67,7 @@ def startable(
 ) -> Iterator[str]:
     """The ids of the waiters that may start now, in order of arrival; `adopt_foreign_destroy` is that of `decide`."""
     reserved: dict[str, str] = {}
-    # Of equal requests only the first can be startable: it reserves all that the others want.
+    # Among equal requests only the first can be startable: it reserves everything the others want.
     for request, waiter_id in _first_of_each(waiters):
         if len(reserved) == len(view.node.gpus):
             return
@@ -82,7 +81,7 @@ def startable(
 
 
 def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:
-    """What each waiter gets now, in order of arrival, or why it can never get anything."""
+    """What each waiter gets now, in order of arrival, or why it never can."""
     reserved: dict[str, str] = {}
     known: dict[Request, Decision | TrancheError] = {}
     for waiter in waiters:
@@ -105,7 +104,7 @@ def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision |
 
 
 def _first_of_each(waiters: Iterable[WaitingRequest]) -> Iterator[tuple[Request, str]]:
-    """Each request once, with the id of the first waiter that asks for it."""
+    """Each distinct request, with the id of its first waiter."""
     seen: set[Request] = set()
     for waiter in waiters:
         if waiter.request not in seen:

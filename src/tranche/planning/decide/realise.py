@@ -1,7 +1,7 @@
-"""What makes true what somebody else decided: the cheapest change after which these grants are there, or why they cannot be.
+"""Carries out choices made elsewhere: the cheapest change that provides the grants, or why there is none.
 
-The Kubernetes scheduler chooses devices from what was published, and may be late or wrong. Nothing that anybody holds or uses is
-touched for its choice, nor an instance that Tranche did not make: it is refused instead, with what is in the way.
+The Kubernetes scheduler chooses devices from what was published, and may be late or wrong. Its choice never touches anything held
+or in use, nor an instance that Tranche did not make: it is refused instead, with the obstacle.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from tranche.planning.steps import CreateInstance, DestroyInstance, StartMps, St
 from tranche.planning.steps.plan import Plan, apply, with_daemons
 
 ChosenDevice = WholeGpu | Slice | FractionalShare
-"""What a device stands for that a scheduler chooses."""
+"""The device behind a scheduler's choice."""
 
 _MINE = "what is wanted"
 _FOREIGN_HINT = (
-    "the pod starts once an administrator has destroyed that instance (nvidia-smi mig -dgi); to have it placed anew before, "
-    "delete it"
+    "the pod starts when an administrator has destroyed that instance (nvidia-smi mig -dgi); to place it elsewhere "
+    "now, recreate it"
 )
 
 
 def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Plan | Obstacle:
-    """The plan after which one new holder can be given all of the grants, often empty; or what is in the way of the first.
+    """The plan after which one new holder can have all of the grants, often empty; or the obstacle to the first.
 
-    GpuNotFound when one is of a GPU that the machine does not have.
+    Raises GpuNotFound when one names a GPU that the machine does not have.
     """
     if text := why_not_together([(each.device, each.sharing) for each in grants if isinstance(each, FractionalShare)]):
         return obstacle(view.node.gpu(grants[0].gpu_uuid), Reason.SHARING_UNAVAILABLE, text)
@@ -65,7 +65,7 @@ def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Pla
     for number, grant in enumerate(grants):
         for other in grants[:number]:
             if contradicts(grant, other):
-                text = f"{_named(other)} and {_named(grant)} are wanted, and cannot both be there"
+                text = f"{_named(other)} and {_named(grant)} are chosen, but cannot exist together"
                 return obstacle(view.node.gpu(grant.gpu_uuid), Reason.GPU_BUSY, text)
         found = _steps(now, grant)
         if isinstance(found, Obstacle):
@@ -78,19 +78,19 @@ def realise(view: NodeView, grants: Sequence[ChosenDevice], purpose: str) -> Pla
 
 
 def why_not_together(parts: Sequence[tuple[Hashable, Sharing]]) -> str:
-    """Why one holder is not given these parts, each of a device by a mechanism, in words; "" when it is."""
+    """Why one holder cannot have these parts together, each of a device by a mechanism, in words; "" if it can."""
     devices = [device for device, _ in parts]
     if len(set(devices)) < len(devices):
-        return "two parts of one device are wanted, and one holder has one part of a device"
+        return "two parts of one device are chosen, but a holder can have only one part of a device"
     if sum(sharing is Sharing.MPS for _, sharing in parts) > 1:
-        return "a program speaks to one MPS daemon, and these parts are of several devices"
+        return "a program can use only one MPS daemon, but these parts are on several devices"
     return ""
 
 
 def realise_again(view: NodeView, allocation: Allocation, purpose: str) -> Plan | Obstacle:
-    """The plan after which the holder of an allocation has what it was given; empty where all of it is still there.
+    """The plan that restores an allocation's grants; empty if all are still there.
 
-    An instance is gone after a restart of the machine, say. What is there is the holder's, whatever runs in it.
+    An instance is gone after a restart of the machine, say. What is there belongs to the holder, whatever runs in it.
     """
     lost = [each for each in allocation.grants if view.node.gpu(each.gpu_uuid).lost]
     if lost:
@@ -103,7 +103,7 @@ def realise_again(view: NodeView, allocation: Allocation, purpose: str) -> Plan 
 
 
 def given(view: NodeView, allocation_id: str, grants: Sequence[Grant]) -> NodeView:
-    """The view in which somebody has been promised these as well."""
+    """The view with these grants promised as well."""
     if not grants:
         return view
     promise = Allocation(allocation_id, Request(WholeGpus(1)), tuple(grants), Phase.PREPARING, 0.0)
@@ -111,10 +111,8 @@ def given(view: NodeView, allocation_id: str, grants: Sequence[Grant]) -> NodeVi
 
 
 def refusal(found: Obstacle) -> TrancheError:
-    """The error that an obstacle to what was chosen stands for."""
-    hint = (
-        "the pod starts once that is given back; to have it placed anew before, delete it; see who has what: tranche ps"
-    )
+    """The error for an obstacle to a choice."""
+    hint = "the pod starts when that share is free; to place it elsewhere now, recreate it; list the shares with: tranche ps"
     match found.reason:
         case Reason.GPU_LOST:
             return HardwareError(str(found), hint="see: tranche doctor")
@@ -134,7 +132,7 @@ def _steps(view: NodeView, grant: ChosenDevice) -> tuple[Step, ...] | Obstacle:
     gpu = view.node.gpu(grant.gpu_uuid)
     # First: the driver may lose sight of a GPU that is being reset.
     if gpu.uuid in view.changing:
-        return obstacle(gpu, Reason.LAYOUT_CHANGING, "a change of its layout is at work")
+        return obstacle(gpu, Reason.LAYOUT_CHANGING, "its layout is being changed")
     if gpu.lost:
         return lost_obstacle(gpu)
     if why := _unknown(grant, gpu):
@@ -151,7 +149,7 @@ def _steps(view: NodeView, grant: ChosenDevice) -> tuple[Step, ...] | Obstacle:
 
 
 def _unknown(grant: ChosenDevice, gpu: GpuState) -> str:
-    """Why the GPU can have no such device, in words; "" when it can."""
+    """Why the GPU can have no such device, in words; "" if it can."""
     slot = grant.slot
     if slot is None:
         return ""
@@ -164,7 +162,7 @@ def _unknown(grant: ChosenDevice, gpu: GpuState) -> str:
 
 
 def contradicts(grant: ChosenDevice, held: Grant) -> bool:
-    """Whether the two cannot both be given: they are not parts of one device, and overlap or exclude each other."""
+    """Whether the two exclude each other: they overlap or conflict, and are not parts of one device."""
     if parts_of_one_device(grant, held):
         return False
     if overlap(grant, held):
@@ -178,9 +176,9 @@ def contradicts(grant: ChosenDevice, held: Grant) -> bool:
 def foreign_in_the_way(
     wanted: WholeGpu | Slice, gpu: GpuState, foreign: Sequence[GpuInstance]
 ) -> tuple[GpuInstance, ...]:
-    """Which of these instances, that Tranche did not make, keep the device from being given, now or when their holders end.
+    """The foreign instances that keep the device from being granted, now or after their holders end.
 
-    One that is itself the device is given as it is.
+    An instance that is itself the device is granted as it is.
     """
     if isinstance(wanted, WholeGpu):
         return tuple(foreign)
@@ -191,7 +189,7 @@ def foreign_in_the_way(
 
 
 def parts_of_one_device(one: Grant, other: Grant) -> bool:
-    """Whether both are parts of the same device: a program is told one limit for it, and the register keeps one for a holder."""
+    """Whether both are parts of the same device: a program and the register know only one limit for each device and holder."""
     return isinstance(one, FractionalShare) and isinstance(other, FractionalShare) and one.device == other.device
 
 
@@ -227,7 +225,7 @@ def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obsta
 def _in_use(gpu: GpuState, instance: GpuInstance) -> Obstacle:
     what = f"{instance.profile} at {instance.placement}"
     names = ", ".join(map(str, instance.processes))
-    text = f"{what} is in use by {names}, which no claim accounts for" if names else f"{what} is about to go"
+    text = f"{what} is in use by {names}, outside any claim" if names else f"{what} is being removed"
     return obstacle(gpu, Reason.GPU_BUSY, text, processes=instance.processes)
 
 
@@ -255,15 +253,15 @@ def _part_steps(view: NodeView, found: GpuOccupancy, part: FractionalShare) -> t
 
 
 def _closed(found: GpuOccupancy, part: FractionalShare, account: DeviceUsage) -> str:
-    """Why nobody more may share a device that is shared, in words; "" when they may."""
+    """Why a shared device takes no more holders, in words; "" if it does."""
     gpu = found.gpu
     if account.sharing is not part.sharing:
         return f"is shared by {account.sharing.for_people}, not by {part.sharing.for_people}"
     if not _device_stands(part.device, gpu):
-        return "is shared, and not there"
+        return "is shared, but no longer exists"
     if part.sharing is Sharing.MPS and (why := unavailable(gpu, part.slot)):
-        return f"is not shared further: {why}"
-    return "is shared by some whose limits are lost" if account.broken else ""
+        return f"takes no new shares: {why}"
+    return "has shares that lost their memory limits" if account.broken else ""
 
 
 def _stands(grant: Grant, gpu: GpuState) -> bool:

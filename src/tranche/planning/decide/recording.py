@@ -1,10 +1,10 @@
-"""A decision with everything that it was made from, so that it can be made again somewhere else.
+"""A decision with all its inputs, so that it can be replayed elsewhere.
 
-A recorded decision is one JSON document. `decide_again` is the planner of this version on what was seen then; where its outcome
-differs from the recorded one, the planner has changed, or the record was.
+A recorded decision is one JSON document. `decide_again` runs this version's planner on the recorded state. If its outcome differs
+from the recorded one, the planner has changed, or the record was.
 
-Frozen dataclasses become JSON data and back by their type hints, and fields keep their names. A type for which a form of its
-own is agreed elsewhere (a profile's name, a request) has a `TypeCodec`.
+Frozen dataclasses and named tuples become JSON data and back by their type hints, and fields keep their names. A type with a form
+agreed elsewhere (a profile's name, a request) has a `TypeCodec`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tranche.planning.steps import Step, step_from_dict
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TypeCodec:
-    """How values of `hint`, a type or a union, are written and read."""
+    """How to write and read values of `hint`, a type or a union."""
 
     hint: Any
     encode: Callable[[Any], Any]
@@ -46,14 +46,14 @@ class TypeCodec:
 
 
 class Codec:
-    """Writes and reads values made of dataclasses, tuples, frozen sets, mappings with texts for keys, enums and plain values."""
+    """Writes and reads values made of records, tuples, frozen sets, mappings with text keys, enums and plain values."""
 
     def __init__(self, forms: Sequence[TypeCodec] = ()) -> None:
         self._by_hint = {form.hint: form for form in forms}
         self._by_class = {cls: form for form in forms for cls in (get_args(form.hint) or (form.hint,))}
 
     def encode(self, value: Any) -> Any:
-        """The value as JSON data; TypeError for what is none of the kinds above."""
+        """The value as JSON data; raises TypeError for other kinds of values."""
         for cls in type(value).__mro__:
             if cls in self._by_class:
                 return self._by_class[cls].encode(value)
@@ -62,19 +62,19 @@ class Codec:
                 return value.value
             case None | bool() | int() | float() | str():
                 return value
+            case _ if (names := _fields(value.__class__)) is not None:
+                return {name: self.encode(getattr(value, name)) for name in names}
             case tuple():
                 return [self.encode(each) for each in value]
             case frozenset():
                 return sorted((self.encode(each) for each in value), key=repr)
             case Mapping():
                 return {self.encode(key): self.encode(each) for key, each in value.items()}
-            case _ if dataclasses.is_dataclass(value):
-                return {field.name: self.encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
             case _:
                 raise TypeError(f"no JSON for {type(value).__name__}")
 
     def decode(self, hint: Any, data: Any) -> Any:
-        """The value of that type; TypeError, KeyError or ValueError when the data are not one."""
+        """The value of that type; raises TypeError, KeyError or ValueError for other data."""
         if hint in self._by_hint:
             return self._by_hint[hint].decode(data)
         origin, arguments = get_origin(hint), get_args(hint)
@@ -92,8 +92,10 @@ class Codec:
             return frozenset(self.decode(arguments[0], each) for each in data)
         if isinstance(origin, type) and issubclass(origin, Mapping):
             return {self.decode(arguments[0], key): self.decode(arguments[1], each) for key, each in data.items()}
-        if dataclasses.is_dataclass(hint):
-            return self._dataclass(hint, data)
+        if (required := _fields(hint)) is not None:
+            hints = _hints(hint)
+            names = [name for name, needed in required.items() if needed or name in data]
+            return hint(**{name: self.decode(hints[name], data[name]) for name in names})
         if isinstance(hint, type) and issubclass(hint, Enum):
             return hint(data)
         if hint is float and isinstance(data, int):
@@ -102,20 +104,16 @@ class Codec:
             raise TypeError(f"{reprlib.repr(data)} is no {hint}")
         return data
 
-    def _dataclass(self, cls: Any, data: Mapping[str, Any]) -> Any:
-        hints = _hints(cls)
-        return cls(
-            **{
-                field.name: self.decode(hints[field.name], data[field.name])
-                for field in dataclasses.fields(cls)
-                if field.name in data or _required(field)
-            }
-        )
 
-
-def _required(field: dataclasses.Field[Any]) -> bool:
-    """Whether the field has to be given; one with a default may be younger than the data."""
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+@cache
+def _fields(cls: Any) -> Mapping[str, bool] | None:
+    """The fields of a record, and whether each is required: one with a default may be newer than the data."""
+    if dataclasses.is_dataclass(cls):
+        missing = dataclasses.MISSING
+        return {each.name: each.default is each.default_factory is missing for each in dataclasses.fields(cls)}
+    if hasattr(cls, "_fields"):
+        return {name: name not in cls._field_defaults for name in cls._fields}
+    return None
 
 
 @cache
@@ -128,7 +126,7 @@ FORMAT_VERSION = "tranche.dev/v1"
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """The request can never be served, by the error's word and its message."""
+    """The request can never be served, with the error's reason word and message."""
 
     reason: str
     message: str
@@ -139,7 +137,7 @@ Outcome = Granted | Waiting | Impossible
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """What a decision about a waiting request is made from; `waiters` are in order of arrival."""
+    """The inputs of a decision about a waiting request; `waiters` are in order of arrival."""
 
     view: NodeView
     waiters: tuple[WaitingRequest, ...]
@@ -148,7 +146,7 @@ class RecordedRequest:
 
     @property
     def request(self) -> Request:
-        """What is decided about."""
+        """The request to decide about."""
         return next(waiter.request for waiter in self.waiters if waiter.id == self.waiter_id)
 
 
@@ -162,7 +160,7 @@ class RecordedDecision:
 
 
 def answer(question: RecordedRequest) -> Outcome:
-    """What the planner decides."""
+    """The planner's decision."""
     try:
         return may_start(
             question.view,
@@ -186,7 +184,7 @@ def decision_to_dict(decision: RecordedDecision) -> dict[str, Any]:
 
 
 def decision_from_dict(data: object) -> RecordedDecision:
-    """The record that decision_to_dict wrote; UsageError when it is not one."""
+    """The record that decision_to_dict wrote; raises UsageError for other data."""
     if not isinstance(data, dict) or data.get("kind") != "Decision" or data.get("apiVersion") != FORMAT_VERSION:
         raise UsageError(f"this is not a {FORMAT_VERSION} Decision", hint="record some with: tranche run --record FILE")
     try:
@@ -200,13 +198,13 @@ def decision_from_dict(data: object) -> RecordedDecision:
 
 
 def view_to_dict(view: NodeView) -> dict[str, Any]:
-    """A view alone as JSON data, for who decides about a machine elsewhere."""
+    """A view alone as JSON data, for decisions about a machine elsewhere."""
     found: dict[str, Any] = _CODEC.encode(view)
     return found
 
 
 def view_from_dict(data: object) -> NodeView:
-    """The view that view_to_dict wrote; UsageError when it is not one."""
+    """The view that view_to_dict wrote; raises UsageError for other data."""
     try:
         found: NodeView = _CODEC.decode(NodeView, data)
     except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
@@ -215,7 +213,7 @@ def view_from_dict(data: object) -> NodeView:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong, in words: Python's own name keys and attributes alone."""
+    """The fault in words: Python's own message would name only keys and attributes."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, TypeError | AttributeError):
@@ -230,7 +228,7 @@ def withheld_to_dict(withheld: WithheldDevice) -> dict[str, Any]:
 
 
 def withheld_from_dict(data: Mapping[str, Any]) -> WithheldDevice:
-    """The place that withheld_to_dict wrote; any of Python's errors about data when it is not one."""
+    """The place that withheld_to_dict wrote; raises any of Python's data errors for other data."""
     for_large, faulty = bool(data["forLarge"]), bool(data.get("faulty"))
     return WithheldDevice(grant_from_dict(data["place"]), str(data["why"]), for_large, faulty)
 

@@ -1,4 +1,4 @@
-"""What part of a shared device would serve a request: by which mechanisms, and with how much memory by each."""
+"""The parts of a shared device that would serve a request: their mechanisms and memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def rules_of(view: NodeView, gpu: GpuState) -> GpuSharing:
-    """The rules of one of the view's GPUs."""
+    """The sharing rules of one of the view's GPUs."""
     return GpuSharing(view.use_of(gpu.uuid), view.node.sharing)
 
 
 _FEWEST_SM = 2
-"""MPS rounds ceilings to pairs of multiprocessors, and a program cannot have none."""
+"""MPS rounds ceilings to pairs of multiprocessors, and a program needs at least one pair."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareOption:
-    """A mechanism, and the part that serves the request by it: `memory` in bytes."""
+    """A mechanism and its part for the request: `memory` in bytes."""
 
     sharing: Sharing
     memory: int
@@ -38,8 +38,8 @@ class ShareOption:
 class ShareOptions:
     """The parts that serve a request, strongest mechanism first.
 
-    `compute` is the ceiling in percent, or None. `clients` is how many clients MPS serves on one GPU. `inside` says whether a
-    slice may be shared, too, and not only a GPU that is not cut. `amount` is what the program itself is to have, in bytes.
+    `compute` is the ceiling in percent, or None. `clients` is how many clients MPS serves on one GPU. `inside` says whether
+    slices may be shared too, not only uncut GPUs. `amount` is the bytes for the program itself.
     """
 
     ways: tuple[ShareOption, ...]
@@ -49,11 +49,11 @@ class ShareOptions:
     amount: int = 0
 
     def way(self, sharing: Sharing) -> ShareOption | None:
-        """The part by that mechanism; None when it does not serve the request."""
+        """The part by that mechanism; None if it does not serve the request."""
         return next((each for each in self.ways if each.sharing is sharing), None)
 
     def too_fine_for(self, profile: GpuInstanceProfile | None) -> str:
-        """Why MPS cannot keep the ceiling in a slice of that profile, in words that follow its name; "" when it can."""
+        """Why MPS cannot keep the ceiling in a slice of that profile, in words that follow its name; "" if it can."""
         if self.compute is None or profile is None or profile.sm is None:
             return ""
         if profile.sm * self.compute >= _FEWEST_SM * ALL_COMPUTE:
@@ -63,7 +63,7 @@ class ShareOptions:
 
 
 def part_wish(request: Request, gpu: GpuState, rules: GpuSharing) -> ShareOptions | None:
-    """The parts of that GPU, were nobody there, that serve a request for memory or a share; None when no part does."""
+    """The parts of that GPU, were it empty, that serve a request for memory or a share; None if none does."""
     if rules.use in (GpuPolicy.MIG, GpuPolicy.OFF) or not rules.means.offered:
         return None
     ways = [
@@ -79,7 +79,7 @@ def part_wish(request: Request, gpu: GpuState, rules: GpuSharing) -> ShareOption
 
 
 def _amount(request: Request, gpu: GpuState) -> int:
-    """In bytes, without the context."""
+    """The requested bytes, without the context."""
     match request.demand:
         case GpuMemory(amount):
             return amount
@@ -90,10 +90,10 @@ def _amount(request: Request, gpu: GpuState) -> int:
 
 
 def accepted(request: Request) -> tuple[Sharing, ...]:
-    """The mechanisms that the request accepts, strongest first, whatever this machine offers.
+    """The mechanisms that the request accepts, strongest first, independent of the machine.
 
-    A program that takes several shares cannot have them by MPS: it can use one daemon, and each device has one of its own. Beside
-    all of a GPU there is nobody to share it with.
+    A program with several shares cannot use MPS: it can use only one daemon, and each device has its own. All of a GPU is never
+    shared.
     """
     everything = isinstance(request.demand, GpuShare) and request.demand.share == 1 and request.compute is None
     if request.isolation is Isolation.HARD or everything:
@@ -107,7 +107,7 @@ def accepted(request: Request) -> tuple[Sharing, ...]:
 
 
 def _way(request: Request, gpu: GpuState, sharing: Sharing) -> ShareOption | None:
-    """None when the GPU is too small for it, or the share for a CUDA context."""
+    """None if the GPU is too small for it, or the share for a CUDA context."""
     room = capacity(sharing, gpu.usable_memory)
     match request.demand:
         case GpuMemory(amount):
@@ -122,32 +122,32 @@ def _way(request: Request, gpu: GpuState, sharing: Sharing) -> ShareOption | Non
 
 
 def _whole_mebibytes(amount: int) -> int:
-    """Rounded up to MiB, the unit in which limits are set."""
+    """Rounds up to MiB, the unit of limits."""
     return -(-amount // MIB) * MIB
 
 
 def no_part_text(request: Request, gpu: GpuState, rules: GpuSharing) -> str:
-    """Why no part of that GPU serves a request that nothing of it alone serves, in words that follow its name."""
+    """Why no part of that GPU serves a request that no exclusive device serves, in words that follow its name."""
     if rules.use is GpuPolicy.OFF:
-        return "is given whole or not at all: its policy is sharing=off"
+        return "is only given whole: its policy is sharing=off"
     if request.isolation is Isolation.HARD:
-        return "has no MIG, and nothing else fences a part of a GPU hard"
+        return "has no MIG, and only MIG gives a part of a GPU hard isolation"
     if rules.use is GpuPolicy.MIG:
-        return "is shared in slices alone: its policy is sharing=mig"
+        return "is shared only in slices: its policy is sharing=mig"
     refused = [(each, rules.why_not(each, gpu) or _misfit(request, gpu, each)) for each in accepted(request)]
     if request.count > 1:
-        refused.append((Sharing.MPS, "one program can use it on one GPU only"))
+        refused.append((Sharing.MPS, "one program can use it on only one GPU"))
     ways = " or ".join(f"{sharing.for_people} ({why})" for sharing, why in refused)
     if request.compute is not None and request.count > 1:
-        return "limits the compute of one share by MPS, and a program can use MPS on one GPU only"
+        return "limits the compute of one share by MPS, and a program can use MPS on only one GPU"
     if request.compute is not None:
-        return f"a ceiling of compute needs {ways}"
+        return f"a compute ceiling needs {ways}"
     uncut = f"is not cut for requests, its policy is sharing={rules.use}" if gpu.mig_capable else "has no MIG"
     return f"{uncut}; a part of it needs {ways}"
 
 
 def smallest_share(request: Request, gpu: GpuState, rules: GpuSharing) -> Fraction | None:
-    """The smallest share of that GPU of which a part holds a CUDA context, where that is why it serves no smaller one."""
+    """The smallest share of that GPU with room for a CUDA context, if that is why it serves no smaller one."""
     if not isinstance(request.demand, GpuShare):
         return None
     ways = [each for each in accepted(request) if not rules.why_not(each, gpu)]
@@ -157,7 +157,7 @@ def smallest_share(request: Request, gpu: GpuState, rules: GpuSharing) -> Fracti
 
 
 def _smallest(room: int, context: int) -> Fraction | None:
-    """In hundredths, rounded up; None where no share has room for more than the context."""
+    """In hundredths, rounded up; None if no share exceeds the context."""
     from fractions import Fraction  # a slow import, and most commands meet no fraction
 
     share = Fraction(100 * (context + MIB) // max(room, 1) + 1, 100)
@@ -165,10 +165,10 @@ def _smallest(room: int, context: int) -> Fraction | None:
 
 
 def _misfit(request: Request, gpu: GpuState, sharing: Sharing) -> str:
-    """Why no part by a mechanism that the GPU has is of the size that is asked for."""
+    """Why no part by the GPU's mechanisms has the requested size."""
     room = capacity(sharing, gpu.usable_memory)
     most = room - CONTEXT_MEMORY[sharing]
     share = _smallest(room, CONTEXT_MEMORY[sharing]) if isinstance(request.demand, GpuShare) else None
     if share is not None:
-        return f"a smaller share than {float(share):g} of it holds no CUDA context"
+        return f"a smaller share than {float(share):g} of it has no room for a CUDA context"
     return f"its parts have at most {format_memory(most)}"

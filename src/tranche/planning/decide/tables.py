@@ -1,8 +1,8 @@
 """What a half-filled GPU is still good for: numbers for each occupancy mask of a board's memory-slice grid.
 
-Whether an instance can be made depends only on which memory slices are taken (the compute-slice limit is implied by the
-placements on every board with a published geometry), so a mask says all. A board with seven compute slices has 192 of them.
-Values are computed on first use and kept.
+Whether an instance can be made depends only on the taken memory slices: on every board with a published geometry the placements
+imply the compute-slice limit. So a mask is enough. A board with seven compute slices has 192 of them. Values are computed on
+first use and kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PossiblePlacement:
 class PlacementTable:
     """The ways to cut a board: `units` memory slices and the distinct footprints, smallest first.
 
-    There is one for each way, so that what is kept of it is found without comparing footprints.
+    Equal geometries share one table, so lookups need not compare footprints.
     """
 
     units: int
@@ -39,7 +39,7 @@ class PlacementTable:
 
 
 def geometry_of(units: int, profiles: Iterable[GpuInstanceProfile]) -> PlacementTable:
-    """The geometry of a board's profiles; attribute variants lie on the same footprints and count once."""
+    """The geometry of a board's profiles; attribute variants share footprints and count once."""
     return _geometry(units, frozenset((p.size, p.starts) for p in profiles if p.starts))
 
 
@@ -54,7 +54,7 @@ def _geometry(units: int, footprints: frozenset[tuple[int, tuple[int, ...]]]) ->
 
 @cache
 def arrangeable(shapes: tuple[PossiblePlacement, ...], mask: int) -> bool:
-    """Whether one instance of each of the shapes can be placed beside what is in the mask; fastest with large shapes first."""
+    """Whether one instance of each shape fits beside the mask; fastest with large shapes first."""
     if not shapes:
         return True
     return any(not slices & mask and arrangeable(shapes[1:], mask | slices) for slices in shapes[0].masks)
@@ -62,11 +62,11 @@ def arrangeable(shapes: tuple[PossiblePlacement, ...], mask: int) -> bool:
 
 @cache
 def potential(geometry: PlacementTable, mask: int) -> float:
-    """A score of an occupancy, of which only differences mean something: the more a place lowers it, the worse the place.
+    """A score of an occupancy; only differences matter. The more a place lowers it, the worse the place.
 
-    It falls with fragmentation, in which the smallest footprint and the whole GPU count twice, because they are what workloads
-    ask for most, and rises a little with free slices being together on one GPU. The weights were found by a search on other
-    arrivals than those of `bench/acceptance.py`, over its seven mixes and six random ones; nothing depends on the mix.
+    It falls with fragmentation. The smallest footprint and the whole GPU count twice, because workloads ask for them most. It
+    rises a little if free slices are together on one GPU. The weights were found by a search on other arrivals than those of
+    `bench/acceptance.py`, over its seven mixes and six random ones; nothing depends on the mix.
     """
     unusable = _unusable(geometry, mask)
     weighed = (sum(unusable) + unusable[0] + unusable[-1]) / (len(unusable) + 2)
@@ -79,14 +79,15 @@ _RECUT = 0.02
 
 
 def place_cost(geometry: PlacementTable, mask: int, place: int, recut: int) -> float:
-    """What the GPU loses when the place is taken beside what is in the mask, and a little for each instance that is created or
-    destroyed for it (`recut`): what is hardly better is not worth a cut. Equal costs compare as equal.
+    """What the GPU loses if the place is taken beside the mask, plus a little for each instance created or destroyed.
+
+    `recut` counts these instances, so that tiny gains do not cause cuts. Equal costs compare as equal.
     """
     return round(potential(geometry, mask) - potential(geometry, mask | place) + _RECUT * recut, 9)
 
 
 def _unusable(geometry: PlacementTable, mask: int) -> list[int]:
-    """For each footprint, how many free memory slices no free placement of it covers."""
+    """For each footprint, how many free memory slices none of its free placements covers."""
     free = geometry.units - mask.bit_count()
     return [free - _coverable(shape.masks, mask).bit_count() for shape in geometry.shapes]
 

@@ -1,7 +1,7 @@
-"""Why a request starts or waits: what each GPU answers, and what would help.
+"""Why a request starts or waits: each GPU's answer, and the remedies.
 
-It is made of the same parts as the decision, so the two cannot disagree: a request is explained as startable exactly when
-`decide`, with the same waiters before it, grants it.
+It uses the same parts as the decision, so the two cannot disagree: a request is explained as startable exactly when `decide`,
+with the same waiters before it, grants it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyList, rem
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`granted` is what the request gets now. Otherwise it waits or, with `impossible`, can never be served by this machine.
+    """`granted` is what the request gets now. Otherwise it waits or, with `impossible`, this machine can never serve it.
 
-    `passed_over` says of mechanisms that are stronger than that of the part it gets, and that it accepts, why it is not by them.
+    `passed_over` explains, for each accepted mechanism stronger than its part's, why it was not used.
     """
 
     request: Request
@@ -38,12 +38,12 @@ class Explanation:
 
     @property
     def gpus(self) -> tuple[GpuFit, ...]:
-        """What each GPU answers; on a large machine one answer stands for the GPUs that answer alike."""
+        """Each GPU's answer; on a large machine one answer covers all GPUs that answer alike."""
         return self.answers.named
 
     @property
     def remedies(self) -> tuple[Remedy, ...]:
-        """What would help, cheapest first; of a request that gets a part of a shared device now, what would give it more."""
+        """Remedies, cheapest first; for a request that now gets a part of a shared device, what would give it more."""
         return self.advice.remedies
 
     @property
@@ -71,7 +71,7 @@ def explain(
     *,
     adopt_foreign_destroy: bool = False,
 ) -> Explanation:
-    """Explain what the request would meet if it were made now, behind the waiters. Raises nothing that `decide` raises."""
+    """Explain what the request would get now, behind the waiters. Raises nothing that `decide` raises."""
     reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
@@ -89,7 +89,7 @@ def explain(
 
 
 def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
-    """Why parts of what is granted are not by a stronger mechanism, where the machine or the GPU lacks that."""
+    """Why granted parts do not use a stronger mechanism, if the machine or the GPU lacks it."""
     found: dict[Sharing, str] = {}
     for grant in granted.grants:
         if isinstance(grant, FractionalShare):

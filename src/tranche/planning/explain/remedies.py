@@ -1,8 +1,8 @@
-"""What would help a request that waits: each remedy is tried on the view it would lead to before it is named.
+"""Remedies for a waiting request: each is tried on the view it would lead to before it is named.
 
-Ordered by cost: ask for another slice that fits now; accept a weaker fence; wait; take a cordon back; let foreign idle instances
-go; move or cut anew; another GPU model. On a large machine only a few GPUs are searched for whom to wait for; what starts now is
-looked for on all of them.
+Ordered by cost: request another slice that fits now; accept weaker isolation; wait; lift a cordon; destroy foreign idle
+instances; move or recut; use another GPU model. On a large machine, the search for holders to wait for covers only a few GPUs;
+the search for immediate starts covers all of them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from tranche.planning.occupancy.gpu_occupancy import tenancies, tenancy
 
 _NAMED_AT_MOST = 4
 _HOLDERS_LISTED = 256
-# Of how many who share a device every set is compared.
+# Up to this many holders of a device, every set is compared.
 _COMPARED_AT_MOST = 8
-# How many GPUs are searched, and how many sets of holders are compared, however large the request is.
+# The limits of the search, for any request: GPUs, and sets of holders.
 _SEARCHED_AT_MOST = 64
 _SETS_AT_MOST = 20_000
 
@@ -52,9 +52,9 @@ class RemedyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Something that would let the request start, or of one that starts, what would give it a stronger fence.
+    """A change that would let the request start, or give a startable one stronger isolation.
 
-    `allocation_ids` and `process_ids` are those that would have to end or move.
+    `allocation_ids` and `process_ids` would have to end or move.
     """
 
     kind: RemedyKind
@@ -67,7 +67,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class RemedyList:
-    """What would help, cheapest first. `looked_at` is how many GPUs were searched for it, where that is not all; else 0."""
+    """Remedies, cheapest first. `looked_at` is how many GPUs were searched, if not all; else 0."""
 
     remedies: tuple[Remedy, ...]
     looked_at: int = 0
@@ -78,7 +78,7 @@ NO_ADVICE = RemedyList(())
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A request that does not start now, and how it was asked. `near` is as much of the view as is searched."""
+    """A request that does not start now, with its context. `near` is the searched part of the view."""
 
     view: NodeView
     near: NodeView
@@ -93,7 +93,7 @@ class _Question:
         *,
         skip_queue: bool = False,
     ) -> Granted | None:
-        """What would be granted if the view, the request or the order were these; None for nothing."""
+        """What would be granted with this view, request or order; None for nothing."""
         try:
             decision = decide(
                 view or self.view,
@@ -106,13 +106,13 @@ class _Question:
         return decision if isinstance(decision, Granted) else None
 
     def candidates(self) -> tuple[Candidate | Obstacle, ...]:
-        """What of each GPU would serve the request were the GPU empty."""
+        """Each GPU's candidate for the request, were the GPU empty."""
         return tuple(candidate(self.request, gpu, rules_of(self.view, gpu)) for gpu in self.view.node)
 
 
 @dataclass(frozen=True, slots=True)
 class _Holders:
-    """Allocations and processes that keep a place taken."""
+    """Allocations and processes that occupy a place."""
 
     allocation_ids: frozenset[str] = frozenset()
     process_ids: frozenset[int] = frozenset()
@@ -127,7 +127,7 @@ class _Holders:
 
 
 def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> RemedyList:
-    """What would help the request, which does not start now; empty when nothing is known to."""
+    """What would help the request, which does not start now; empty without a known remedy."""
     question = _question(view, request, freedom, reserved)
     places = question.near.node.gpus
     found = [
@@ -143,9 +143,9 @@ def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved
 
 
 def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> RemedyList:
-    """What would give the request, which gets a part of a shared device now, something for itself alone.
+    """What would give the request, which now gets a part of a shared device, an exclusive device.
 
-    It is there where the machine is careful with its room; otherwise somebody has to end first.
+    It exists already if the machine saves its room; otherwise some holder must end first.
     """
     if request.compute is not None:
         return NO_ADVICE
@@ -153,7 +153,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
     free = question.granted()
     if free is not None:
         why = why_thrifty(request, view.node.sharing, tuple(tenancies(view)))
-        text = f"{free.note}, is kept for who asks for it with --isolation hard, because {why}"
+        text = f"{free.note}, is kept for requests with --isolation hard, because {why}"
         return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request),))
     holders = _fewest_holders(question)
     if holders is None:
@@ -165,7 +165,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
     what = "a whole GPU" if granted.grants[0].slot is None else "a slice"
     names = _names(question.near, holders)
     text = f"as {what} when {_listed(names)} end{'s' if len(names) == 1 else ''}"
-    # Whether the machine has room to spare then, only all of its GPUs tell.
+    # Only the full set of GPUs shows whether the machine then has room to spare.
     as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(view.node.gpus) else None
     if as_asked is None or any(isinstance(grant, FractionalShare) for grant in as_asked.grants):
         text += ", with --isolation hard"
@@ -174,7 +174,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
 
 
 def _question(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> _Question:
-    """The question, with as much of the machine as is searched."""
+    """The question, with the part of the machine to search."""
     number = min(max(NAMED_AT_MOST, gpus_needed(request)), _SEARCHED_AT_MOST)
     near = view
     if len(view.node.gpus) > number:
@@ -186,7 +186,7 @@ def _question(view: NodeView, request: Request, freedom: PlanPermission, reserve
 def _some_of_each(
     view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved, number: int
 ) -> Sequence[int]:
-    """The places of so many GPUs, of all that answer unlike ones, in index order: those to look at where all are too many."""
+    """The positions of `number` GPUs, spread over all different answers, in index order: those to search on a large machine."""
     groups: dict[object, list[int]] = {}
     for place, each in enumerate(asked_gpus(view, request, reserved)):
         obstacle = each.answer(freedom).obstacle
@@ -217,7 +217,7 @@ def _other_slices(question: _Question) -> Iterator[Remedy]:
 
 
 def _weaker_fences(question: _Question) -> Iterator[Remedy]:
-    """The strongest of the fences that are not accepted with which the request could start now."""
+    """The strongest unaccepted isolation with which the request could start now."""
     asked = question.request
     levels = [Isolation.SOFT, Isolation.NONE] if asked.isolation is Isolation.HARD else [Isolation.NONE]
     if asked.isolation in (Isolation.NONE, Isolation.ANY):
@@ -233,7 +233,7 @@ def _weaker_fences(question: _Question) -> Iterator[Remedy]:
 def _waits(question: _Question) -> Iterator[Remedy]:
     if question.reserved and question.granted(skip_queue=True) is not None:
         ahead = ", ".join(dict.fromkeys(question.reserved.values()))
-        yield Remedy(RemedyKind.WAIT, f"wait until those that asked earlier have started: {ahead}")
+        yield Remedy(RemedyKind.WAIT, f"wait until earlier requests have started: {ahead}")
         return
     holders = _fewest_holders(question)
     if holders is not None:
@@ -242,7 +242,7 @@ def _waits(question: _Question) -> Iterator[Remedy]:
 
 
 def _uncordons(question: _Question) -> Iterator[Remedy]:
-    """GPUs that an administrator wants nothing given away of, as few as would do, were the word on them taken back."""
+    """The fewest cordoned GPUs that would do if their cordons were lifted."""
     view = question.near
     cordoned = {each.place.gpu_uuid for each in view.withheld if each.by_administrator}
     granted = question.granted(_uncordoned(view, cordoned)) if cordoned else None
@@ -257,7 +257,7 @@ def _uncordons(question: _Question) -> Iterator[Remedy]:
         return
     labels, indices = _listed([gpu.label for gpu in gpus]), " ".join(str(gpu.index) for gpu in gpus)
     why = "the reason for its cordon is" if len(gpus) == 1 else "the reasons for their cordons are"
-    yield Remedy(RemedyKind.UNCORDON, f"give {labels} away again, once {why} gone: tranche uncordon {indices}")
+    yield Remedy(RemedyKind.UNCORDON, f"uncordon {labels} when {why} gone: tranche uncordon {indices}")
 
 
 def _uncordoned(view: NodeView, uuids: Collection[str]) -> NodeView:
@@ -266,7 +266,7 @@ def _uncordoned(view: NodeView, uuids: Collection[str]) -> NodeView:
 
 
 def _foreign(question: _Question) -> Iterator[Remedy]:
-    """Foreign idle instances go; when that alone is not enough and waiting alone is not either, both together."""
+    """Destroy foreign idle instances; if neither that nor waiting is enough alone, both together."""
     if question.freedom.destroy_foreign:
         return
     allowed = replace(question, freedom=PlanPermission(destroy_foreign=True))
@@ -280,7 +280,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     keys = [key for step in granted.plan.steps if (key := step.destroys) is not None]
     foreign = tuple(key for key in keys if key not in question.view.owned)
     names = ", ".join(f"{k.profile} at {k.placement} of {question.view.node.gpu(k.gpu_uuid).label}" for k in foreign)
-    text = f"let instances that Tranche did not make be destroyed ({names}): --adopt-foreign=destroy"
+    text = f"let Tranche destroy instances that it did not make ({names}): --adopt-foreign=destroy"
     if holders != _Holders():
         text = f"{_wait_text(question.near, holders)}, then {text}"
     ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
@@ -295,9 +295,7 @@ def _recuts(question: _Question) -> Iterator[Remedy]:
     homes = _new_homes(question, moved)
     if homes is not None:
         text = "move " + ", ".join(f"{each.id} to {home}" for each, home in zip(moved, homes, strict=True))
-        yield Remedy(
-            RemedyKind.RECUT, f"{text} (each has to be stopped and started again)", None, tuple(m.id for m in moved)
-        )
+        yield Remedy(RemedyKind.RECUT, f"{text} (stop and restart each of them)", None, tuple(m.id for m in moved))
 
 
 def _models(question: _Question) -> Iterator[Remedy]:
@@ -316,7 +314,7 @@ def _models(question: _Question) -> Iterator[Remedy]:
 
 
 def _fewest_holders(question: _Question) -> _Holders | None:
-    """Who would have to end, at the fewest, for the request to start; None when no such end would do."""
+    """The fewest holders that would have to end for the request to start; None if that cannot help."""
     ways = [found for gpu in question.near.node if (found := _cheapest_on(question, gpu)) is not None]
     ways.sort(key=lambda each: each.cost)
     needed = gpus_needed(question.request)
@@ -334,7 +332,7 @@ def _fewest_holders(question: _Question) -> _Holders | None:
 
 
 def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
-    """The fewest holders whose end lets this GPU serve one share of the request: none when it can already."""
+    """The fewest holders to end so that this GPU serves one share of the request; none if it already can."""
     one = one_of(question.request)
     answer = candidate(one, gpu, rules_of(question.view, gpu))
     if not isinstance(answer, Candidate):
@@ -347,7 +345,7 @@ def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
 
 
 def _alone(view: NodeView, gpu: GpuState) -> NodeView:
-    """One of the view's GPUs, with what is promised on it."""
+    """One of the view's GPUs, with its promises."""
     here = tuple(each for each in view.allocations if any(grant.gpu_uuid == gpu.uuid for grant in each.grants))
     return replace(view, node=replace(view.node, gpus=(gpu,)), allocations=here)
 
@@ -374,7 +372,7 @@ def _holder_sets(view: NodeView, gpu: GpuState, answer: Candidate) -> Iterator[_
 
 
 def _sharers(holders: Sequence[Allocation]) -> Iterator[frozenset[str]]:
-    """Sets of those who share a device whose end could make room for one more part: all small ones, and the largest parts."""
+    """Sets of sharers that could make room for one more part by ending: all sets of a few, else the largest parts."""
     if len(holders) <= _COMPARED_AT_MOST:
         for size in range(1, len(holders)):
             for some in combinations(holders, size):
@@ -414,7 +412,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | None:
-    """Where each allocation could go once the request has its place: None when some have nowhere to go."""
+    """Where each allocation could go once the request has its place; None if some have nowhere to go."""
     view = without(question.near, [each.id for each in moved])
     granted = question.granted(view)
     if granted is None:
@@ -425,7 +423,7 @@ def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | 
         places: list[str] = []
         for grant in allocation.grants:
             if not isinstance(grant, WholeGpu | Slice):
-                return None  # it shares its device with others, and nothing is known of how to move it
+                return None  # it shares its device with others, and no way to move it is known
             demand = WholeGpus(1) if grant.slot is None else MigSlice(grant.slot.profile)
             again = Request(demand, allocation.request.isolation, allocation.request.gpu_model)
             place = question.granted(view, again)
@@ -438,7 +436,7 @@ def _new_homes(question: _Question, moved: Sequence[Allocation]) -> list[str] | 
 
 
 def _boards_that_serve(request: Request) -> list[str]:
-    """Up to three products of the catalogue that offer the profile, or the memory in one GPU."""
+    """Up to three catalogue products that offer the profile, or the memory in one GPU."""
     demand = request.demand
     if isinstance(demand, MigSlice):
         boards = [b for b in catalogue() if b.profile(demand.profile) is not None]

@@ -1,4 +1,4 @@
-"""Whether a machine shows a layout. GPUs that the layout does not name are nobody's business."""
+"""Whether a machine shows a layout. Ignores GPUs that the layout does not name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tranche.core.state import GpuState, NodeState
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """One GPU that does not show what the layout says of it."""
+    """One GPU that differs from the layout."""
 
     gpu: GpuState
     text: str
@@ -21,9 +21,9 @@ class _Mismatch:
 
 
 def find_mismatches(node: NodeState, layout: Layout, *, mode_only: bool = False) -> tuple[_Mismatch, ...]:
-    """Every GPU that is not as the layout says, with what is different; with `mode_only` only MIG modes are compared.
+    """Every GPU that differs from the layout, with the differences; `mode_only` compares only MIG modes.
 
-    GPUs that cannot be cut are passed over where applying the layout passes over them.
+    Skips GPUs that cannot be cut if applying the layout skips them.
     """
     found = []
     for gpu in node:

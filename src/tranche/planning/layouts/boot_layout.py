@@ -1,4 +1,4 @@
-"""From what is asked at boot to a declared layout: profile numbers become names, on each GPU by its own numbers."""
+"""From the boot settings to a declared layout: profile numbers become names, by each GPU's own numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _ALL_DISABLED = Layout("all-disabled", (LayoutSpec(mig_enabled=False),))
 
 
 def boot_layout(wanted: PartitionSpec | LayoutName, file: LayoutFile, node: NodeState) -> Layout:
-    """The layout that is asked for, for this machine. A layout of the file counts before one that the GPUs bring.
+    """The requested layout, for this machine. The file's layouts win over generated ones.
 
-    Every GPU that can be cut gets the slices of a partition; GPUs without MIG are passed over. A number means on each GPU the
-    profile that has it there, so that one list may give different slices on boards of different kinds.
+    Every GPU that can be cut gets the slices of a partition; GPUs without MIG are skipped. A number means the profile with that
+    number on each GPU, so one list may give different slices on different boards.
 
-    Raises MigNotSupported (no GPU can be cut), ProfileUnknown (a GPU has no profile of that number) and LayoutUnknown. Whether
-    the slices fit together is not looked at.
+    Raises MigNotSupported (no GPU can be cut), ProfileUnknown (a GPU has no profile of that number) and LayoutUnknown. Does not
+    check whether the slices fit together.
     """
     if isinstance(wanted, LayoutName):
         return _named(wanted.text, file, node)
@@ -35,7 +35,7 @@ def boot_layout(wanted: PartitionSpec | LayoutName, file: LayoutFile, node: Node
             f"{PARTITION}={wanted.text} needs GPUs that can be cut, and this machine has {names}",
             hint="see: tranche gpus",
         )
-    # A GPU that is lost tells no profiles: what the others are to have stands for it, and the decision names it as lost.
+    # A lost GPU reports no profiles: the other GPUs' slices stand in, and the decision lists it as lost.
     slices = {gpu.index: _slices(wanted, gpu) for gpu in capable if not gpu.lost}
     answers = list(dict.fromkeys(slices.values()))
     if len(answers) <= 1:

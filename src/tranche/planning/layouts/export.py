@@ -13,9 +13,9 @@ from tranche.core.state import GpuState, NodeState
 def export_layout(node: NodeState, name: str) -> LayoutFile:
     """One layout of that name with every GPU's present mode and slices.
 
-    GPUs alike share a spec; `devices` is `all` where the spec covers every GPU of its products; filters stand only where the
+    Identical GPUs share a spec. `devices` is `all` if the spec covers every GPU of its products. Filters appear only if the
     machine has several products and several specs. Lost GPUs are left out, and then nothing is `all`. An instance without a
-    compute instance is no slice, so the format cannot tell of it.
+    compute instance is no slice, so the format cannot express it.
     """
     gpus = [gpu for gpu in node if not gpu.lost]
     of_product: dict[str, list[int]] = {}

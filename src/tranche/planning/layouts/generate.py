@@ -1,8 +1,8 @@
-"""Layouts for the machine's own GPUs, by the names that mig-parted generates and ships.
+"""Layouts for the machine's own GPUs, under the names that mig-parted generates and ships.
 
-`all-disabled` and `all-enabled` switch MIG mode; `all-<profile>` cuts every GPU into as many slices of the profile as it takes
-(`+` is written `.` in the name); `all-balanced` gives 7-slice GPUs two 1g, one 2g and one 3g, and 4-slice GPUs two 1g and one
-2g, each the smallest of its size without attributes.
+`all-disabled` and `all-enabled` switch MIG mode. `all-<profile>` cuts every GPU into as many slices of the profile as fit (`+` is
+written `.` in the name). `all-balanced` gives 7-slice GPUs two 1g, one 2g and one 3g, and 4-slice GPUs two 1g and one 2g, each
+the smallest of its size without attributes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def generate_layouts(node: NodeState) -> LayoutFile:
     """The layouts that this machine can have.
 
     Raises MigNotSupported when no GPU can be cut, HardwareError when the driver has lost all that could be, ProfileUnknown when
-    what they can be cut into is not known.
+    their profiles are unknown.
     """
     capable = [gpu for gpu in node if gpu.mig_capable]
     if not capable and (lost := [gpu.full_name for gpu in node if gpu.lost]):
@@ -58,15 +58,15 @@ def generate_layouts(node: NodeState) -> LayoutFile:
 
 
 def most_instances(profile: GpuInstanceProfile) -> int:
-    """How many instances of the profile an empty GPU takes.
+    """How many instances of the profile fit on an empty GPU.
 
-    Placements say it; NVML's own count is too high on some A30 drivers, and stands where no placements are known.
+    Uses placements, because NVML's own count is too high on some A30 drivers; uses the count if no placements are known.
     """
     return remaining_capacity(profile, ()) if profile.starts else profile.max_instances
 
 
 def _balanced(profiles: Iterable[GpuInstanceProfile]) -> Slices:
-    """The balanced slices of one product; none where a size is missing or the product has another number of slices."""
+    """The balanced slices of one product; empty if a size is missing or the product has another number of slices."""
     plain = [profile for profile in profiles if not profile.name.has_attributes]
     counts = _BALANCED.get(max((profile.slices for profile in plain), default=0), {})
     slices: list[tuple[ProfileName, int]] = []
@@ -80,7 +80,7 @@ def _balanced(profiles: Iterable[GpuInstanceProfile]) -> Slices:
 
 
 def _specs(by_product: Mapping[str, Slices], *, several: bool) -> tuple[LayoutSpec, ...]:
-    """One spec for each different answer; filters only where the machine has several products."""
+    """One spec for each different cut; filters only if the machine has several products."""
     products: dict[Slices, list[str]] = {}
     for product, slices in sorted(by_product.items()):
         products.setdefault(slices, []).append(product)

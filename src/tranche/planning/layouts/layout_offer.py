@@ -1,4 +1,4 @@
-"""The layouts that a node can be given by name: declared ones, and beside them those that its GPUs bring along."""
+"""The layouts that a node can get by name: declared ones, and those generated for its GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ALL_DISABLED = Layout("all-disabled", (LayoutSpec(mig_enabled=False),))
 
 @dataclass(frozen=True, slots=True)
 class LayoutList:
-    """`config_map`, "namespace/name", declares layouts; "" is none. `declared` is None while it does not exist.
+    """`config_map`, "namespace/name", declares layouts; "" for none. `declared` is None while it does not exist.
 
-    `broken` says why it cannot be read, with the `hint` of that error; "" where it can.
+    `broken` says why it cannot be read, with the `hint` of that error; "" if it can.
     """
 
     config_map: str = ""
@@ -26,10 +26,10 @@ class LayoutList:
     hint: str = ""
 
     def select(self, name: str, node: NodeState) -> Layout:
-        """The layout of that name for that machine; the ConfigMap's where both have one.
+        """The layout of that name for that machine; the ConfigMap wins.
 
         Raises LayoutInvalid for a malformed ConfigMap, LayoutUnknown for a name that neither has, MigNotSupported for a layout
-        that cuts GPUs on a machine that has none to cut, GpuNotFound for one that is about no GPU of the machine.
+        that cuts GPUs on a machine without MIG, GpuNotFound for one that matches no GPU of the machine.
         """
         if self.broken:
             raise LayoutInvalid(self.broken, hint=self.hint)
@@ -50,7 +50,7 @@ class LayoutList:
         )
 
     def names(self, node: NodeState) -> tuple[str, ...]:
-        """Every name that `select` finds a layout by, sorted; none where nothing can be read."""
+        """Every name that `select` accepts, sorted; empty if the ConfigMap is unreadable."""
         if self.broken:
             return ()
         declared = (self.declared or LayoutFile()).names
@@ -80,9 +80,9 @@ def _generated(node: NodeState) -> tuple[str, ...]:
 
 
 def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
-    """A layout may say nothing about some GPUs, but what it says must be about GPUs that are there.
+    """A layout may ignore some GPUs, but must not name absent ones.
 
-    An entry with a filter for another product is for another kind of node and says nothing here; an entry for this node's
+    An entry with a filter for another product is for another kind of node and does not apply here. An entry for this node's
     products must not name an index that the node lacks.
     """
     present = {gpu.index for gpu in node}

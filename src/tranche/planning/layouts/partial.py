@@ -1,4 +1,4 @@
-"""As much of a blocked change as can be done beside those who block it, so that a slice in use blocks only itself."""
+"""The unblocked part of a blocked change, so that a slice in use blocks only itself."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tranche.planning.steps.plan import Plan
 
 
 def plan_after_blockers(view: NodeView, layout: Layout, decision: LayoutDecision) -> Plan:
-    """The plan that there will be once everybody who blocks the decision has ended."""
+    """The plan once all blockers of the decision have ended."""
     return plan_layout(view_after_blockers(view, decision), layout).plan
 
 
 def view_after_blockers(view: NodeView, decision: LayoutDecision) -> NodeView:
-    """The view once everybody who blocks the decision has ended, and changes that are at work as well."""
+    """The view once all blockers of the decision and all running changes have ended."""
     ids = {allocation.id for user in decision.blockers for allocation in user.allocations}
     pids = {process.pid for user in decision.blockers for process in user.processes}
     return replace(without(view, ids, pids), changing=frozenset())
 
 
 def plan_beside_blockers(view: NodeView, decision: LayoutDecision, later: Plan) -> Plan:
-    """What can be done now: every change that is not blocked, and of the blocked ones the part that touches nobody.
+    """What can be done now: every unblocked change, and the part of blocked ones that touches no users.
 
-    `later` is the plan of after the blockers' end; what is done now is a part of it, so that nothing is done twice. A change of
-    MIG mode has no parts.
+    `later` is the plan for after the blockers' end. The steps now are a part of it, so nothing is done twice. A change of MIG
+    mode has no parts.
     """
     steps: list[Step] = []
     for change in decision.changes:
@@ -62,7 +62,7 @@ def _part(view: NodeView, gpu: GpuState, later: Plan) -> list[Step]:
 def _taken_after(
     step: Step, gpu: GpuState, idle: Collection[PlacedInstance], taken: frozenset[PlacedInstance]
 ) -> frozenset[PlacedInstance] | None:
-    """The places that are taken once the step is done; None when it would touch somebody, or has no room yet."""
+    """The places taken after the step; None if it would touch a user, or has no room yet."""
     for taking in step.takes:
         match taking:
             case TakesSharing(spot):

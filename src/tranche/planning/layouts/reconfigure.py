@@ -1,8 +1,7 @@
 """From a node and a declared layout to the Plan that touches the fewest instances.
 
-Per GPU: the MIG mode first (with a reset where the GPU needs one for it), then the cut. What is in use is never touched: where
-it stands in the way the GPU's change is blocked, and the decision says by whom. GPUs that the layout does not name stay as
-they are.
+Per GPU: first the MIG mode (with a reset if the GPU needs one), then the cut. Anything in use is never touched: if it is in the
+way, the GPU's change is blocked, and the decision names the users. GPUs that the layout does not name stay as they are.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _MOST_SLICES = 1000  # far more than any GPU has
 
 @dataclass(frozen=True, slots=True)
 class GpuChange:
-    """What is to happen on one GPU, in two phases; `blockers` are the users because of whom it cannot happen now.
+    """The change of one GPU, in two phases; `blockers` are the users that prevent it now.
 
-    `waits_for_reset` says that the mode stays pending, because resets are to be skipped, and the cut with it.
+    `waits_for_reset` means that the mode and the cut stay pending, because resets are to be skipped.
     """
 
     gpu: GpuState
@@ -38,15 +37,15 @@ class GpuChange:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """Everything in order; nothing when the change is blocked."""
+        """Everything in order; empty if the change is blocked."""
         return () if self.blockers else (*self.mode_steps, *self.cut.steps(self.gpu.uuid))
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutDecision:
-    """What it takes to get a layout: one change per GPU that the layout names, empty ones included.
+    """What a layout requires: one change per GPU that the layout names, including empty ones.
 
-    `lost` names the GPUs that ought to change and that the driver cannot reach: they keep the layout from being complete.
+    `lost` names the GPUs that should change but that the driver cannot reach: the layout stays incomplete.
     """
 
     purpose: str
@@ -66,7 +65,7 @@ class LayoutDecision:
 
     @property
     def blockers(self) -> tuple[User, ...]:
-        """Every user who stands in the way, on any GPU."""
+        """Every user in the way, on any GPU."""
         return tuple(user for change in self.changes for user in change.blockers)
 
     @property
@@ -76,7 +75,7 @@ class LayoutDecision:
 
     @property
     def changes_cut(self) -> bool:
-        """Whether some GPU is cut otherwise, beyond what a change of mode does to it, or would be if it were not blocked."""
+        """Whether some GPU is cut differently, beyond its change of mode; counts blocked GPUs."""
         return any(change.blockers or not change.cut.unchanged for change in self.changes)
 
     @property
@@ -85,12 +84,12 @@ class LayoutDecision:
         return tuple(change.gpu for change in self.changes if change.waits_for_reset)
 
     def refuse_if_blocked(self) -> None:
-        """GpuBusy, with every user named, when anything stands in the way."""
+        """Raise GpuBusy, with every user named, if anything is in the way."""
         if self.blockers:
             raise busy_error(self.purpose, self.blockers)
 
     def refuse_if_lost(self, others: str = "all other GPUs are as declared") -> None:
-        """HardwareError, with every lost GPU named and what is true of the others, when the layout cannot be complete."""
+        """Raise HardwareError, naming every lost GPU and the state of the others, if the layout cannot be complete."""
         if self.lost:
             raise lost_error(self.purpose, self.lost, others if self.changes else "")
 
@@ -103,11 +102,11 @@ def plan_layout(
     skip_reset: bool = False,
     protected: Collection[str] = (),
 ) -> LayoutDecision:
-    """What it takes to have the layout. Of the choices of blockers, one without the allocations `protected` is preferred.
+    """What the layout requires. Prefers blockers without the allocations in `protected`.
 
     Raises MigNotSupported (a GPU that cannot be cut is named by index), ProfileUnknown (no GPU here offers the profile),
-    LayoutImpossible (a GPU cannot have the slices together) and HardwareError (every GPU that it names is lost), before anything
-    is decided.
+    LayoutImpossible (a GPU cannot have the slices together) and HardwareError (every GPU that it names is lost), before it
+    decides anything.
     """
     purpose = f"layout {layout.name}"
     changes = []
@@ -131,7 +130,7 @@ def plan_layout(
 
 
 def lost_error(purpose: str, lost: Sequence[str], others: str) -> HardwareError:
-    """What to say of GPUs that the driver cannot reach; `others` is what is true of the other GPUs, empty without any."""
+    """The error for GPUs that the driver cannot reach; `others` describes the other GPUs, empty without any."""
     are, reach = ("is", "it") if len(lost) == 1 else ("are", "them")
     rest = f"; {others}" if others else ""
     return HardwareError(
@@ -141,7 +140,7 @@ def lost_error(purpose: str, lost: Sequence[str], others: str) -> HardwareError:
 
 
 def change_mode(users: LayoutOccupancy, enabled: bool, *, skip_reset: bool) -> GpuChange:
-    """The change that gives the GPU that MIG mode, without a cut; instances that stand in the way of MIG off are destroyed."""
+    """The change to that MIG mode, without a cut; MIG off destroys the instances in the way."""
     gpu = users.gpu
     if any(user.changing for user in users.users):
         return GpuChange(gpu, blockers=tuple(user for user in users.users if user.changing))
@@ -149,7 +148,7 @@ def change_mode(users: LayoutOccupancy, enabled: bool, *, skip_reset: bool) -> G
     if gpu.mig_enabled == enabled:
         if not gpu.mode_pending:
             return GpuChange(gpu)
-        # The pending change would undo the layout at the next reset: take it back, which the driver does on an empty GPU.
+        # The pending change would undo the layout at the next reset: revert it, which the driver does on an empty GPU.
         return GpuChange(gpu, (*clear, SetMigMode(gpu.uuid, enabled)), blockers=users.users)
     reset = gpu.mode_change_needs_reset
     steps = clear
@@ -190,10 +189,10 @@ def _applies(spec: LayoutSpec, gpu: GpuState, purpose: str) -> bool:
 
 
 def _check_number(gpu: GpuState, spec: LayoutSpec, purpose: str) -> None:
-    """Before the slices are written out one by one: a number with nines too many would not fit into the memory."""
+    """Runs before the slices are listed one by one: an absurdly large count would fill the memory."""
     for name, count in spec.slices:
         if count > _MOST_SLICES:
-            raise LayoutImpossible(f"{purpose}: {gpu.label} cannot have {count}x {name}: no GPU holds that many")
+            raise LayoutImpossible(f"{purpose}: {gpu.label} cannot have {count}x {name}: no GPU has room for that many")
 
 
 def _check_profiles(node: NodeState, spec: LayoutSpec, purpose: str) -> None:

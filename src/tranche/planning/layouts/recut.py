@@ -1,4 +1,4 @@
-"""How to cut one GPU anew while touching the fewest of its instances.
+"""How to recut one GPU while touching the fewest of its instances.
 
 Compute slices (`1c.3g.20gb`) are packed into GPU instances of one profile, with as few new instances as possible.
 """
@@ -22,10 +22,10 @@ from tranche.planning.steps import CreateInstance, DestroyInstance, Step
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A GPU's instances, told apart by what happens to them.
+    """A GPU's instances, sorted by what happens to them.
 
-    `kept` stay as they are. `extended` stay and get further compute instances, up to the slices given. `destroyed` and
-    `created` say the rest; a created instance holds the slices given, largest first.
+    `kept` stay as they are. `extended` stay and get further compute instances, up to the given slices. `destroyed` go, and
+    `created` are new; a created instance holds the given slices, largest first.
     """
 
     kept: tuple[GpuInstance, ...] = ()
@@ -39,7 +39,7 @@ class Cut:
         return not (self.extended or self.destroyed or self.created)
 
     def steps(self, gpu_uuid: str) -> tuple[Step, ...]:
-        """What is to be done, in order: room is made before it is taken."""
+        """The steps in order: room is made before it is taken."""
         return (
             *(DestroyInstance(gpu_uuid, instance.profile, instance.placement) for instance in self.destroyed),
             *(CreateInstance(gpu_uuid, i.profile, i.placement, contents) for i, contents in self.extended),
@@ -48,10 +48,10 @@ class Cut:
 
 
 def recut(users: LayoutOccupancy, wanted: Sequence[ProfileName]) -> Cut | None:
-    """The cut that gives exactly the wanted slices; None when users are in the way.
+    """The cut that gives exactly the wanted slices; None if users are in the way.
 
-    What is used stays. Of the idle instances the largest possible number stays; among those choices the one that creates the
-    fewest instances; among those the one that keeps the lowest placements.
+    Keeps everything in use. Keeps as many idle instances as possible; then creates the fewest instances; then keeps the lowest
+    placements.
     """
     fixed = [user.occupant for user in users.slice_users if user.occupant is not None]
     held = Counter(name for user in users.slice_users for name in user.slices)
@@ -78,8 +78,10 @@ def recut(users: LayoutOccupancy, wanted: Sequence[ProfileName]) -> Cut | None:
 def users_in_the_way(
     users: LayoutOccupancy, wanted: Sequence[ProfileName], protected: Collection[str] = ()
 ) -> tuple[User, ...]:
-    """The fewest users whose end makes room for the wanted slices; where it can be so, none who has an allocation of
-    `protected`."""
+    """The fewest users to end to make room for the wanted slices.
+
+    Avoids users with an allocation in `protected` if possible.
+    """
     present = users.slice_users
     may_leave = [
         position for position, user in enumerate(present) if not any(each.id in protected for each in user.allocations)
@@ -93,7 +95,7 @@ def users_in_the_way(
 def _fewest_leaving(
     users: LayoutOccupancy, wanted: Sequence[ProfileName], may_leave: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """As positions among the users of slices; None when the wanted slices find no room even once all these have left."""
+    """The positions of those users among the users of slices; None if even all of these leaving makes too little room."""
     present = users.slice_users
     for size in range(len(may_leave) + 1):
         for leaving in combinations(may_leave, size):
@@ -108,7 +110,7 @@ def _fewest_leaving(
 
 
 def check_possible(gpu: GpuState, wanted: Sequence[ProfileName], purpose: str) -> None:
-    """LayoutImpossible, with the reason, when even an empty GPU of that kind cannot have the wanted slices together."""
+    """Raise LayoutImpossible, with the reason, if even an empty GPU of that kind cannot have the wanted slices together."""
     where = f"{purpose}: {gpu.label} ({gpu.name}) cannot have {describe_slices(Counter(wanted))}"
     if not gpu.profiles and wanted:
         raise LayoutImpossible(
@@ -130,7 +132,7 @@ def check_possible(gpu: GpuState, wanted: Sequence[ProfileName], purpose: str) -
 def _cut_keeping(
     gpu: GpuState, fixed: Sequence[PlacedInstance], kept: Sequence[GpuInstance], wanted: Counter[ProfileName]
 ) -> Cut | None:
-    """The cut that keeps these idle instances, beside what is fixed; None when it does not give the wanted slices."""
+    """The cut that keeps these idle instances beside the fixed ones; None if it does not give the wanted slices."""
     rest = wanted.copy()
     rest.subtract(name for instance in kept for name in instance.slices)
     if any(count < 0 for count in rest.values()) or rest.total() > _most_slices(gpu):
@@ -185,8 +187,8 @@ def _why_impossible(gpu: GpuState, wanted: Sequence[ProfileName]) -> str:
             return f"{one} and {other} exclude each other"
     needed = sum(profile.size for name in wanted if name.spans_gpu_instance and (profile := gpu.profile(name)))
     if needed > gpu.memory_slices:
-        return f"they need {needed} memory slices and it has {gpu.memory_slices}"
-    return "no set of placements holds them all"
+        return f"they need {needed} memory slices, and it has {gpu.memory_slices}"
+    return "no set of placements fits them all"
 
 
 Contents = tuple[ProfileName, ...]
@@ -194,9 +196,9 @@ Contents = tuple[ProfileName, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Packing:
-    """What each GPU instance holds, largest slice first.
+    """The contents of each GPU instance, largest slice first.
 
-    The first entries continue the instances that were there already, in their order; `created` of them are new, at the end.
+    The first entries continue the existing instances, in their order; `created` of them are new, at the end.
     """
 
     contents: tuple[Contents, ...]
@@ -206,10 +208,10 @@ class _Packing:
 def pack_slices(
     profile: GpuInstanceProfile, wanted: Sequence[ProfileName], started: Sequence[Sequence[ComputeInstance]] = ()
 ) -> _Packing | None:
-    """The wanted slices put into instances of the profile; None when the profile has no compute instance of such a size.
+    """The wanted slices packed into instances of the profile; None if it has no compute instance of such a size.
 
-    `started` are the contents of instances with room left. Among packings with the fewest new instances, one that leaves the
-    fewest started instances empty is taken.
+    `started` are the contents of instances with room left. Among packings with the fewest new instances, it picks one that leaves
+    the fewest started instances empty.
     """
     allowed = {ci.name: ci.max_instances for ci in profile.compute_profiles}
     if any(name not in allowed for name in wanted):

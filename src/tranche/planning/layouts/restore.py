@@ -1,4 +1,4 @@
-"""From a node and a checkpoint to the Plan that puts instances back where they were, keeping those already there."""
+"""From a node and a checkpoint to the Plan that restores its instances, keeping those already there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PURPOSE = "restore"
 def plan_restore(
     view: NodeView, checkpoint: Checkpoint, *, mode_only: bool = False, skip_reset: bool = False
 ) -> LayoutDecision:
-    """What it takes to have the checkpoint's modes and instances, each at its recorded placement.
+    """What the checkpoint requires: its modes and instances, each at its recorded placement.
 
     Raises CheckpointInvalid when it names a GPU that is not here, a profile that the GPU lacks, or instances that cannot be
     together; HardwareError when every GPU that it names is lost. GPUs that it does not name stay as they are.
@@ -53,7 +53,7 @@ def plan_restore(
 
 
 def recorded_instances(gpu: GpuState, recorded: RecordedGpu) -> dict[PlacedInstance, Contents]:
-    """What each recorded placement holds, with the names that profiles have on this GPU, largest slice first."""
+    """The contents of each recorded placement, with this GPU's profile names, largest slice first."""
     instances: dict[PlacedInstance, Contents] = {}
     for record in recorded.instances:
         profile = gpu_instance_profile(gpu, record.profile_enum)

@@ -1,4 +1,4 @@
-"""Whether a saved plan may still be carried out, and whom it would hit."""
+"""Whether a saved plan may still run, and which users it would hit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tranche.planning.steps.plan import Plan
 
 
 def as_saved(plan: Plan, view: NodeView) -> Plan:
-    """The plan itself; StateMoved when a GPU that it touches is not as it was when the plan was made."""
+    """The plan itself; raises StateMoved if a GPU that it touches has changed since."""
     for gpu_uuid, fingerprint in plan.fingerprints.items():
         gpu = view.node.gpu(gpu_uuid)
         if gpu.fingerprint != fingerprint:
@@ -22,14 +22,14 @@ def as_saved(plan: Plan, view: NodeView) -> Plan:
             )
     missing = set(plan.gpu_uuids) - set(plan.fingerprints)
     if missing:
-        raise StateMoved(f"the plan does not say what state it expects of GPU {min(missing)}")
+        raise StateMoved(f"the plan has no expected state for GPU {min(missing)}")
     return plan
 
 
 def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
-    """Every user of something that a step of the plan would take; GpuNotFound when the plan names a GPU that is not here.
+    """Every user of something that a step of the plan would take; raises GpuNotFound if the plan names an absent GPU.
 
-    GPUs that are no longer as the plan expects them are passed over: the plan is refused because of them.
+    Skips GPUs that differ from the plan's expectation: the plan is refused because of them.
     """
     hit: dict[int, User] = {}
     for gpu_uuid in plan.gpu_uuids:

@@ -1,1 +1,1 @@
-"""What is on a GPU, and who uses it."""
+"""The contents and users of GPUs."""

@@ -1,4 +1,4 @@
-"""What is on one GPU, sorted by what may be done with it: promised, in use, idle and ours, idle and foreign."""
+"""The contents of one GPU, sorted by what may be done with them: promised, in use, idle and ours, idle and foreign."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tranche.core.state import GpuInstance, GpuState, InstanceKey
 
 
 class DeviceUsage(NamedTuple):
-    """What is given away of one device in parts: `memory` in bytes, `compute` in percent of ceilings, and how many hold it.
+    """The granted parts of one device: `memory` in bytes, `compute` in percent of ceilings, and the number of holders.
 
-    `settled` says that a program may run in one of the parts already; `broken` that nothing more can be given of the device: its
-    limits are lost, or its holders do not share it by one mechanism.
+    `settled` means that a program may already run in one of the parts. `broken` means that the device takes no more parts: its
+    limits are lost, or its holders use different mechanisms.
     """
 
     sharing: Sharing
@@ -27,7 +27,7 @@ class DeviceUsage(NamedTuple):
     broken: bool = False
 
     def with_part(self, part: FractionalShare, phase: Phase) -> DeviceUsage:
-        """The account after one more part is given away."""
+        """The account after one more part."""
         return DeviceUsage(
             self.sharing,
             self.memory + part.memory,
@@ -41,12 +41,11 @@ class DeviceUsage(NamedTuple):
 class GpuOccupancy(NamedTuple):
     """One GPU with its instances sorted.
 
-    `whole` are the allocations that hold the uncut GPU or parts of it; `promised` maps the slots that allocations hold, made or
-    not, to those allocations. `shared` has the account of each device that is given away in parts, by its slot, or by None for
-    the uncut GPU. Instances without an allocation are `in_use` (they have a process, or are about to go because
-    they cannot be there together with what is promised), `idle_owned` (made by Tranche) or `idle_foreign`. Nothing is given away
-    of `withheld` places, nor while a layout is `changing` the GPU. `requested` are the machine's instances that were made
-    for requests.
+    `whole` are the allocations that hold the uncut GPU or parts of it. `promised` maps the slots that allocations hold, made or
+    not, to those allocations. `shared` has the account of each shared device by slot, or by None for the uncut GPU. Instances
+    without an allocation are `in_use` (they have a process, or are about to go because they conflict with promised slots),
+    `idle_owned` (made by Tranche) or `idle_foreign`. `withheld` places take no new grants, nor does a GPU while a layout is
+    `changing` it. `requested` are the machine's instances made for requests.
     """
 
     gpu: GpuState
@@ -62,11 +61,11 @@ class GpuOccupancy(NamedTuple):
 
     @property
     def idle(self) -> tuple[GpuInstance, ...]:
-        """Instances that are nobody's now, ours first."""
+        """Instances without a user, ours first."""
         return self.idle_owned + self.idle_foreign
 
     def replaceable(self, instance: GpuInstance) -> bool:
-        """Whether an idle instance may go for a better place: it was made for a request, by no layout and no other tool."""
+        """Whether an idle instance may go for a better place: it was made for a request, not by a layout or another tool."""
         return self.gpu.key(instance) in self.requested
 
     @property
@@ -83,16 +82,16 @@ class GpuOccupancy(NamedTuple):
 
     @property
     def lasting_mask(self) -> int:
-        """The memory slices that are taken for as long as can be foreseen: `fixed` and foreign instances."""
+        """The memory slices taken for the foreseeable future: `fixed` and foreign instances."""
         return self.fixed_mask | _mask(map(occupant, self.idle_foreign))
 
     @property
     def untouched(self) -> bool:
-        """Whether nothing runs on the GPU and nothing of it is promised; idle instances may be there."""
+        """Whether nothing runs on the GPU and nothing is promised; it may have idle instances."""
         return not self.whole and not self.promised and not self.in_use and not self.gpu.all_processes
 
     def holders_of(self, slot: InstanceKey | None) -> tuple[Allocation, ...]:
-        """The allocations that hold the device in that slot or parts of it; by None those of the uncut GPU."""
+        """The allocations that hold the device in that slot or parts of it; None means the uncut GPU."""
         return self.whole if slot is None else self.promised.get(slot, ())
 
     @property
@@ -125,7 +124,7 @@ def _sorted_out(
     view: NodeView,
     withheld: tuple[WithheldDevice, ...],
 ) -> GpuOccupancy:
-    """The GPU's instances sorted, given every grant on it with its allocation, and what is withheld of it."""
+    """The GPU's instances sorted, from every grant on it with its allocation, and its withheld places."""
     whole: dict[str, Allocation] = {}
     promised: dict[InstanceKey, dict[str, Allocation]] = {}
     shared: dict[InstanceKey | None, DeviceUsage] = {}

@@ -1,4 +1,4 @@
-"""Who uses a GPU and its instances, so that a change of layout can name whom it would hit."""
+"""The users of a GPU and its instances, so that a layout change can name those it would hit."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, occupant, ten
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who uses a GPU or one of its instances, or was promised it.
+    """A user of a GPU or one of its instances, present or promised.
 
-    `instance` is None when the whole GPU is used, or when the promised instance does not exist yet; `occupant` is None for
-    the whole GPU only. `changing` stands for another change of layout that is at work on the GPU.
+    `instance` is None for the whole GPU, or if the promised instance does not exist yet; `occupant` is None only for the whole
+    GPU. `changing` stands for another layout change at work on the GPU.
     """
 
     gpu: GpuState
@@ -30,14 +30,14 @@ class User:
 
     @property
     def slices(self) -> tuple[ProfileName, ...]:
-        """The slices that the user's instance has, or will have: what is promised spans its instance."""
+        """The slices that the user's instance has, or will have: a promised slice spans its instance."""
         if self.instance is not None and (self.instance.slices or not self.allocations):
             return self.instance.slices
         return (self.occupant.profile,) if self.occupant is not None else ()
 
     @property
     def place(self) -> str:
-        """Where: `1g.10gb at 6:1 of GPU 3 (MIG-...)`, or `GPU 3`."""
+        """The place: `1g.10gb at 6:1 of GPU 3 (MIG-...)`, or `GPU 3`."""
         if self.occupant is None:
             return self.gpu.label
         text = f"{self.occupant.profile} at {self.occupant.placement} of {self.gpu.label}"
@@ -45,7 +45,7 @@ class User:
         return f"{text} ({uuids})" if uuids else text
 
     def __str__(self) -> str:
-        # The processes of a pod say less than its name, or than that of its claim.
+        # The name of a pod or its claim says more than its processes.
         of_pods = any(isinstance(each.keeper, PodKeeper | ChosenFor) for each in self.allocations)
         users = [] if of_pods else [str(process) for process in self.processes]
         users += map(holder_text, self.allocations)
@@ -57,7 +57,7 @@ class User:
 
     @property
     def gone(self) -> bool:
-        """Whether the slice was there and is not any more, as after a restart of the machine."""
+        """Whether the slice has disappeared, as after a restart of the machine."""
         return (
             self.instance is None
             and self.occupant is not None
@@ -66,7 +66,7 @@ class User:
 
 
 def holder_text(allocation: Allocation) -> str:
-    """Whoever has an allocation, for people: `pod ns/name`, `claim ns/name`, or `allocation 1f2e3d4c (train.py)`."""
+    """The holder of an allocation, for people: `pod ns/name`, `claim ns/name`, or `allocation 1f2e3d4c (train.py)`."""
     if isinstance(allocation.keeper, PodKeeper | ChosenFor):
         return str(allocation.keeper)
     return f"allocation {allocation.id}" + (f" ({allocation.command})" if allocation.command else "")
@@ -74,7 +74,7 @@ def holder_text(allocation: Allocation) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LayoutOccupancy:
-    """One GPU's instances, told apart: `users` are untouchable, `idle` are free to go."""
+    """One GPU's instances: `users` are untouchable, `idle` are free to go."""
 
     gpu: GpuState
     users: tuple[User, ...]
@@ -87,29 +87,29 @@ class LayoutOccupancy:
 
     @property
     def without_slice(self) -> tuple[User, ...]:
-        """The users whose slice is gone: their place is not cut, whatever they were promised."""
+        """The users whose slice is gone: their place is uncut despite the promise."""
         return tuple(user for user in self.slice_users if user.gone)
 
     @property
     def whole_gpu_users(self) -> tuple[User, ...]:
-        """Allocations of the whole GPU, processes outside of any instance, and another change of layout."""
+        """Allocations of the whole GPU, processes outside any instance, and another layout change."""
         return tuple(user for user in self.users if user.occupant is None)
 
     @property
     def holders_of_all(self) -> tuple[User, ...]:
-        """The users of the whole GPU who forbid any change of its cut; a process outside of the instances does not."""
+        """The users of the whole GPU that forbid any change of its cut; a process outside the instances does not."""
         return tuple(user for user in self.whole_gpu_users if user.allocations or user.changing)
 
     @property
     def emptied(self) -> LayoutOccupancy:
-        """The same after every idle instance is gone."""
+        """A copy without idle instances."""
         gone = {instance.placement for instance in self.idle}
         left = tuple(instance for instance in self.gpu.instances if instance.placement not in gone)
         return replace(self, gpu=replace(self.gpu, instances=left), idle=())
 
 
 def gpu_users(view: NodeView, gpu: GpuState) -> LayoutOccupancy:
-    """Who uses what on that GPU."""
+    """The users on that GPU, and what they use."""
     found = tenancy(view, gpu)
     users: list[User] = []
     idle: list[GpuInstance] = []
@@ -133,7 +133,7 @@ def gpu_users(view: NodeView, gpu: GpuState) -> LayoutOccupancy:
 
 
 def _promised_across(found: GpuOccupancy, instance: GpuInstance) -> tuple[Allocation, ...]:
-    """The allocations whose promised slot cannot be beside the instance: the instance is about to go for it."""
+    """The allocations with a promised slot that conflicts with the instance, which is about to go."""
     place = occupant(instance)
     for slot, holders in found.promised.items():
         if place.conflicts(PlacedInstance(slot.profile, slot.placement)):
@@ -146,5 +146,5 @@ def busy_error(purpose: str, users: tuple[User, ...]) -> GpuBusy:
     named = "; ".join(str(user) for user in users)
     return GpuBusy(
         f"{purpose} is refused, nothing was changed: {named}",
-        hint="stop what uses it, or wait for its end with --wait",
+        hint="stop what uses it, or wait for it with --wait",
     )

@@ -1,4 +1,4 @@
-"""Every kind of step, by the name that plans and journals give it. What is not among them is refused, never passed over."""
+"""Every kind of step, by its name in plans and journals. Unknown kinds are refused, never skipped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
     "step_from_dict",
 ]
 
-# In the order in which a summary counts them.
+# In a summary's order.
 KINDS: Final[Mapping[str, type[Step]]] = {
     kind.__name__: kind
     for kind in (SetMigMode, ResetGpu, DestroyInstance, CreateInstance, StartMps, StopMps, SetTimeslice)
@@ -53,7 +53,7 @@ KINDS: Final[Mapping[str, type[Step]]] = {
 
 
 def step_from_dict(data: Mapping[str, Any]) -> Step:
-    """The step that Step.to_dict wrote; PlanInvalid when it is not one, or of no kind that is known here."""
+    """The step that Step.to_dict wrote; raises PlanInvalid for other data or an unknown kind."""
     try:
         kind = KINDS.get(data["action"])
         step = None if kind is None else kind.from_fields(str(data["gpu"]), data)

@@ -1,4 +1,4 @@
-"""The steps of MIG: a GPU is brought from one mode to the other, and an instance is created, cut inside, or destroyed."""
+"""The steps of MIG: switch a GPU's mode; create, cut inside or destroy an instance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tranche.planning.steps.step import (
 
 @dataclass(frozen=True, slots=True)
 class ModeStep(Step, ABC):
-    """A step of a change of MIG mode, which concerns the whole GPU."""
+    """A step of a MIG mode change, which affects the whole GPU."""
 
     @property
     def takes(self) -> tuple[Taking, ...]:
@@ -35,18 +35,18 @@ class ModeStep(Step, ABC):
 
     @property
     def changes_mode(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """The mode that is effective now."""
+        """The mode in effect now."""
         return PriorState(gpu.mode)
 
     def not_shown(self, after: GpuState) -> ModeChangePending:
         """The change stays pending."""
         return ModeChangePending(
-            f"{after.label}: MIG mode is {after.mode}, the change to {after.pending_mode} stays pending",
-            hint="something holds the GPU: stop what uses it, or reboot the machine, and run the command again",
+            f"{after.label}: MIG mode is {after.mode}, the change to {after.pending_mode} is still pending",
+            hint="a process still uses the GPU: stop it or reboot the machine, then run the command again",
         )
 
 
@@ -74,7 +74,7 @@ class SetMigMode(ModeStep):
         return cls(gpu_uuid, bool(data["enabled"]))
 
     def in_effect(self, gpu: GpuState) -> bool:
-        """Whether the mode is effective, or waits for nothing but a reset."""
+        """Whether the mode is in effect, or waits only for a reset."""
         return gpu.pending_mode is self._mode and (gpu.mode is self._mode or gpu.mode_change_needs_reset)
 
     def apply(self, gpu: GpuState) -> GpuState:
@@ -82,7 +82,7 @@ class SetMigMode(ModeStep):
         return replace(gpu, pending_mode=self._mode, mode=gpu.mode if gpu.mode_change_needs_reset else self._mode)
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
-        """The mode as it was, with a reset where the other one became effective by a reset."""
+        """Restores the previous mode, with a reset if the other one took effect by a reset."""
         if now.pending_mode is before.mode and now.mode is before.mode:
             return ()
         ask = SetMigMode(now.uuid, before.mode is MigMode.ENABLED)
@@ -97,7 +97,7 @@ class SetMigMode(ModeStep):
 
 @dataclass(frozen=True, slots=True)
 class ResetGpu(ModeStep):
-    """Reset one GPU, so that its pending MIG mode becomes effective."""
+    """Reset one GPU, so that its pending MIG mode takes effect."""
 
     def __str__(self) -> str:
         return "reset the GPU"
@@ -108,7 +108,7 @@ class ResetGpu(ModeStep):
         return StepSummary("reset", "GPU")
 
     def fields(self) -> dict[str, Any]:
-        """Nothing beside its GPU."""
+        """Nothing beyond its GPU."""
         return {}
 
     @classmethod
@@ -121,16 +121,16 @@ class ResetGpu(ModeStep):
         return not gpu.mode_pending
 
     def apply(self, gpu: GpuState) -> GpuState:
-        """The GPU in its pending mode; a reset takes every instance away."""
+        """The GPU in its pending mode; a reset removes every instance."""
         return gpu if self.in_effect(gpu) else replace(gpu, mode=gpu.pending_mode, instances=())
 
     @property
     def resets(self) -> bool:
-        """It does."""
+        """Always true."""
         return True
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
-        """Nothing: the change of mode that it completed is undone with a reset of its own."""
+        """Nothing: the mode change that it completed is undone with a reset of its own."""
         return ()
 
 
@@ -160,7 +160,7 @@ class SlotStep(Step, ABC):
         return {"profile": str(self.profile), "start": self.placement.start, "size": self.placement.size}
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """What is in the slot, and whose it is."""
+        """The contents of the slot, and whether Tranche made them."""
         instance = self.instance(gpu)
         return PriorState(gpu.mode) if instance is None else PriorState(gpu.mode, instance.slices, self.key in owned)
 
@@ -202,14 +202,14 @@ class CreateInstance(SlotStep):
         return instance is not None and instance.slices == tuple(sorted(self.slices))
 
     def missing(self, instance: GpuInstance | None) -> tuple[ProfileName, ...]:
-        """The slices that the instance lacks, in an order in which all find room, or largest first where there is none."""
+        """The slices that the instance lacks, in an order in which all fit, or else largest first."""
         present = () if instance is None else instance.compute_instances
         missing = tuple((Counter(self.slices) - Counter(each.name for each in present)).elements())
         order = creation_order(missing, self.profile.slices, taken_mask(present))
         return tuple(sorted(missing, key=lambda name: -name.compute)) if order is None else order
 
     def apply(self, gpu: GpuState) -> GpuState:
-        """The GPU with that instance. Ids and UUIDs are the driver's to give; here they are -1 and empty."""
+        """The GPU with that instance. The driver assigns ids and UUIDs; here they are -1 and empty."""
         profile = gpu.profile(self.profile)
         present = self.instance(gpu)
         instance = present or GpuInstance(
@@ -222,10 +222,10 @@ class CreateInstance(SlotStep):
         inside = list(instance.compute_instances)
         for name in self.missing(present):
             start = lowest_start(name.compute, self.profile.slices, taken_mask(inside))
-            # A driver refuses a slice without room; beyond the instance it is plain that the effect cannot be had.
+            # A driver refuses a slice without room; a slice larger than the instance plainly cannot be made.
             start = self.profile.slices if start is None else start
             inside.append(ComputeInstance(-1, name, -1, start, name.compute, "", None))
-        made = replace(instance, compute_instances=tuple(inside))
+        made = instance._replace(compute_instances=tuple(inside))
         others = tuple(each for each in gpu.instances if each is not present)
         return replace(gpu, instances=(*others, made))
 
@@ -235,13 +235,13 @@ class CreateInstance(SlotStep):
         return (TakesRoom(self.occupant),)
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[PriorSlotState, ...]:
-        """The slot empty again. An instance that was there before was idle then and is harmless now, so it stays as it is."""
+        """The empty slot. An instance that was there before was idle, and stays as it is."""
         if before.slices is not None or self.instance(now) is None:
             return ()
         return (PriorSlotState(self.key, None, owned=False),)
 
     def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
-        """An instance that the step made is Tranche's; one that it found, and only cut inside, stays whose it was."""
+        """An instance that the step made is Tranche's; one that it only cut inside keeps its owner."""
         return {self.key: True} if before.slices is None else {}
 
 
@@ -277,9 +277,9 @@ class DestroyInstance(SlotStep):
         return (TakesInstance(self.occupant),)
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[PriorSlotState, ...]:
-        """The same instance again; it has its UUIDs back, because the driver derives them from the slot."""
+        """The same instance again, with the same UUIDs, because the driver derives them from the slot."""
         return () if before.slices is None else (PriorSlotState(self.key, before.slices, before.owned),)
 
     def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
-        """What is gone is nobody's."""
+        """A destroyed instance is no longer Tranche's."""
         return {self.key: False}

@@ -1,11 +1,11 @@
 """A Plan: an ordered list of small idempotent steps, computed by a pure function from an observed state.
 
-Plans are data. `--dry-run` prints one, the executor carries it out and journals each step, and a saved one is refused when a
-GPU that it touches no longer has the fingerprint it was computed from.
+Plans are data. `--dry-run` prints one, and the executor carries it out and journals each step. A saved plan is refused when a GPU
+that it touches no longer has the fingerprint it was computed from.
 
-Carried out on a view, a plan does not touch allocations: who holds what is not its to say. Numbers that only a driver gives
-(ids of instances, UUIDs of new slices, free memory) are not foreseen, nor for whom an instance was made; mode, slots, compute
-slices, processes and what Tranche made are.
+Applied to a view, a plan does not touch allocations: holders are not its concern. It predicts mode, slots, compute slices,
+processes and what Tranche made. It does not predict the driver's numbers (ids of instances, UUIDs of new slices, free memory),
+nor for which request an instance was made.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Plan:
 
     @property
     def apart(self) -> tuple[Plan, ...]:
-        """A plan for each GPU, with the same purpose: steps of different GPUs are independent."""
+        """One plan per GPU, with the same purpose: steps of different GPUs are independent."""
         return tuple(
             Plan(
                 self.purpose,
@@ -74,7 +74,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_dict(data: object) -> Plan:
-    """The plan that plan_to_dict wrote; PlanInvalid when it is not one, or has a step of an unknown kind."""
+    """The plan that plan_to_dict wrote; raises PlanInvalid for other data or an unknown kind of step."""
     if not isinstance(data, dict) or data.get("kind") != "Plan" or data.get("apiVersion") != FORMAT_VERSION:
         raise PlanInvalid(f"this is not a {FORMAT_VERSION} Plan", hint="write one with: tranche layout plan -o json")
     try:
@@ -86,7 +86,7 @@ def plan_from_dict(data: object) -> Plan:
 
 
 def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
-    """The plan with what its steps and its grants need of daemons; a step that it has already is not repeated."""
+    """The plan with the daemon steps that its steps and grants need; does not repeat a step."""
     gpus = {uuid: view.node.gpu(uuid) for uuid in {*plan.gpu_uuids, *(grant.gpu_uuid for grant in grants)}}
     first = tuple(step for gpu in gpus.values() for step in _ending(gpu, plan, grants) if step not in plan.steps)
     last = tuple(step for step in (*_starting(gpus, grants), *_turns(gpus, grants)) if step not in plan.steps)
@@ -99,7 +99,7 @@ def with_daemons(plan: Plan, grants: Sequence[Grant], view: NodeView) -> Plan:
 
 
 def refuse_unavailable(view: NodeView, grants: Sequence[Grant]) -> None:
-    """GpuBusy when somebody is to be let in where a daemon serves nobody more, or an administrator lets in nobody at all."""
+    """Raise GpuBusy if a grant needs a daemon that admits no more clients, or a GPU in compute mode PROHIBITED."""
     for grant in grants:
         gpu = view.node.gpu(grant.gpu_uuid)
         if grant.slot is None and gpu.prohibited:
@@ -109,13 +109,13 @@ def refuse_unavailable(view: NodeView, grants: Sequence[Grant]) -> None:
             and grant.sharing is Sharing.MPS
             and (why := unavailable(gpu, grant.slot))
         ):
-            raise GpuBusy(f"{gpu.label} is not shared further: {why}")
+            raise GpuBusy(f"{gpu.label} takes no new shares: {why}")
         if isinstance(grant, FractionalShare) and (ids := unlimited_on(grant.device, view.allocations)):
-            raise GpuBusy(f"{gpu.label} is not shared further: nothing limits the memory of {', '.join(ids)} any more")
+            raise GpuBusy(f"{gpu.label} takes no new shares: nothing limits the memory of {', '.join(ids)}")
 
 
 def unlimited_on(device: WholeGpu | Slice, allocations: Iterable[Allocation]) -> tuple[str, ...]:
-    """The ids of those who share the device and whose limits are lost: what was promised to others may not be there."""
+    """The ids of sharers of the device with lost limits: memory promised to others may be missing."""
     return tuple(
         each.id
         for each in allocations
@@ -124,14 +124,14 @@ def unlimited_on(device: WholeGpu | Slice, allocations: Iterable[Allocation]) ->
 
 
 def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
-    """GpuBusy when a device that was chosen on an older look is not there any more.
+    """Raise GpuBusy if a device chosen from an older view is gone.
 
-    A GPU in MIG mode is still a device for one who has it whole or by turns, and none for MPS, which serves its slices alone.
+    A GPU in MIG mode is still a device for holders that have it whole or by turns, but not for MPS, which serves only its slices.
     """
     for grant in grants:
         gpu, slot = view.node.gpu(grant.gpu_uuid), grant.slot
         if slot is not None and gpu.instance_in(PlacedInstance(slot.profile, slot.placement)) is None:
-            raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} is not there any more")
+            raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} no longer exists")
         by_mps = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
         if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
             raise GpuBusy(f"{gpu.label} is not shared by MPS: its MIG mode is {_mode(gpu)} now")
@@ -160,7 +160,7 @@ def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[St
 
 
 def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
-    """The lengths of turns that the administrator wants, where programs take turns."""
+    """The administrator's timeslices, for grants that take turns."""
     for grant in grants:
         gpu = gpus[grant.gpu_uuid]
         wanted = gpu.timeslice_wanted
@@ -177,7 +177,7 @@ def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:
 
 
 def _displaces(grant: Grant, device: WholeGpu | Slice) -> bool:
-    """Whether the daemon of a device cannot stay when that is granted: it is the device, or a part of it in another way."""
+    """Whether the grant ends the device's daemon: it is the device, or a part of it by another mechanism."""
     if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS and grant.device == device:
         return False
     return overlap(grant, device)
@@ -194,7 +194,7 @@ def _occupant(daemon: MpsDaemon) -> PlacedInstance | None:
 
 
 def apply(plan: Plan, view: NodeView) -> NodeView:
-    """The view after the plan; GpuNotFound when the plan names a GPU that the view does not have."""
+    """The view after the plan; raises GpuNotFound if the plan names a GPU that the view does not have."""
     gpus = {gpu.uuid: gpu for gpu in view.node}
     owned = set(view.owned)
     for step in plan.steps:

@@ -1,4 +1,4 @@
-"""The steps on a device that several share: a GPU that is not cut, or the instance in a slot."""
+"""Steps on a shared device: an uncut GPU, or the instance in a slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tranche.planning.steps.step import PriorState, Step, StepSummary, TakesShar
 
 @dataclass(frozen=True, slots=True)
 class DeviceStep(Step, ABC):
-    """A step on that device."""
+    """A step on a shared device."""
 
     occupant: PlacedInstance | None
 
@@ -30,7 +30,7 @@ class DeviceStep(Step, ABC):
 
     @property
     def device(self) -> WholeGpu | Slice:
-        """The device, as grants name it."""
+        """The device as a grant."""
         if self.occupant is None:
             return WholeGpu(self.gpu_uuid)
         return Slice(self.gpu_uuid, self.occupant.profile, self.occupant.placement)
@@ -46,7 +46,7 @@ class DeviceStep(Step, ABC):
         return "the GPU" if self.occupant is None else f"{self.occupant.profile} at {self.occupant.placement}"
 
     def device_uuid(self, gpu: GpuState) -> str:
-        """The device's UUID; "" when the GPU does not show it."""
+        """The device's UUID; "" if the GPU does not show it."""
         return device_uuid(self.device, gpu)
 
     def daemon(self, gpu: GpuState) -> MpsDaemon | None:
@@ -54,7 +54,7 @@ class DeviceStep(Step, ABC):
         return gpu.daemon_of(self.slot)
 
     def fields(self) -> dict[str, Any]:
-        """`profile`, and `start` and `size` of the placement in memory slices, where the device is an instance."""
+        """`profile`, and `start` and `size` of the placement in memory slices, if the device is an instance."""
         if self.occupant is None:
             return {}
         placement = self.occupant.placement
@@ -62,20 +62,20 @@ class DeviceStep(Step, ABC):
 
 
 def occupant_of(data: Mapping[str, Any]) -> PlacedInstance | None:
-    """The instance that DeviceStep.fields wrote; None where it wrote none."""
+    """The instance that DeviceStep.fields wrote; None if there is none."""
     return PlacedInstance(*slot_fields(data)) if "profile" in data else None
 
 
 _THERE = "daemon"
-"""What `PriorState.extra` says when the device had its daemon already."""
+"""The value of `PriorState.extra` if the device already had its daemon."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartMps(DeviceStep):
-    """Have a daemon serve the device and let none of its clients have more than `limit` bytes, whatever they ask for.
+    """Start a daemon for the device that limits each client to `limit` bytes, whatever the client asks for.
 
-    A GPU that is not cut is in compute mode EXCLUSIVE_PROCESS for the daemon's life: who passes the daemon by is refused then.
-    The mode cannot be set where MIG is on.
+    An uncut GPU is in compute mode EXCLUSIVE_PROCESS while the daemon lives, which refuses programs that bypass the daemon. The
+    mode cannot be set while MIG is on.
     """
 
     limit: int
@@ -103,11 +103,11 @@ class StartMps(DeviceStep):
         return self.device
 
     def in_effect(self, gpu: GpuState) -> bool:
-        """Whether a daemon serves the device whose limit is not lower, and nobody can pass it by."""
+        """Whether a daemon with at least that limit serves the device, and no program can bypass it."""
         daemon = self.daemon(gpu)
         if daemon is None or daemon.state is not DaemonState.READY or daemon.limit < self.limit:
             return False
-        # The slot may hold another device by now, which that daemon does not show its clients.
+        # The slot may now hold another device, which that daemon does not show its clients.
         ours = daemon.device_uuid == self.device_uuid(gpu)
         return ours and (self.occupant is not None or gpu.compute_mode is ComputeMode.EXCLUSIVE)
 
@@ -124,7 +124,7 @@ class StartMps(DeviceStep):
 
     @property
     def takes(self) -> tuple[Taking, ...]:
-        """Nothing: whoever has a part of the device keeps it, and a limit that is there is not lowered."""
+        """Nothing: holders of the device's parts keep them, and an existing limit is not lowered."""
         return ()
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
@@ -132,20 +132,20 @@ class StartMps(DeviceStep):
         return PriorState(gpu.mode, extra="" if self.daemon(gpu) is None else _THERE)
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[StopMps, ...]:
-        """No daemon. One that was there before stays: a higher limit of its takes nothing from anybody."""
+        """Ends the daemon. One that was there before stays: its higher limit takes nothing from anyone."""
         return () if before.extra == _THERE else (StopMps(self.gpu_uuid, self.occupant),)
 
     def not_shown(self, after: GpuState) -> MpsFailed:
-        """The daemon that was started does not serve."""
+        """The started daemon does not serve."""
         return MpsFailed(
-            f"{after.label}: the MPS daemon of {self.place} was started, and does not serve it",
-            hint="its log lies in the state folder, under mps",
+            f"{after.label}: the MPS daemon of {self.place} has started but does not serve it",
+            hint="its log is in the state folder, under mps",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StopMps(DeviceStep):
-    """End the daemon of the device with its servers; a GPU that is not cut gets the compute mode back that it had before."""
+    """End the daemon of the device with its servers; an uncut GPU gets its previous compute mode back."""
 
     def __str__(self) -> str:
         return f"end the MPS daemon of {self.place}"
@@ -165,7 +165,7 @@ class StopMps(DeviceStep):
         return self.daemon(gpu) is None
 
     def apply(self, gpu: GpuState) -> GpuState:
-        """The GPU without that daemon. The compute mode is what the daemon's own record says, which no plan foresees."""
+        """The GPU without that daemon. The compute mode comes from the daemon's own record, which plans cannot foresee."""
         gone = self.daemon(gpu)
         return gpu if gone is None else replace(gpu, daemons=tuple(each for each in gpu.daemons if each is not gone))
 
@@ -175,29 +175,29 @@ class StopMps(DeviceStep):
         return (TakesSharing(self.occupant),)
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """Nothing beside the mode."""
+        """Nothing beyond the mode."""
         return PriorState(gpu.mode)
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
-        """Nothing: whoever shares the device next has a daemon started."""
+        """Nothing: the next sharers of the device start a daemon."""
         return ()
 
     def not_shown(self, after: GpuState) -> MpsFailed:
         """Something of the daemon is still there."""
         return MpsFailed(
             f"{after.label}: the MPS daemon of {self.place} does not end",
-            hint="see what holds it: nvidia-smi; its log lies in the state folder, under mps",
+            hint="see what holds it: nvidia-smi; its log is in the state folder, under mps",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SetTimeslice(Step):
-    """Set the length of time slices on a GPU that is not cut; None puts back what was there before Tranche set one."""
+    """Set the timeslice of an uncut GPU; None restores what was there before Tranche set one."""
 
     length: Timeslice | None
 
     def __str__(self) -> str:
-        return "put the time slice back" if self.length is None else f"set the time slice to {self.length}"
+        return "restore the time slice" if self.length is None else f"set the time slice to {self.length}"
 
     @property
     def summary_words(self) -> StepSummary:
@@ -205,7 +205,7 @@ class SetTimeslice(Step):
         return StepSummary("set the time slice of", "GPU")
 
     def fields(self) -> dict[str, Any]:
-        """`timeslice`: its word; null to put it back."""
+        """`timeslice`: its word; null to restore."""
         return {"timeslice": None if self.length is None else str(self.length)}
 
     @classmethod
@@ -215,7 +215,7 @@ class SetTimeslice(Step):
 
     @property
     def changes_cut(self) -> bool:
-        """It does not."""
+        """Always false."""
         return False
 
     def in_effect(self, gpu: GpuState) -> bool:
@@ -228,7 +228,7 @@ class SetTimeslice(Step):
 
     @property
     def takes(self) -> tuple[Taking, ...]:
-        """Nothing: whoever shares the GPU has turns of another length."""
+        """Nothing: sharers of the GPU only get turns of another length."""
         return ()
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
@@ -236,6 +236,6 @@ class SetTimeslice(Step):
         return PriorState(gpu.mode, extra="" if gpu.timeslice is None else str(gpu.timeslice))
 
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
-        """The length that Tranche had set before; what was there without Tranche, where it had set none."""
+        """Restores the length that Tranche had set before, or the state without Tranche if it had set none."""
         step = SetTimeslice(self.gpu_uuid, Timeslice(before.extra) if before.extra else None)
         return () if step.in_effect(now) else (step,)

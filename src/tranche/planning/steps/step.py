@@ -1,7 +1,6 @@
-"""What every kind of step answers for itself, and what it takes from whoever may have it.
+"""What every kind of step answers for itself, and what it takes from its holders.
 
-Guards, blockers and saved plans ask a step what it takes, whatever its kind. Nobody outside of this package and of the acts
-asks what kind a step is.
+Guards, blockers and saved plans ask any step what it takes. No code outside this package and the acts asks for a step's kind.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from tranche.core.state import GpuState, InstanceKey, MigMode
 
 @dataclass(frozen=True, slots=True)
 class TakesInstance:
-    """The instance in that slot goes: nobody may hold it or run in it."""
+    """The instance in that slot goes: it must have no holder and no process."""
 
     occupant: PlacedInstance
 
 
 @dataclass(frozen=True, slots=True)
 class TakesRoom:
-    """An instance comes to be in that slot: none of its memory slices may be promised to anybody else."""
+    """An instance will be in that slot: none of its memory slices may be promised to others."""
 
     occupant: PlacedInstance
 
 
 @dataclass(frozen=True, slots=True)
 class TakesGpu:
-    """The GPU as a whole is disturbed: nobody may hold any of it or run on it, and it may have no instances."""
+    """The whole GPU is disturbed: it must have no holder, no process and no instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakesSharing:
-    """A device can no longer be shared: nobody may hold a part of it. It is the instance in that slot, or without one the GPU."""
+    """The device, the instance in that slot or else the GPU, can no longer be shared: no one may hold a part of it."""
 
     occupant: PlacedInstance | None
 
@@ -49,9 +48,9 @@ Taking = TakesInstance | TakesRoom | TakesGpu | TakesSharing
 
 @dataclass(frozen=True, slots=True)
 class PriorState:
-    """What a step found: the GPU's mode, and what was in the step's slot (None: no instance; empty: one without slices).
+    """What a step found: the GPU's mode, and the contents of its slot (None: no instance; empty: one without slices).
 
-    `owned` says whether Tranche had made the instance in the slot. `extra` is whatever else a kind of step needs to be undone, in
+    `owned` says whether Tranche had made the instance in the slot. `extra` is what else a kind of step needs for its undo, in
     that kind's own words.
     """
 
@@ -63,7 +62,7 @@ class PriorState:
 
 @dataclass(frozen=True, slots=True)
 class PriorSlotState:
-    """An inverse: the slot as it was before, with an instance of those slices, or with none when `slices` is None."""
+    """An inverse: the slot as it was before, with an instance of those slices, or without one if `slices` is None."""
 
     key: InstanceKey
     slices: tuple[ProfileName, ...] | None
@@ -72,7 +71,7 @@ class PriorSlotState:
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """How a summary counts the kind: `created 3 instances`."""
+    """How a summary counts steps of the kind: `created 3 instances`."""
 
     verb: str
     noun: str
@@ -80,55 +79,55 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True)
 class Step(ABC):
-    """One small idempotent change of one GPU, as data. A kind's name in plans, journals and events is the name of its class."""
+    """One small idempotent change of one GPU, as data. The class name is the kind's name in plans, journals and events."""
 
     gpu_uuid: str
 
     @abstractmethod
     def __str__(self) -> str:
-        """The step for people, as an order: `create 1g.5gb at 0:1`."""
+        """The step as an order, for people: `create 1g.5gb at 0:1`."""
 
     @property
     @abstractmethod
     def summary_words(self) -> StepSummary:
-        """What the step does, as a summary counts it."""
+        """How a summary counts the step."""
 
     @abstractmethod
     def fields(self) -> dict[str, Any]:
-        """What the step says beside its kind and its GPU, as JSON data."""
+        """The step's data beyond its kind and its GPU, as JSON data."""
 
     @classmethod
     @abstractmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
-        """The step of that GPU with the fields in the data; KeyError, TypeError, ValueError or TrancheError without them."""
+        """The step of that GPU from its fields; raises KeyError, TypeError, ValueError or TrancheError if they are missing."""
 
     @abstractmethod
     def in_effect(self, gpu: GpuState) -> bool:
-        """Whether the GPU already shows what the step is for, so that it need not be done."""
+        """Whether the GPU already shows the step's effect, so that it is needless."""
 
     @abstractmethod
     def apply(self, gpu: GpuState) -> GpuState:
-        """The GPU as the step is expected to leave it; unchanged when the step is in effect already."""
+        """The GPU as the step should leave it; unchanged if the step is already in effect."""
 
     @property
     @abstractmethod
     def takes(self) -> tuple[Taking, ...]:
-        """Everything that the step takes from whoever has it. An empty answer means that it disturbs nobody at all."""
+        """Everything that the step takes from its holders. Empty means that it disturbs no one."""
 
     @abstractmethod
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """What the step is about to find on the GPU; `owned` names the instances that Tranche made."""
+        """What the step will find on the GPU; `owned` names the instances that Tranche made."""
 
     @abstractmethod
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step | PriorSlotState, ...]:
-        """What puts the GPU back, in order, after the step may have acted on it and found `before`."""
+        """What restores the GPU, in order, if the step may have acted on it and found `before`."""
 
     def ownership(self, before: PriorState) -> Mapping[InstanceKey, bool]:
-        """Whose the instances are that the step made or destroyed: True Tranche's, False no longer. None are named by default."""
+        """The new owners of instances that the step made or destroyed: True Tranche, False no longer. Empty by default."""
         return {}
 
     def not_shown(self, after: GpuState) -> TrancheError:
-        """What is wrong when the driver accepted the step and the GPU, seen afterwards, does not show its effect."""
+        """The error if the driver accepted the step but the GPU does not show its effect afterwards."""
         return VerificationFailed(
             f"{after.label}: the driver accepted '{self}', but the GPU does not show it",
             hint="compare with: nvidia-smi mig -lgi",
@@ -141,17 +140,17 @@ class Step(ABC):
 
     @property
     def changes_mode(self) -> bool:
-        """Whether the step is part of a change of MIG mode."""
+        """Whether the step is part of a MIG mode change."""
         return False
 
     @property
     def changes_cut(self) -> bool:
-        """Whether the step makes or destroys instances, as far as its kind tells."""
+        """Whether this kind of step makes or destroys instances."""
         return not self.changes_mode
 
     @property
     def lets_in(self) -> WholeGpu | Slice | None:
-        """The device that somebody more may share by a daemon after the step."""
+        """The device that admits one more client by a daemon after the step."""
         return None
 
     @property
@@ -161,7 +160,7 @@ class Step(ABC):
 
     @property
     def destroys(self) -> InstanceKey | None:
-        """The slot whose instance the step takes away."""
+        """The slot of the instance that the step removes."""
         return self._slot(TakesInstance)
 
     @property

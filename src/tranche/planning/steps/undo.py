@@ -1,7 +1,7 @@
-"""Undoing a plan: from what was journaled of its steps and what a GPU shows now, the steps that put it back.
+"""Undoing a plan: the steps that restore a GPU, from its journaled steps and its present state.
 
-It works from the present state, so it may be computed and carried out again after another crash. It touches only slots that
-the plan itself changed.
+It starts from the present state, so it can be computed and run again after another crash. It touches only slots that the plan
+itself changed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tranche.planning.steps import CreateInstance, DestroyInstance, PriorSlotSta
 
 
 class StepStatus(StrEnum):
-    """PENDING: not begun. INTENDED: it may or may not have acted. DONE: it acted. NEEDLESS: its effect was there already."""
+    """PENDING: not begun. INTENDED: may have acted. DONE: acted. NEEDLESS: its effect was there already."""
 
     PENDING = "pending"
     INTENDED = "intended"
@@ -39,14 +39,14 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class _UndoStep:
-    """A step that puts something back, and whose the instances are after it: True Tranche's, False no longer."""
+    """A step that restores something, and the owners of instances after it: True Tranche, False no longer."""
 
     step: Step
     ownership: Mapping[InstanceKey, bool] = field(default_factory=dict)
 
 
 def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[_UndoStep, ...]:
-    """The steps that put one GPU back to what it was before these steps of a plan, last change first."""
+    """The steps that restore one GPU to its state before these steps of a plan, last change first."""
     undo: list[_UndoStep] = []
     for record in reversed(records):
         if record.step.gpu_uuid == now.uuid and record.before is not None and record.may_have_acted:

@@ -4,7 +4,7 @@
 #include "memory_limits.h"
 
 /* A context's own memory grows with the multiprocessors it may use: room for local memory, stacks and heaps. Chosen so that an H100
- * takes about 500 MiB, as is told of it. */
+ * takes about 500 MiB, as reported. */
 enum { CONTEXT_BASE_MIB = 100, CONTEXT_MIB_PER_MULTIPROCESSOR = 3 };
 
 static uint64_t context_bytes(const struct cuda_device *device) {
@@ -29,7 +29,7 @@ static uint64_t held(const struct cuda_device *device) {
 
 static bool is_small(uint64_t bytes) { return bytes <= CUDA_ALLOCATION_UNIT / 2; }
 
-/* Makes what the device says it holds true on the machine, if there is room for it. */
+/* Makes the machine hold what the device says it holds, if there is room. */
 static CUresult settle(struct cuda_device *device) {
     uint64_t wanted = held(device);
     uint64_t limit = device->seat.memory_limit;

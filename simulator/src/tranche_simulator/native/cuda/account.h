@@ -4,7 +4,7 @@
 
 #include "driver.h"
 
-/* One more context on the device, whose own memory is returned in `bytes`. */
+/* Opens a context on the device, and returns the context's own memory in `bytes`. */
 CUresult account_open(struct cuda_device *device, uint64_t *bytes);
 void account_close(struct cuda_device *device, uint64_t bytes);
 

@@ -2,7 +2,7 @@
  *
  * Memory of a device is memory of this process, which the kernel supplies as it is touched, so that copies are real and what is
  * never used costs nothing. Its addresses are those of that memory with one bit changed: a program that follows one on the host
- * comes to grief, as it should.
+ * crashes, as it should.
  */
 #ifndef TRANCHE_CUDA_ALLOCATIONS_H
 #define TRANCHE_CUDA_ALLOCATIONS_H

@@ -1,7 +1,7 @@
 #include "bytes.h"
 #include "streams.h"
 
-/* Bytes move in the call: kernels change none, and a program may look at them only after what it waits for. */
+/* Bytes move in the call: kernels change none, and a program may read them only after it has waited. */
 
 static CUdeviceptr address_of(const void *host) { return (CUdeviceptr)(uintptr_t)host; }
 

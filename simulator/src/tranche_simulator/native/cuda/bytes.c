@@ -42,7 +42,7 @@ CUresult copy_bytes(CUdeviceptr to, CUdeviceptr from, uint64_t size, enum copy_k
     return CUDA_SUCCESS;
 }
 
-/* Whole pages of zeros are given back to the kernel, which makes them anew when they are looked at. */
+/* Returns whole pages of zeros to the kernel, which recreates them when they are read. */
 static void clear_bytes(char *bytes, size_t size) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     char *first = (char *)(((uintptr_t)bytes + page - 1) / page * page);

@@ -14,7 +14,7 @@ struct CUctx_st {
     CUcontext next;
 };
 
-/* The calling thread's; NULL where there is none. */
+/* The calling thread's; NULL without one. */
 CUcontext context_current(void);
 /* NULL: no such handle, or destroyed. */
 CUcontext context_of_handle(CUcontext handle);
@@ -23,7 +23,7 @@ CUcontext primary_context(const struct cuda_device *device);
 
 CUresult context_create(struct cuda_device *device, unsigned int flags, CUcontext *context);
 void context_destroy(CUcontext context);
-/* Makes a context that is in use anew, or the same again, under the handle that the primary context of the device always has. */
+/* Returns the device's primary context, started if it is not in use; its handle never changes. */
 CUresult primary_retain(struct cuda_device *device, CUcontext *context);
 
 #endif

@@ -17,7 +17,7 @@ static void before_fork(void) { pthread_mutex_lock(&guard); }
 
 static void after_fork(void) { pthread_mutex_unlock(&guard); }
 
-/* The GPU knows the parent; the child can use nothing of it, nor begin anew. */
+/* The GPU knows the parent; the child can use nothing of it, nor start over. */
 static void in_child(void) {
     forked = driver.initialised;
     pthread_mutex_unlock(&guard);
@@ -73,7 +73,7 @@ static CUresult health(const struct cuda_device *device) {
             fault = CUDA_ERROR_UNKNOWN;
         }
         if (fault == CUDA_SUCCESS && atomic_load(&driver.m->state->clients[device->client].evicted) != 0) {
-            fault = CUDA_ERROR_MPS_CLIENT_TERMINATED; /* its memory went to somebody who had a right to it */
+            fault = CUDA_ERROR_MPS_CLIENT_TERMINATED; /* its memory went to a process entitled to it */
         }
         if (fault != CUDA_SUCCESS) {
             driver.fault = fault; /* not of this process's doing */

@@ -14,7 +14,7 @@ struct cuda_device {
     struct device_place place;
     const struct board *board;
     const struct gi_profile *profile; /* NULL unless a MIG device */
-    unsigned int multiprocessors;     /* of the device, whatever MPS leaves of them */
+    unsigned int multiprocessors;     /* of the device, before MPS limits them */
     uint64_t memory;                  /* bytes that programs can use */
     char uuid[64];                    /* "GPU-..." or "MIG-..." */
     CUuuid id;
@@ -80,7 +80,7 @@ CUdevice ordinal_of(const struct cuda_device *device);
 /* The device is on the machine, as it was at cuInit. */
 bool device_is_there(const struct cuda_device *device);
 
-/* From here on the process can do no more on any device. */
+/* From here on the process cannot use any device. */
 void driver_fault(CUresult fault);
 bool fault_is_fatal(CUresult code);
 /* What has ended the process's work, or the current context's device has ended it; success otherwise. */

@@ -2,7 +2,7 @@
 
 #include "launches.h"
 
-/* Graphs of kernels: a launch carries them out one after the other, in an order in which each comes after what it depends on. */
+/* Graphs of kernels: a launch runs them one after the other, each after those it depends on. */
 
 enum node_kind { NODE_KERNEL = 0, NODE_EMPTY = 5 }; /* as the driver numbers them */
 

@@ -4,7 +4,7 @@
 
 enum { MAX_THREADS = 1024 };
 
-/* The value of an integer argument, from pointers to the arguments or from all of them in one buffer; 0 where there is none. */
+/* The value of an integer argument, from pointers to the arguments or from all of them in one buffer; 0 without one. */
 static int64_t argument(CUfunction function, unsigned int index, void **parameters, void **extra) {
     if (index >= function->parameters) {
         return 0;

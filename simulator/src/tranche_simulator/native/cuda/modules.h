@@ -1,4 +1,4 @@
-/* Modules: PTX, of which the names of its kernels and their parameters are read. No instruction is carried out; a kernel takes time,
+/* Modules: PTX, read for the names of its kernels and their parameters. No instruction is executed; a kernel takes time,
  * as a comment in the text says:
  *
  *     // tranche-sim: NAME time=500us

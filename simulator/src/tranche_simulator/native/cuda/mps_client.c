@@ -70,7 +70,7 @@ CUresult mps_join(machine *m, struct mps_session **session) {
     *session = NULL;
     int connection = mps_connect();
     if (connection < 0) {
-        return CUDA_SUCCESS; /* the process goes on without MPS, and is not told */
+        return CUDA_SUCCESS; /* the process goes on without MPS, silently */
     }
     struct mps_session *joined = calloc(1, sizeof *joined);
     if (joined == NULL) {
@@ -89,7 +89,7 @@ CUresult mps_join(machine *m, struct mps_session **session) {
     return CUDA_SUCCESS;
 }
 
-/* The server's number of a device; its count of devices where it has none of that UUID. */
+/* The server's number of a device; its count of devices if it has none of that UUID. */
 static uint32_t number_of(const struct mps_session *session, const char *uuid) {
     uint32_t number = 0;
     while (number < session->grant.count && strcmp(session->grant.devices[number].uuid, uuid) != 0) {

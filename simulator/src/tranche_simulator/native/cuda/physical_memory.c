@@ -161,7 +161,7 @@ CUDA_API CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllo
     return CUDA_SUCCESS;
 }
 
-/* The one who made the memory is charged for it. */
+/* The maker of the memory is charged for it. */
 CUDA_API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
     ENTER_DRIVER();
     struct stat status;

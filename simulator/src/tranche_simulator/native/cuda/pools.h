@@ -1,4 +1,4 @@
-/* Pools, out of which streams take device memory: they keep what comes back until somebody waits for the GPU. */
+/* Pools that streams take device memory from. They keep what comes back until a program waits for the GPU. */
 #ifndef TRANCHE_CUDA_POOLS_H
 #define TRANCHE_CUDA_POOLS_H
 

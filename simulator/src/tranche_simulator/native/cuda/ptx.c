@@ -100,7 +100,7 @@ static void read_word(CUfunction function, const char *word) {
     }
 }
 
-/* What comments of the text say of the kernel. */
+/* What comments of the text say about the kernel. */
 static void read_comments(CUfunction function, const char *text) {
     static const char MARK[] = "// tranche-sim:";
     while ((text = strstr(text, MARK)) != NULL) {

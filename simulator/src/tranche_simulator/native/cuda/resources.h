@@ -1,4 +1,4 @@
-/* What ends with a context: its memory and, of whatever else programs make in it, everything. */
+/* What ends with a context: its memory, and everything else that programs make in it. */
 #ifndef TRANCHE_CUDA_RESOURCES_H
 #define TRANCHE_CUDA_RESOURCES_H
 

@@ -9,7 +9,7 @@
 #include "pools.h"
 
 enum { NON_BLOCKING = 1, MAX_FAULTS = 16 };
-static const uint64_t LONGEST_SLEEP = 5000000; /* nanoseconds: after that somebody may have died, whose time is free */
+static const uint64_t LONGEST_SLEEP = 5000000; /* nanoseconds: after that a process may have died and freed its time */
 static const CUstream LEGACY = (CUstream)1, PER_THREAD = (CUstream)2;
 
 static CUstream all;
@@ -40,7 +40,7 @@ static CUresult look(const struct milestone *milestone, struct lane_sight *sight
                                                                                        : CUDA_ERROR_UNKNOWN;
 }
 
-/* Faults of kernels that have come to their end. */
+/* Faults of kernels that have ended. */
 static CUresult strike(void) {
     for (unsigned int i = 0; i < fault_count && driver.fault == CUDA_SUCCESS; i++) {
         struct lane_sight sight;

@@ -29,7 +29,7 @@ struct CUstream_st {
 /* Of the current context: handles 0 and 1 are the legacy default stream, 2 is that of the thread. NULL: no such stream. */
 CUstream stream_of_handle(CUstream handle);
 
-/* Gives a stream something to do, behind what it waits for. Waits while the stream is full. `event` is told when it is done. */
+/* Gives a stream something to do, behind what it waits for. Waits while the stream is full. `event` fires when it is done. */
 CUresult stream_put(CUstream stream, const struct lane_item *item, CUevent event);
 /* Gives a stream a mark to reach, behind another piece of work too. */
 CUresult stream_mark(CUstream stream, const struct milestone *after, CUevent event);
@@ -38,7 +38,7 @@ CUresult stream_mark(CUstream stream, const struct milestone *after, CUevent eve
 CUresult milestone_query(const struct milestone *milestone);
 CUresult milestone_wait(const struct milestone *milestone);
 
-/* The event is of no stream's work any more. */
+/* The event no longer belongs to any stream's work. */
 void stream_forget_event(CUevent event);
 
 /* Everything that the context was given to do. */

@@ -98,7 +98,7 @@ CUDA_API CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUme
     return CUDA_SUCCESS;
 }
 
-/* Rights are those of all devices: what one of them may, none is kept from. */
+/* All devices share the rights: what one may do, all may. */
 CUDA_API CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count) {
     ENTER_DRIVER();
     REQUIRE_VALUE(access != NULL && count > 0 && is_whole(size));

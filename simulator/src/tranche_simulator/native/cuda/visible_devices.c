@@ -37,7 +37,7 @@ static uint64_t speed_of(const struct board *board) {
     return (uint64_t)board->multiprocessors * board->cores_per_multiprocessor * board->sm_clock_mhz;
 }
 
-/* The GPUs that the process sees, as CUDA numbers them: the fastest first, unless CUDA_DEVICE_ORDER says as on the bus. */
+/* The GPUs that the process sees, as CUDA numbers them: the fastest first, unless CUDA_DEVICE_ORDER asks for bus order. */
 static unsigned int ordered_gpus(const struct view *view, unsigned int *gpus) {
     unsigned int count = 0;
     for (unsigned int i = 0; i < view->count; i++) {

@@ -1,5 +1,5 @@
 /* A job for a simulated machine: for SECONDS it uses the GPUs or slices that CUDA_VISIBLE_DEVICES names, as a CUDA program would,
- * and holds MEMORY_MIB of each. Its standard input is a pipe from whoever started it: when that closes, the starter is gone, and
+ * and holds MEMORY_MIB of each. Its standard input is a pipe from its starter: when that closes, the starter is gone, and
  * the job ends too. */
 #define _GNU_SOURCE
 #include <poll.h>

@@ -1,4 +1,4 @@
-/* What can be made to go wrong with MPS: an error injected into one of these names, as if it were a function of NVML, whatever its
+/* Injectable faults of MPS: an error injected into one of these names, as if it were a function of NVML, with any
  * code. */
 #ifndef TRANCHE_MPS_FAULTS_H
 #define TRANCHE_MPS_FAULTS_H
@@ -13,7 +13,7 @@
 #define MPS_ENFORCE_LIMIT "mpsEnforceLimit"
 /* A client that is killed amid its work takes its neighbours with it, or the server. */
 #define MPS_CLIENT_KILLED "mpsClientKilled"
-/* A server answers no client any more, from the next one on, and says nothing. */
+/* From the next client on, a server silently answers no client. */
 #define MPS_SERVER_HANGS "mpsServerHangs"
 
 /* All of them; trancheSimSpecialFault names each. */

@@ -20,7 +20,7 @@ void mps_log_open(const char *name, int descriptor, bool foreground) {
 
 static void put(int descriptor, const char *line, size_t length) {
     ssize_t written = write(descriptor, line, length);
-    (void)written; /* nobody can be told that the log is full */
+    (void)written; /* there is no way to report a full log */
 }
 
 void mps_log(const char *format, ...) {

@@ -10,7 +10,7 @@
 #define MPS_KEY_SIZE 96
 #define MPS_EVERY_DEVICE "*"
 
-/* A limit as it was given: nobody compares the device with the devices there are before a client comes. */
+/* A limit as given: its device is checked against the existing ones only when a client comes. */
 struct mps_limit {
     char device[MPS_KEY_SIZE]; /* ordinal or UUID, or MPS_EVERY_DEVICE */
     uint64_t bytes;
@@ -24,11 +24,11 @@ struct mps_settings {
     struct mps_limit limits[MPS_MAX_LIMITS]; /* in the order in which they were set */
 };
 
-/* What the environment of the daemon says. */
+/* The daemon's environment. */
 void mps_settings_from_environment(struct mps_settings *settings);
 /* Whether the limit is kept: an unknown device is no reason to refuse it. */
 bool mps_set_limit(struct mps_settings *settings, const char *device, uint64_t bytes);
-/* NULL where none was set for that key. */
+/* NULL if none was set for that key. */
 const struct mps_limit *mps_limit_of(const struct mps_settings *settings, const char *device);
 
 /* "25", "33.3": above 0, up to 100. */

@@ -55,7 +55,7 @@ int mps_listen(const char *folder) {
         return -1;
     }
     unlink(address.sun_path); /* a daemon that was killed left its own */
-    /* Programs of every account may connect; the daemon knows whose they are. */
+    /* Programs of every account may connect; the daemon knows their accounts. */
     if (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 || chmod(address.sun_path, 0666) != 0 ||
         listen(listener, BACKLOG) != 0) {
         close(listener);

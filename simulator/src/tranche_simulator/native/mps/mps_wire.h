@@ -3,7 +3,7 @@
  *
  * A caller connects to the socket `control` of the pipe folder and sends a struct mps_hello. A terminal then sends a command in
  * each packet, and gets one packet of text for each. The daemon hands a client's connection over to a server, which answers with a
- * struct mps_grant and a page of memory that both map; afterwards the client sends struct mps_note. Whoever dies closes the
+ * struct mps_grant and a page of memory that both map; afterwards the client sends struct mps_note. A process that dies closes the
  * connection, and the other side sees that. */
 #ifndef TRANCHE_MPS_WIRE_H
 #define TRANCHE_MPS_WIRE_H
@@ -37,7 +37,7 @@ enum mps_error {
 
 enum mps_caller { MPS_TERMINAL = 1, MPS_CLIENT = 2 };
 
-/* Who calls. What else its environment says about MPS, a client heeds itself. */
+/* The caller. A client follows the rest of its environment's MPS settings itself. */
 struct mps_hello {
     uint32_t protocol;
     uint32_t caller;
@@ -109,13 +109,13 @@ const char *mps_log_directory(void);
 /* The address of a daemon's socket in a folder; false when its path is too long. */
 struct sockaddr_un;
 bool mps_address(const char *folder, struct sockaddr_un *address);
-/* A connection to the daemon of the pipe folder; -1 when nobody listens there, or its path is longer than a socket's can be. */
+/* A connection to the daemon of the pipe folder; -1 if there is no listener, or the path is too long for a socket. */
 int mps_connect(void);
 /* The daemon's own end of the socket in a folder. */
 int mps_listen(const char *folder);
 
 bool mps_send(int connection, const void *message, size_t size);
-/* With a descriptor that the other side gets a copy of. */
+/* With a descriptor. The other side gets a copy of it. */
 bool mps_send_with(int connection, const void *message, size_t size, int descriptor);
 /* The size of the message, which fills the rest of `message` with zeros; 0 at the end of the connection, -1 for an error. What
  * came along is in `descriptor`, else -1. */

@@ -1,4 +1,4 @@
-/* The control daemon of MPS: who calls, which servers there are, and what the next ones will be told. One thread, one loop. */
+/* The control daemon of MPS: its callers, its servers, and the settings for the next ones. One thread, one loop. */
 #ifndef TRANCHE_MPS_CONTROL_H
 #define TRANCHE_MPS_CONTROL_H
 
@@ -79,7 +79,7 @@ struct control {
     struct caller callers[CONTROL_MAX_CALLERS];
     uint32_t arrivals;
     uint32_t queries;
-    uid_t wanted; /* start_server has asked for a server of this user; NO_USER: nobody has */
+    uid_t wanted; /* start_server has asked for a server of this user; NO_USER: no request */
     bool quitting;
     double quit_at; /* seconds of CLOCK_MONOTONIC after which servers are ended; 0: they may take their time */
 };
@@ -118,7 +118,7 @@ void server_serve(struct control *control, struct server *server, struct caller 
 unsigned int server_clients(const struct control *control, const struct server *server, const struct space *space);
 bool servers_are_gone(const struct control *control);
 
-/* pending.c: serves whom it can; starts, replaces and ends servers for that. */
+/* pending.c: serves the clients that it can; starts, replaces and ends servers for that. */
 void pending_add(struct control *control, struct caller *caller);
 void pending_serve(struct control *control);
 /* Clients whose server could not be started. */

@@ -34,7 +34,7 @@ static int open_signals(void) {
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
-/* True when the daemon itself was told to end. */
+/* True if the daemon itself should end. */
 static bool take_signals(struct control *control) {
     bool ended = false;
     struct signalfd_siginfo signal;

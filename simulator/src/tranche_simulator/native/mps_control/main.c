@@ -44,7 +44,7 @@ static void become_daemon(void) {
     control.wanted = NO_USER;
 }
 
-/* The caller comes back when the socket is there, or will not be: what went wrong with it, nobody is told. */
+/* The caller returns once the socket exists, or certainly never will; the reason for a failure is not reported. */
 static int start_in_background(void) {
     int ready[2];
     if (pipe2(ready, O_CLOEXEC) != 0) {

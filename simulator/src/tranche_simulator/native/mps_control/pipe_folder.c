@@ -10,7 +10,7 @@
 #include "mps/mps_log.h"
 #include "mps_control/control.h"
 
-/* Held by the daemon for as long as it lives, so that a folder whose daemon was killed can be taken at once. */
+/* Held by the daemon for as long as it lives, so that a killed daemon's folder can be taken over at once. */
 static int lock = -1;
 
 static bool folder_path(char *path, const char *folder, const char *name) {

@@ -38,7 +38,7 @@ bool servers_are_gone(const struct control *control) {
     return true;
 }
 
-/* Beside this program, under whatever name it was found. */
+/* Beside this program, resolved through links. */
 static void server_program(char path[PATH_MAX + 32]) {
     ssize_t length = readlink("/proc/self/exe", path, PATH_MAX);
     path[length > 0 ? length : 0] = '\0';
@@ -162,7 +162,7 @@ void server_heard(struct control *control, struct server *server) {
     static struct mps_order order;
     int descriptor;
     if (mps_receive(server->channel, &order, sizeof order, &descriptor) <= 0) {
-        close(server->channel); /* its end is told by SIGCHLD */
+        close(server->channel); /* SIGCHLD reports its end */
         server->channel = -1;
         return;
     }

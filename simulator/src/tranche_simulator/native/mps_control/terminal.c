@@ -56,5 +56,5 @@ int terminal_run(int count, char **words) {
         carry_out_input(connection);
     }
     close(connection);
-    return 0; /* whatever the daemon answered */
+    return 0; /* regardless of the daemon's answer */
 }

@@ -52,7 +52,7 @@ static void terminate_clients(const struct control *control, const struct server
     for (unsigned int i = 0; i < CONTROL_MAX_SERVED; i++) {
         const struct served *served = &control->served[i];
         if (served->number != 0 && &control->servers[served->server] == server && &server->spaces[served->space] == space) {
-            struct mps_order order = {.kind = MPS_ORDER_QUERY, .number = UINT32_MAX}; /* nobody waits for the answer */
+            struct mps_order order = {.kind = MPS_ORDER_QUERY, .number = UINT32_MAX}; /* nothing waits for the answer */
             snprintf(order.text, sizeof order.text, "terminate_client %d", (int)served->pid);
             mps_send(server->channel, &order, sizeof order);
         }

@@ -40,7 +40,7 @@ static void settings_come(const struct mps_settings *settings) {
     mps_log("activeThreadsPercentage set to %f", settings->percentage);
 }
 
-/* False: the server is to end. */
+/* False: the server should end. */
 static bool take_order(void) {
     static struct mps_order order;
     int descriptor;

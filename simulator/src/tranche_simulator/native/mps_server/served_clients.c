@@ -149,7 +149,7 @@ static bool shares_a_device(const struct served_client *one, const struct served
     return one == other;
 }
 
-/* Whoever has a context on a GPU of the culprit is told, and nobody of the culprit's name. */
+/* Tells every client with a context on a GPU of the culprit, without naming the culprit. */
 static void fault(const struct served_client *culprit, uint32_t code) {
     mps_log("Volta MPS: Fatal error %u, client process %u", code, culprit->pid);
     for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
@@ -183,7 +183,7 @@ static bool has_neighbours(const struct served_client *client) {
     return false;
 }
 
-/* Its neighbours see a fault; without any, the server serves nobody any more, and nobody is told. */
+/* Its neighbours see a fault; without any, the server silently serves no more clients. */
 static void killed_amid_work(const struct served_client *client) {
     if (!mps_fails(server.m, MPS_CLIENT_KILLED)) {
         return; /* what usually happens: the work is lost, and no more */

@@ -29,7 +29,7 @@ struct served_client {
     uint32_t id;
     uint32_t number; /* the daemon's */
     struct mps_settings settings;
-    uint32_t query; /* terminate_client waits for it; 0: nobody does */
+    uint32_t query; /* terminate_client waits for it; 0: nothing does */
     struct mps_hello hello;
     struct mps_page *page;
     unsigned int contexts[MPS_MAX_DEVICES];
@@ -39,7 +39,7 @@ struct server_state {
     machine *m;
     int channel; /* -1: the daemon is gone */
     enum mps_status status;
-    bool wedged; /* a client was killed amid its work: nobody is answered any more */
+    bool wedged; /* a client was killed amid its work: no client gets answers any more */
     uint32_t arrivals;
     struct mps_settings settings;
     unsigned int device_count;
@@ -58,7 +58,7 @@ uint64_t device_limit(const struct mps_settings *settings, unsigned int device);
 unsigned int clients_here(void);
 void client_arrives(const struct mps_order *order, int connection);
 void client_heard(struct served_client *client);
-/* Whoever is to be terminated and has no work under way any more is so now. True: somebody still has. */
+/* Terminates the clients due for it that have no work under way. True: some still have. */
 bool clients_settle(void);
 void client_terminate(uint32_t pid, uint32_t query);
 void clients_terminate_all(void);

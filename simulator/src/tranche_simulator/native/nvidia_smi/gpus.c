@@ -25,7 +25,7 @@ static bool is_among(const SmiGpu *gpu, const SmiList *wanted) {
     return false;
 }
 
-/* A GPU that cannot be read ends the program, unless others are asked for. That -i spares the others is inferred. */
+/* An unreadable GPU ends the program, unless only others are asked for. That -i spares the others is inferred. */
 static int read_gpus(SmiGpuList *list, const SmiList *wanted) {
     list->count = 0;
     unsigned count = 0;

@@ -148,7 +148,7 @@ static const Section SECTIONS[] = {
 };
 enum { SECTION_COUNT = sizeof SECTIONS / sizeof *SECTIONS };
 
-/* Which sections -d names; all without it. False for a name that is none of them. */
+/* Which sections -d names; all without it. False for an unknown name. */
 static bool choose(const char *display, bool chosen[SECTION_COUNT]) {
     SmiList names;
     for (unsigned s = 0; s < SECTION_COUNT; s++) chosen[s] = !display;

@@ -1,1 +1,1 @@
-"""The node's part: reports the GPUs, and hands chosen shares to containers."""
+"""The node's side: reports the GPUs and hands chosen shares to containers."""

@@ -1,8 +1,8 @@
-"""How a pod comes to what was chosen for it: at each start of its container, before the container is made.
+"""Hands a pod its chosen share at each start of its container, before the container is created.
 
-A kubelet gives away units of a resource that all mean the same, and does not say to whom. So a unit stands for nothing until the
-container starts: then the kubelet lists whose it is, the controller's choice for that pod is read, and made true or refused. A
-refusal is an event of the pod, and the kubelet asks again.
+The kubelet allocates interchangeable units of a resource without naming the pod. So a unit means nothing until the container
+starts. Then the kubelet lists the unit's pod, and the agent realises or refuses the controller's choice for that pod. A refusal
+becomes an event of the pod, and the kubelet asks again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tranche.node.claims import ClaimRegister, ClaimRequest
 from tranche.planning.decide.realise import ChosenDevice
 
 BUDGET_SECONDS = 25.0
-"""The kubelet gives up after 30, and then says less about why."""
+"""The kubelet gives up after 30 and then reports less about the cause."""
 
 PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 
@@ -39,11 +39,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ShareNode:
-    """What handing over needs of the node. `observe_gpu` blocks.
+    """What the handover needs from the node. `observe_gpu` blocks.
 
-    `listed` gives what the kubelet lists of the resource; `chosen` the choices of this node by uid, as they are now; `uid_of` the
-    uid of a pod, "" where there is none. `adopt` writes into the register what a pod has already; it blocks. `driver_version` is
-    that of the GPUs' driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
+    `listed` returns the kubelet's entries for the resource. `chosen` returns this node's current choices by pod uid. `uid_of`
+    returns a pod's uid, "" if the pod does not exist. `adopt` records what a pod already has; it blocks. `driver_version` returns
+    the GPU driver's version. `mps_pipes` returns the folder of a device's MPS daemon by the device's UUID.
     """
 
     shares: Callable[[], ClaimRegister]
@@ -58,10 +58,10 @@ class ShareNode:
 
 
 class GatedSharePreparer:
-    """Hands shares to the containers of one node. `changed` is called when a pod has come to have something,
-    `refused` is told why pods, by uid, cannot have their share.
+    """Hands shares to the containers of one node. It calls `changed` when a pod has received a share, and publishes to
+    `refused` why pods, by uid, cannot have theirs.
 
-    A container that meets what time alone mends waits for it, `patience` seconds at most. Call `news` when something on the node
+    A container waits at most `patience` seconds for an obstacle that passes by itself. Call `news` when something on the node
     has changed.
     """
 
@@ -88,25 +88,25 @@ class GatedSharePreparer:
         return frozenset(self._starting)
 
     def news(self) -> None:
-        """Something on the node has changed: containers that wait for that try again."""
+        """Make waiting containers try again, because something on the node has changed."""
         self._waiting.tell()
 
     async def start(self, units: Sequence[str]) -> None:
-        """Have all there that a container is to find that was given these units.
+        """Prepare everything for the container that received these units.
 
-        KubeletUnavailable when it is not known whose they are, AllocationUnknown when nothing was chosen for its pod, WaitTimeout
-        after 25 seconds: the work goes on then. The errors of what is in the way otherwise, those that time alone mends after
-        `patience`; nothing was changed.
+        KubeletUnavailable when the units' pod is unknown, AllocationUnknown when nothing was chosen for the pod, WaitTimeout
+        after 25 seconds, while the work continues. Otherwise the error of the obstacle, with nothing changed; if the obstacle
+        could pass by itself, only after `patience`.
         """
         until = asyncio.get_running_loop().time() + self._patience
         if not units:
-            raise AllocationUnknown("a container has one share, and none was given")
+            raise AllocationUnknown("a container needs one share, but the kubelet passed none")
         unit = units[0]
         keeper = await self._keeper_of(unit)
         if len(units) > 1:
-            message = f"a container has one share, and {len(units)} were given"
+            message = f"a container can have only one share, but the kubelet passed {len(units)}"
             self._say_refused(keeper, message)
-            raise AllocationUnknown(message, hint=f"the container is to ask for 1 of {SHARE_RESOURCE}")
+            raise AllocationUnknown(message, hint=f"request exactly 1 of {SHARE_RESOURCE} for the container")
         task = self._starting.get(keeper.uid)
         if task is None:
             task = asyncio.create_task(self._start(unit, keeper, until))
@@ -115,12 +115,13 @@ class GatedSharePreparer:
         done, _ = await asyncio.wait({task}, timeout=BUDGET_SECONDS)
         if not done:
             raise WaitTimeout(
-                f"the share of {keeper} is still being made after {BUDGET_SECONDS:.0f} s", hint="it goes on"
+                f"the agent is still creating the share of {keeper} after {BUDGET_SECONDS:.0f} s",
+                hint="it continues; the kubelet starts the container again",
             )
         task.result()
 
     def forget_refusals(self, uids: frozenset[str]) -> None:
-        """Say no more of these pods, which are over."""
+        """Drop the refusals of these pods, which are over."""
         refused = self.refused.value if self.refused.synced else {}
         self.refused.publish({uid: why for uid, why in refused.items() if uid not in uids})
 
@@ -130,12 +131,13 @@ class GatedSharePreparer:
         if len(pods) != 1:
             names = ", ".join(sorted(map(str, pods))) or "no pod"
             raise KubeletUnavailable(
-                f"the kubelet lists {unit} with {names}", hint="delete the pod that does not start; it is placed anew"
+                f"the kubelet lists {unit} with {names}",
+                hint="delete the pod that does not start; its replacement is placed again",
             )
         (ref,) = pods
         uid = await self._node.uid_of(ref)
         if not uid:
-            raise AllocationUnknown(f"there is no pod {ref}: it was deleted")
+            raise AllocationUnknown(f"pod {ref} was deleted")
         return PlacedPodKeeper(ref.namespace, ref.name, uid)
 
     async def _start(self, unit: str, keeper: PlacedPodKeeper, until: float) -> None:
@@ -152,15 +154,15 @@ class GatedSharePreparer:
         _log.info("handed over", extra={"pod": f"{keeper.namespace}/{keeper.name}", "uid": keeper.uid, "unit": unit})
 
     async def _grants(self, keeper: PlacedPodKeeper) -> tuple[Grant, ...]:
-        """What the pod has by the register, and only then what was chosen: a container that starts again keeps its share."""
+        """What the register says the pod has, else what was chosen for it: a restarted container keeps its share."""
         held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
         if mine := held.get(keeper.uid):
             return mine[0].grants
         choice = (await self._node.chosen()).get(keeper.uid)
         if choice is None:
             raise AllocationUnknown(
-                f"no share of this node was chosen for {keeper}",
-                hint="the pod has to wait at the gate tranche.dev/share when it is made; see: tranche explain pod/NAME",
+                f"the controller chose no share on this node for {keeper}",
+                hint="create the pod with the scheduling gate tranche.dev/share; see: tranche explain pod/NAME",
             )
         return choice.grants
 
@@ -182,13 +184,13 @@ class GatedSharePreparer:
         if isinstance(error, TrancheError):
             refused[keeper.uid] = error.message
         elif error is not None:
-            _log.error("share not handed over", extra={"pod": str(keeper)}, exc_info=error)
+            _log.error("cannot hand over a share", extra={"pod": str(keeper)}, exc_info=error)
         self.refused.publish(refused)
 
 
 def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimRequest:
-    """What the pod is to have; AllocationUnknown when that is nothing that a pod can be handed."""
+    """The pod's claim request; AllocationUnknown when a pod cannot be handed these grants."""
     found: tuple[ChosenDevice, ...] = tuple(each for each in grants if not isinstance(each, ComputeSlice))
     if len(found) != len(grants) or not found:
-        raise AllocationUnknown("what was chosen is nothing that a pod can be handed")
+        raise AllocationUnknown("the chosen share is not one that a pod can use")
     return ClaimRequest(keeper, nearest_request(found), found)

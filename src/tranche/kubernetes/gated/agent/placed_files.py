@@ -1,4 +1,4 @@
-"""The CDI files of pods that were handed a share: one for each unit of the resource, which names the pod that has it."""
+"""The CDI files of pods with a share: one for each unit of the resource, naming the pod that has it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tranche.hardware.nodes import ContainerEdits
 from tranche.node.processes.pod_processes import claim_mark
 
 CDI_KIND = "tranche.dev/placed"
-"""The kind of the CDI devices, each named after a unit of the resource."""
+"""The kind of the CDI devices. Each device is named after a unit of the resource."""
 
 
 def cdi_name(unit: str) -> str:
-    """What a container runtime is told of a unit."""
+    """The unit's qualified CDI name, for a container runtime."""
     return f"{CDI_KIND}={unit}"
 
 
 def unit_spec(unit: str, spec: CdiSpec) -> CdiSpec:
-    """The same for a container that asks for the unit: all the devices of the specification as one."""
+    """The specification with all its devices merged into one, for a container that asks for the unit."""
     edits = [each.edits for each in spec.devices]
     whole = ContainerEdits(
         tuple(dict.fromkeys(node for each in edits for node in each.device_nodes)),
@@ -39,13 +39,13 @@ class PlacedFiles:
         self._folder = folder
 
     def write(self, spec: CdiSpec) -> None:
-        """Put a unit's specification there, in the place of that of the pod before; CdiUnavailable when that fails."""
+        """Write a unit's specification over that of the previous pod; CdiUnavailable when that fails."""
         try:
             write_spec(spec, self._folder)
         except OSError as error:
             raise CdiUnavailable(
                 f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
-                hint="see whether the folder may be written",
+                hint="make the folder writable",
             ) from error
 
     def keepers(self) -> tuple[PlacedPodKeeper, ...]:
@@ -60,7 +60,7 @@ class PlacedFiles:
         return tuple(found for path in paths if (found := _keeper(path)) is not None)
 
     def remove_of(self, keeper: PlacedPodKeeper) -> None:
-        """Take away what names that pod; CdiUnavailable when that fails."""
+        """Remove the files that name that pod; CdiUnavailable when that fails."""
         first, last = spec_file_name(CDI_KIND, "|").split("|")
         mark = f"{claim_mark(keeper.uid)}="
         try:
@@ -81,7 +81,7 @@ def _names(path: Path, mark: str) -> bool:
 
 
 def _keeper(path: Path) -> PlacedPodKeeper | None:
-    """Whose file it is, by the mark in it; None where it names nobody."""
+    """The pod that the file's mark names; None without a mark."""
     first = claim_mark("")
     for word in _environment(path):
         name, _, pod = word.partition("=")

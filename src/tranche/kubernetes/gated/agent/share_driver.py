@@ -1,6 +1,6 @@
-"""The agent's part that hands shares to pods in clusters without claims: a resource of the device plugin's kind, and care.
+"""The agent's part that hands shares to pods in clusters without claims, through a device plugin resource.
 
-Shares of pods that are over are given back when nothing of the pod runs any more, whoever forgot to say so.
+It gives the shares of finished pods back once nothing of the pod runs, even if no one reported the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tranche.node.claims import ClaimRequest
 from tranche.node.processes.pod_processes import pods_with_processes
 
 FORGOTTEN_SECONDS = 5.0
-"""So long after API server and kubelet have both forgotten a pod none of its containers is about to start any more."""
+"""Once API server and kubelet have both forgotten a pod for this long, none of its containers is about to start."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 class ShareReconciler:
     """Looks after the shares of one node. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
 
-    `living` says which of these pods, by uid, have processes on the machine; it blocks. A pod that has finished has none by the
-    kubelet's word. Of one that is there no more nobody has said that its containers have ended: it has half a minute, and five
-    seconds where the kubelet does not know it either.
+    `living` returns which of these pods, by uid, have processes on the machine; it blocks. The kubelet vouches that a finished
+    pod has none. For a pod that no longer exists, no one has confirmed that its containers ended. It gets half a minute, or five
+    seconds if the kubelet does not know it either.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class ShareReconciler:
         self._fallen: dict[str, float] = {}
 
     async def look(self) -> bool:
-        """Give back what is over; whether something was."""
+        """Give back the shares of pods that are over; returns whether there were any."""
         held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
         candidates = {uid: each for uid, each in held.items() if uid not in self._handover.under_way}
         refused = self._handover.refused.value if self._handover.refused.synced else {}
         if not candidates and not refused:
             self._fallen = {}
             return False
-        # Before the processes are looked for: a pod that starts between the two is there by the API server's word.
+        # Ask before looking for processes: the API server then knows any pod that starts in between.
         stand = await self._standing()
         known = await self._known_to_kubelet()
         living = set(await asyncio.to_thread(self._living, list(candidates)))
@@ -100,7 +100,7 @@ class ShareReconciler:
         return given
 
     async def adopt(self) -> None:
-        """Take up what pods have of which the register knows nothing, as after it was lost: before anybody else is given it."""
+        """Record shares that pods have but a lost register does not know, before anyone else is given them."""
         held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
         filed = [each for each in await asyncio.to_thread(self._files.keepers) if each.uid not in held]
         stand = await self._standing() if filed else {}
@@ -108,28 +108,28 @@ class ShareReconciler:
         for keeper in filed:
             pod = (stand or {}).get(keeper.uid)
             if pod is not None and not pod.finished and keeper.uid in chosen:
-                _log.warning("a pod of which the register knew nothing", extra={"pod": str(keeper)})
+                _log.warning("adopted a pod that the register did not have", extra={"pod": str(keeper)})
                 await asyncio.to_thread(self._node.adopt, order_for(keeper, chosen[keeper.uid].grants))
 
     async def _standing(self) -> Mapping[str, KubePod] | None:
         try:
             return {pod.uid: pod for pod in await self._pods()}
         except TrancheError as error:
-            _log.info("pods not read", extra={"error": str(error)})
+            _log.info("cannot read pods", extra={"error": str(error)})
             return None
 
     async def _known_to_kubelet(self) -> frozenset[PodRef] | None:
-        """The pods that the kubelet lists with the resource; None where it does not say."""
+        """The pods that the kubelet lists with the resource; None when it does not answer."""
         try:
             return frozenset(PodRef(each.namespace, each.name) for each in await self._node.listed())
         except TrancheError as error:
-            _log.info("kubelet not asked", extra={"error": str(error)})
+            _log.info("cannot ask the kubelet", extra={"error": str(error)})
             return None
 
     async def _give_back(self, uid: str, allocations: tuple[Allocation, ...]) -> None:
         keeper = allocations[0].keeper
         assert isinstance(keeper, PlacedPodKeeper)
-        await asyncio.to_thread(lambda: self._node.shares().give_back(uid, why="its pod is over"))
+        await asyncio.to_thread(lambda: self._node.shares().give_back(uid, why="its pod has ended"))
         self._handover.news()
         await asyncio.to_thread(self._files.remove_of, keeper)
         _log.info("given back", extra={"pod": str(keeper), "uid": uid})
@@ -142,7 +142,7 @@ def _ref(allocation: Allocation) -> PodRef:
 
 
 UNITS = 250
-"""So many pods of a node can have shares at once; a kubelet runs 110 pods unless it is told otherwise."""
+"""The most pods of a node that can have shares at once. A kubelet runs 110 pods by default."""
 
 _TICK_SECONDS = 0.5
 _CARE_SECONDS = 5.0
@@ -151,10 +151,10 @@ _FIRST_CARE_SECONDS = 5.0
 
 
 class ShareDriver:
-    """A component: serves the kubelet, and gives back what is over.
+    """A component: serves the kubelet, and gives back the shares of pods that are over.
 
-    `refused` is told why pods, by uid, cannot have their share. `folders` are the kubelet's for device plugins and its
-    registration socket, known once `configured` returns. `clock` is monotonic, in seconds.
+    It publishes to `refused` why pods, by uid, cannot have their share. `folders` returns the kubelet's folder for device plugins
+    and its registration socket, known once `configured` returns. `clock` is monotonic, in seconds.
     """
 
     name = "shares"
@@ -199,7 +199,7 @@ class ShareDriver:
         )
         self._over = asyncio.Event()
         self._endpoints: ResourceServerManager | None = None
-        self._failure = "shares are not handed over yet"
+        self._failure = "the agent does not hand over shares yet"
 
     def ready(self) -> Readiness:
         """Ready when the kubelet knows the resource."""
@@ -215,7 +215,7 @@ class ShareDriver:
         self._endpoints = ResourceServerManager(folder, socket, self, self._clock, starter=self)
         try:
             async with asyncio.TaskGroup() as group:
-                # Before a pod is served: what a lost register has left is another's.
+                # Adopt before serving any pod: what a lost register left behind belongs to other pods.
                 with suppress(TimeoutError, TrancheError):
                     async with asyncio.timeout(_FIRST_CARE_SECONDS):
                         await self._care.adopt()
@@ -230,10 +230,10 @@ class ShareDriver:
             self._endpoints = None
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
-        """What a container with these units gets: the name by which its runtime finds what `start` puts there."""
+        """The container's CDI names, by which its runtime finds what `start` writes."""
         with self._services.pods.admission():
             names = tuple(map(cdi_name, device_ids))
-            # Kubelets before 1.29 pass annotations on, and not yet names.
+            # Kubelets before 1.29 pass on annotations but not names.
             annotations = {
                 f"cdi.k8s.io/tranche-{device_id}": name for device_id, name in zip(device_ids, names, strict=True)
             }
@@ -246,7 +246,7 @@ class ShareDriver:
         return (*required, *(each for each in available if each not in required))[:size]
 
     async def start(self, device_ids: Sequence[str]) -> None:
-        """Have the share of the container's pod there."""
+        """Prepare the share of the container's pod."""
         await self._handover.start(device_ids)
 
     async def _keep_serving(self, endpoints: ResourceServerManager) -> None:
@@ -272,7 +272,7 @@ class ShareDriver:
             self._over.set()
 
     async def _keep_telling(self) -> None:
-        """Of each change on the node, to containers that wait for one."""
+        """Tell waiting containers about each change on the node."""
         async for _ in self._services.inventory.latest.changes():
             self._handover.news()
 
@@ -283,7 +283,7 @@ class ShareDriver:
                 if await self._care.look():
                     self._changed.set()
             except TrancheError as error:
-                _log.warning("shares not looked after", extra={"reason": error.reason, "error": str(error)})
+                _log.warning("cannot check the shares", extra={"reason": error.reason, "error": str(error)})
             await asyncio.sleep(_FRESH_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CARE_SECONDS):
@@ -292,7 +292,7 @@ class ShareDriver:
     def _adopt(self, order: ClaimRequest) -> None:
         host = self._services.host
         view, holders = host.view(), host.holders
-        # Found by its processes alone, when the register was new.
+        # Allocations found by their processes alone while the register was new.
         found = [
             each.id
             for each in view.allocations
@@ -310,7 +310,7 @@ class ShareDriver:
     async def _uid_of(self, ref: PodRef) -> str:
         path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
         answer = await self._services.connection.ask(f"read pod {ref}", "GET", path)
-        if answer.status == 403:  # in a cluster that gives shares by claims by now, agents may only list
+        if answer.status == 403:  # once the cluster gives shares by claims, agents may only list
             pods = await self._services.api.list_pods_on_node(self._services.node_name)
             return next((pod.uid for pod in pods if pod.ref == ref), "")
         return "" if answer.status == 404 else decode_pod(answer.accepted()).uid

@@ -1,6 +1,6 @@
-"""What of a node's GPUs is withheld from those whose share a controller chooses: what is faulty, and room that is kept. Pure.
+"""Which parts of a node's GPUs are withheld from gated pods: faulty devices and kept room. Pure.
 
-The rules are those of devices for claims: `tranche.kubernetes.node.device_health_watch`, `tranche.kubernetes.devices.taints`.
+Devices for claims follow the same rules: `tranche.kubernetes.node.device_health_watch`, `tranche.kubernetes.devices.taints`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ def withheld_places(
     sizes: Sequence[KeptRoom] = (),
     before: Collection[WithheldDevice] = (),
 ) -> tuple[WithheldDevice, ...]:
-    """The places, given why devices are faulty and the sizes that are kept. `before` is what was withheld until now: what is kept
-    stays where it is as long as other places are no better. The view withholds what is cordoned.
+    """The withheld places, given why devices are faulty and which sizes are kept. `before` is what was withheld until now: kept
+    room stays where it is unless another place is better. The view itself withholds what is cordoned.
     """
     found = list(view.withheld)
     found += [
-        WithheldDevice(place, f"{_text(place)} has reported an error ({why})", faulty=True)
-        for place, why in faults.items()
+        WithheldDevice(place, f"{_text(place)} reported an error ({why})", faulty=True) for place, why in faults.items()
     ]
     if sizes and mode.by_claims:
         devices = devices_of(view.node)
@@ -38,14 +37,14 @@ def withheld_places(
         names = {each.name for each in devices if each.sharing is None and each.offered in kept}
         places = kept_places(devices, told, sizes, reasons, names)
         found += [
-            WithheldDevice(each.offered, f"{_text(each.offered)} is kept for larger requests", for_large=True)
+            WithheldDevice(each.offered, f"{_text(each.offered)} is reserved for larger requests", for_large=True)
             for each in places
         ]
     return tuple(sorted(found, key=lambda each: (each.for_large, str(each.place))))
 
 
 def as_if_by_claims(view: NodeView) -> NodeView:
-    """The view in which pods have by claims what they have: what is theirs counts as given, and not as in the way."""
+    """The view as if pods had their shares by claims: the shares then count as given, not as obstacles."""
     return replace(view, allocations=tuple(map(_as_of_a_claim, view.allocations)))
 
 
@@ -56,5 +55,5 @@ def _text(place: WholeGpu | Slice) -> str:
 def _as_of_a_claim(allocation: Allocation) -> Allocation:
     keeper = allocation.keeper
     if isinstance(keeper, PlacedPodKeeper) or (isinstance(keeper, PodKeeper) and keeper.admitted):
-        return replace(allocation, keeper=ClaimKeeper(keeper.namespace, keeper.name, keeper.uid))
+        return allocation._replace(keeper=ClaimKeeper(keeper.namespace, keeper.name, keeper.uid))
     return allocation

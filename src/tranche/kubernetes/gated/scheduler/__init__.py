@@ -1,1 +1,1 @@
-"""The controller's part: chooses a node and a share for each pod that waits at the gate."""
+"""The controller's side: chooses a node and a share for each pod that waits at the gate."""

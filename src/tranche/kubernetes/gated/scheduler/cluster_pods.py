@@ -1,18 +1,16 @@
-"""Pods and nodes as far as choosing nodes for pods needs them, decoded from API objects. Pure."""
+"""The parts of pods that choosing a node needs, decoded from API objects. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json, claimed_resources
-from tranche.kubernetes.api.node_rules import Requirement, Taint, Toleration, decode_terms
+from tranche.kubernetes.api.node_rules import Requirement, Toleration, decode_terms
 from tranche.kubernetes.claims.gate_demand import GatedRequest, gate_demand
-from tranche.kubernetes.claims.quantity import parse_quantity, parse_thousandths
+from tranche.kubernetes.claims.quantity import resource_amounts
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement
+from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement
 from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, GatedPod
 from tranche.kubernetes.gated.scheduler.spread import SpreadRequirement
 
@@ -21,12 +19,11 @@ _PODS = "pods"
 
 @dataclass(frozen=True, slots=True)
 class ClusterPod:
-    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as `PlacingRequirement` has
-    them.
+    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as in `PlacingRequirement`.
 
-    `gated` is what is to be placed, where the pod waits at our gate and at no other; `wrong` says why it cannot be, although it
-    waits there. `never` says why its node would refuse whatever was chosen for it, wherever the pod is by now. `raw` is what a
-    patch of it must know. `job` is the uid of the Job that makes it anew, for jobs of ours.
+    `gated` is what to place, if the pod waits only at our gate; `wrong` says why such a pod cannot be placed. `never` says why
+    any node would refuse every choice for it, even after it left the gate. `raw` is what a patch of it must know. `job` is the
+    uid of the Job that recreates it, for jobs of ours.
     """
 
     namespace: str
@@ -48,21 +45,6 @@ class ClusterPod:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
-    """A node. `allocatable` are amounts in the units of `needs`."""
-
-    name: str
-    uid: str
-    room: NodeCapacity
-    allocatable: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def host(self) -> str:
-        """What a selector names it by."""
-        return self.room.labels.get(HOST_LABEL, self.name)
 
 
 def decode_cluster_pod(raw: Json) -> ClusterPod:
@@ -101,34 +83,16 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
     )
 
 
-def decode_cluster_node(raw: Json) -> ClusterNode:
-    """A `v1.Node`."""
-    meta, spec, status = raw.get("metadata") or {}, raw.get("spec") or {}, raw.get("status") or {}
-    ready: Json = next((each for each in status.get("conditions") or () if each.get("type") == "Ready"), {})
-    taints = tuple(map(Taint.decode, spec.get("taints") or ()))
-    allocatable = dict(_amounts(status.get("allocatable") or {}))
-    name = str(meta.get("name") or "")
-    room = NodeCapacity(
-        name,
-        meta.get("labels") or {},
-        taints,
-        bool(spec.get("unschedulable")),
-        ready.get("status") == "True",
-        allocatable,
-    )
-    return ClusterNode(name, str(meta.get("uid") or ""), room, allocatable)
-
-
 def pod_needs(spec: Json, claimed: Collection[tuple[str, str]] = ()) -> Iterator[tuple[str, int]]:
-    """What a pod takes of a node's resources: its containers' requests together, or the largest of its init containers.
+    """What a pod takes of a node's resources: the sum of its containers' requests, or the largest init container's.
 
-    A claim serves what is `claimed`, as (container, resource), and the node does not count it.
+    A claim serves the `claimed` pairs (container, resource), so the node does not count them.
     """
     inits = spec.get("initContainers") or ()
     beside = [each for each in inits if each.get("restartPolicy") == "Always"]
     together = _sum(_requests(each, claimed) for each in (*(spec.get("containers") or ()), *beside))
     first = [_requests(each, claimed) for each in inits if each not in beside]
-    overhead = dict(_amounts(spec.get("overhead") or {}))
+    overhead = dict(resource_amounts(spec.get("overhead") or {}))
     names = {*together, *overhead, *(name for each in first for name in each)}
     yield _PODS, 1
     for name in sorted(names):
@@ -139,7 +103,7 @@ def pod_needs(spec: Json, claimed: Collection[tuple[str, str]] = ()) -> Iterator
 def _requests(container: Json, claimed: Collection[tuple[str, str]]) -> dict[str, int]:
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: amount for name, amount in _amounts(asked) if (container.get("name"), name) not in claimed}
+    return {name: amount for name, amount in resource_amounts(asked) if (container.get("name"), name) not in claimed}
 
 
 def _sum(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -148,14 +112,6 @@ def _sum(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, amount in each.items():
             found[name] = found.get(name, 0) + amount
     return found
-
-
-def _amounts(quantities: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    for name, text in quantities.items():
-        try:
-            yield str(name), parse_thousandths(str(text)) if name == "cpu" else parse_quantity(str(text))
-        except UsageError:
-            continue  # the API server lets none in
 
 
 def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GatedRequest) -> GatedPod | None:

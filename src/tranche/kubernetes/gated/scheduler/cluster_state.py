@@ -1,7 +1,7 @@
-"""The cluster as the controller last heard of it, and what follows for pods that wait: pure.
+"""The cluster as the controller last saw it, and what follows for waiting pods: pure.
 
-What was chosen for a pod counts as given from the moment that it is written, whether the node's agent has heard of it or not.
-A node whose agent says nothing, or what cannot be read, is not known: nothing is free there.
+A choice counts as given from the moment it is written, even before the node's agent has heard of it. A node without a readable
+report is unknown, and nothing is free there.
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.chosen_view import with_choices
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
-from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterNode, ClusterPod
-from tranche.kubernetes.gated.scheduler.placer import GpuNode
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
+from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, GpuNode
 from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadState
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """Pods by uid; nodes, what their agents say, and what was chosen of them, by node name.
+    """Pods by uid; nodes, their agents' reports and their choices by node name.
 
-    `unreadable` says why what is there of a node cannot be read.
+    `unreadable` says why a node's leases cannot be read, by node name.
     """
 
     pods: Mapping[str, ClusterPod] = field(default_factory=dict)
-    nodes: Mapping[str, ClusterNode] = field(default_factory=dict)
+    nodes: Mapping[str, FleetNode] = field(default_factory=dict)
     gpus: Mapping[str, NodeGpus] = field(default_factory=dict)
     choices: Mapping[str, ChoiceLease] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
     def choice_of(self, pod: ClusterPod) -> tuple[str, ChosenShare] | None:
-        """The node that a pod's share was chosen on, and the choice; None where none was. Of two the one on its own host."""
+        """The node and the choice for a pod; None without one. Of two choices, the one on the pod's own host."""
         found = [
             (node, each.choices[pod.uid]) for node, each in sorted(self.choices.items()) if pod.uid in each.choices
         ]
@@ -38,12 +39,12 @@ class ClusterState:
         return next(iter(on_host or found), None)
 
     def host(self, node: str) -> str:
-        """What a selector names the node by."""
-        return self.nodes[node].host if node in self.nodes else node
+        """The node's host name, as selectors use it."""
+        return self.nodes[node].labels.get(HOST_LABEL, node) if node in self.nodes else node
 
 
 def gpu_nodes(now: ClusterState, away: Iterable[str] = ()) -> tuple[tuple[GpuNode, ...], Mapping[str, str]]:
-    """The nodes of which something can be chosen, and why nothing can of others with GPUs; `away` are left out."""
+    """The nodes to choose from, and why other nodes with GPUs are unknown. `away` is left out."""
     used = _used(now)
     found: list[GpuNode] = []
     unknown = dict(now.unreadable)
@@ -54,12 +55,12 @@ def gpu_nodes(now: ClusterState, away: Iterable[str] = ()) -> tuple[tuple[GpuNod
         free = {each: amount - used.get(name, {}).get(each, 0) for each, amount in node.allocatable.items()}
         chosen = now.choices.get(name)
         view = said.view if chosen is None else with_choices(said.view, chosen.choices.values())
-        found.append(GpuNode(replace(node.room, free=free), view))
+        found.append(GpuNode(replace(node, allocatable=free), view))
     return tuple(found), unknown
 
 
 def _used(now: ClusterState) -> Mapping[str, Mapping[str, int]]:
-    """What pods take of each node's resources: of where they are, or of where they are about to be."""
+    """What pods take of each node's resources, where they are or are about to be."""
     found: dict[str, dict[str, int]] = {}
     for pod in now.pods.values():
         node = pod.node
@@ -81,4 +82,4 @@ def spread_of(now: ClusterState) -> SpreadState:
         node = pod.node or (chosen[0] if chosen is not None else "")
         if node and not (pod.finished or pod.ending):
             pods.append(SpreadPod(pod.namespace, pod.labels, node))
-    return SpreadState(tuple(each.room for each in now.nodes.values()), tuple(pods))
+    return SpreadState(tuple(now.nodes.values()), tuple(pods))

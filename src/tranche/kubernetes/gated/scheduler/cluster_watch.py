@@ -1,4 +1,4 @@
-"""Follows what choosing shares depends on: the cluster's pods and nodes, and the two leases of each node with GPUs."""
+"""Follows the cluster's pods and nodes, and the two leases of each GPU node, for choosing shares."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.informer import Backoff, Informer
 from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.api.selection import ObjectSource
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
+from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
 from tranche.kubernetes.gated.leases import (
     CHOICES,
     ChoiceLease,
@@ -21,12 +21,7 @@ from tranche.kubernetes.gated.leases import (
     gpus_from_lease,
     node_of,
 )
-from tranche.kubernetes.gated.scheduler.cluster_pods import (
-    ClusterNode,
-    ClusterPod,
-    decode_cluster_node,
-    decode_cluster_pod,
-)
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
 from tranche.kubernetes.rollout.ticket import version_number
 from tranche.kubernetes.telling.told_view import GPUS, generation_of, lease_name
@@ -35,7 +30,7 @@ Item = TypeVar("Item")
 
 
 class ClusterWatch:
-    """What was heard of the cluster last. `namespace` is where the agents' leases are; `random` gives numbers from 0 to 1."""
+    """The cluster as last seen. `namespace` has the agents' leases; `random` returns numbers from 0 to 1."""
 
     def __init__(
         self,
@@ -51,7 +46,7 @@ class ClusterWatch:
         self._random = random
         self._sleep = sleep
         self._pods: Mapping[str, ClusterPod] | None = None
-        self._nodes: Mapping[str, ClusterNode] | None = None
+        self._nodes: Mapping[str, FleetNode] | None = None
         self._gpus: Mapping[str, Lease] | None = None
         self._choices: Mapping[str, Lease] | None = None
         self._own: dict[str, Lease] = {}
@@ -59,7 +54,7 @@ class ClusterWatch:
 
     @property
     def synced(self) -> bool:
-        """Whether all of it was heard at least once."""
+        """Whether everything was received at least once."""
         return None not in (self._pods, self._nodes, self._gpus, self._choices)
 
     async def run(self) -> None:
@@ -68,23 +63,23 @@ class ClusterWatch:
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{self._namespace}/leases"
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("pods", "/api/v1/pods", {}, decode_cluster_pod, self._heard_pods))
-            group.create_task(self._follow("nodes", "/api/v1/nodes", {}, decode_cluster_node, self._heard_nodes))
+            group.create_task(self._follow("nodes", "/api/v1/nodes", {}, decode_fleet_node, self._heard_nodes))
             for kind, heard in ((GPUS, self._heard_gpus), (CHOICES, self._heard_choices)):
                 selector = {"labelSelector": f"{PLACING_LABEL}={kind}"}
                 group.create_task(self._follow(f"leases of {kind}", leases, selector, decode_lease, heard))
 
     def wrote(self, chosen: ChoiceLease) -> None:
-        """Take note of what was written, of which the watch may tell later."""
+        """Note a lease that was just written; the watch may report it later."""
         if chosen.lease is not None:
             self._own[chosen.lease.name] = chosen.lease
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """Take note that what was written of these nodes is not what is there: what the watch says is."""
+        """Forget what was written for these nodes, since another version won: believe the watch instead."""
         for node in nodes:
             self._own.pop(lease_name(CHOICES, node), None)
 
     def now(self) -> ClusterState:
-        """The cluster, when `synced`. What cannot be read is not known."""
+        """The cluster now; call it only once `synced`. Nodes that cannot be read are unknown."""
         unreadable: dict[str, str] = {}
         gpus, choices = {}, {}
         for lease in (self._gpus or {}).values():
@@ -104,7 +99,7 @@ class ClusterWatch:
         return ClusterState(self._pods or {}, self._nodes or {}, gpus, choices, unreadable)
 
     def _gpus_of(self, lease: Lease) -> NodeGpus | str:
-        """Each version is unpacked once."""
+        """The lease's GPUs, or why they cannot be read. Unpacks each version once."""
         key = (lease.name, lease.version)
         if key not in self._read:
             self._read = {known: found for known, found in self._read.items() if known[0] != lease.name}
@@ -114,22 +109,22 @@ class ClusterWatch:
                 self._read[key] = error.message
         return self._read[key]
 
-    def _heard_pods(self, found: Mapping[str, ClusterPod]) -> None:
-        self._pods = {pod.uid: pod for pod in found.values()}
+    def _heard_pods(self, found: Iterable[ClusterPod]) -> None:
+        self._pods = {pod.uid: pod for pod in found}
         self.changed.set()
 
-    def _heard_nodes(self, found: Mapping[str, ClusterNode]) -> None:
-        self._nodes = {node.name: node for node in found.values()}
+    def _heard_nodes(self, found: Iterable[FleetNode]) -> None:
+        self._nodes = {node.name: node for node in found}
         self.changed.set()
 
-    def _heard_gpus(self, found: Mapping[str, Lease]) -> None:
-        before, self._gpus = self._gpus, {lease.name: lease for lease in found.values()}
-        # A lease that was only renewed is nothing to choose by; there is a look now and then in any case.
+    def _heard_gpus(self, found: Iterable[Lease]) -> None:
+        before, self._gpus = self._gpus, {lease.name: lease for lease in found}
+        # A mere renewal changes no choice, and the placer looks at intervals anyway.
         if before is None or _generations(before) != _generations(self._gpus):
             self.changed.set()
 
-    def _heard_choices(self, found: Mapping[str, Lease]) -> None:
-        self._choices = {lease.name: lease for lease in found.values()}
+    def _heard_choices(self, found: Iterable[Lease]) -> None:
+        self._choices = {lease.name: lease for lease in found}
         shown = {name: version_number(lease) for name, lease in self._choices.items()}
         self._own = {name: own for name, own in self._own.items() if version_number(own) > shown.get(name, 0)}
         self.changed.set()
@@ -140,11 +135,10 @@ class ClusterWatch:
         path: str,
         selector: Mapping[str, str],
         decode: Callable[[Mapping[str, object]], Item],
-        heard: Callable[[Mapping[str, Item]], None],
+        heard: Callable[[Iterable[Item]], None],
     ) -> None:
         source = ObjectSource(self._connection, label, path, selector, decode)
-        informer = Informer(source, Backoff(self._random), sleep=self._sleep)
-        async with aclosing(informer.snapshots()) as snapshots:
+        async with aclosing(source.snapshots(self._random, self._sleep)) as snapshots:
             async for found in snapshots:
                 heard(found)
 

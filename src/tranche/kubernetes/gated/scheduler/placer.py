@@ -1,8 +1,8 @@
-"""Which node a gated pod goes to, and which share it gets there: the planning of one machine, over the state of all. Pure.
+"""Chooses a node and a share for each gated pod: the planning of one machine, over the state of all. Pure.
 
-For clusters whose scheduler knows nothing of claims. A pod waits at a scheduling gate until a share is chosen for it; the
-choice is written on it, it is bound to the node by a selector, and the gate goes, in one patch. A pod that goes on waiting is
-told why in one line of its events.
+For clusters whose scheduler does not know claims. A pod waits at a scheduling gate until a share is chosen for it. One patch
+then writes the choice on the pod, binds it to the node by a selector and removes the gate. An event says why a pod keeps
+waiting.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from tranche.core.request import Request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
+from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.chosen_view import CHOSEN
 from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement, why_not
+from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not
 from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
 from tranche.planning.decide.across import ChosenMachine, decide_across
 from tranche.planning.decide.allocate import Granted
@@ -50,15 +51,15 @@ class GatedPod:
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
-    """A node and its GPUs, with all that was promised on them."""
+    """A node: its remaining resources, and its GPUs with everything promised on them."""
 
-    room: NodeCapacity
+    room: FleetNode
     view: NodeView
 
 
 @dataclass(frozen=True, slots=True)
 class PodPlacement:
-    """A pod's node, and what it gets there."""
+    """A pod's node and what the pod gets there."""
 
     pod: GatedPod
     node: str
@@ -67,7 +68,7 @@ class PodPlacement:
 
 @dataclass(frozen=True, slots=True)
 class UnplacedPod:
-    """A pod that goes on waiting, and what is in the way on each node. Where `possible` is False no node could ever serve it."""
+    """A pod that keeps waiting, and each node's obstacle. If `possible` is False, no node could ever serve it."""
 
     pod: GatedPod
     reasons: Mapping[str, str]
@@ -82,12 +83,12 @@ def place(
     avoided: Mapping[str, frozenset[str]] | None = None,
     spread: SpreadState | None = None,
 ) -> tuple[PodPlacement | UnplacedPod, ...]:
-    """What becomes of each pod, those of the highest priority first and among equals the oldest.
+    """Place each pod, highest priority first, then oldest first.
 
-    `unknown` says of more nodes why nothing can be had of them now; `avoided` are nodes that have refused a pod, by its uid.
-    `spread` is the whole cluster, for pods that are to be spread over it.
-    Each is placed as if those before it were there already, so no share and no room is chosen twice. A pod that has to wait keeps
-    nothing free: smaller ones behind it go ahead.
+    `unknown` says why further nodes can give nothing now. `avoided` has the nodes that refused a pod, by pod uid. `spread` is the
+    whole cluster, for pods with topology spread.
+    Each pod is placed as if the pods before it were already there, so no share and no room is chosen twice. A waiting pod keeps
+    nothing free: smaller pods behind it go ahead.
     """
     known = {node.room.name: node for node in nodes}
     kinds = spread or SpreadState(tuple(node.room for node in known.values()))
@@ -98,11 +99,11 @@ def place(
             kind = SpreadPod(pod.namespace, pod.labels)
             uneven = kinds.reasons(kind, pod.spread, pod.rules, (node.room for node in known.values()))
             away = {**uneven, **away}
-        away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "has refused the pod just now")
+        away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "refused the pod a moment ago")
         near = {name: node.view for name, node in known.items() if name not in away}
         chosen = decide_across(near, pod.request)
         if not isinstance(chosen, ChosenMachine):
-            # A node that would do for the pod's other rules may serve it one day, even if its GPUs never were asked.
+            # A node that the pod's other rules exclude now may serve it one day, although its GPUs were not asked.
             possible = chosen.possible or any(_could_serve(known[name].view, pod.request) for name in away)
             reasons = (
                 {name: f"the node {why}" for name, why in away.items()} | dict(unknown or {}) | dict(chosen.reasons)
@@ -116,10 +117,10 @@ def place(
 
 
 def ungating(raw_pod: Json, node: str, host: str, choice: ChosenShare) -> list[dict[str, Any]]:
-    """The JSON patch that writes the choice on the pod, binds it to its node and takes the gate away; `host` is what a selector
-    names the node by.
+    """The JSON patch that writes the choice on the pod, binds it to its node and removes the gate. `host` is the node's name for
+    selectors.
 
-    It fails as a whole where the pod is another one by now, or has no such gate.
+    The whole patch fails if the pod was replaced or has no such gate.
     """
     spec = raw_pod.get("spec") or {}
     gates = [each.get("name") for each in spec.get("schedulingGates") or ()]
@@ -136,7 +137,7 @@ def ungating(raw_pod: Json, node: str, host: str, choice: ChosenShare) -> list[d
 
 
 def choice_text(node: str, choice: ChosenShare) -> str:
-    """The choice as it is written on the pod, for people: the node, and what the pod gets of its GPUs."""
+    """The choice as written on the pod, for people: the node and the grants."""
     grants = [grant_to_dict(each) for each in choice.grants]
     return json.dumps({"node": node, "grants": grants}, sort_keys=True, separators=(",", ":"))
 
@@ -148,9 +149,9 @@ def _entry(path: str, there: Json | None, key: str, value: str) -> dict[str, Any
 
 
 def _with(node: GpuNode, pod: GatedPod, granted: Granted) -> GpuNode:
-    """The node as it is with the pod on it."""
-    left = {resource: amount - pod.rules.needs.get(resource, 0) for resource, amount in node.room.free.items()}
-    return GpuNode(replace(node.room, free=left), with_granted(node.view, pod.request, granted))
+    """The node with the pod on it."""
+    left = {resource: amount - pod.rules.needs.get(resource, 0) for resource, amount in node.room.allocatable.items()}
+    return GpuNode(replace(node.room, allocatable=left), with_granted(node.view, pod.request, granted))
 
 
 def _could_serve(view: NodeView, request: Request) -> bool:
@@ -164,13 +165,13 @@ _CHOSEN = re.compile(rf"\b{CHOSEN}[0-9a-zA-Z-]+")
 
 
 def waiting_text(found: UnplacedPod) -> str:
-    """`no node can give --gpu-memory 4Gi now: ...`, nodes with one reason together."""
+    """`no node can give --gpu-memory 4Gi now: ...`, with nodes grouped by reason."""
     groups: dict[str, list[str]] = {}
     for node, reason in sorted(found.reasons.items()):
-        groups.setdefault(_CHOSEN.sub("a pod that it was chosen for", reason), []).append(node)
+        groups.setdefault(_CHOSEN.sub("another pod, for which it is chosen", reason), []).append(node)
     if not groups:
-        return f"{found.pod.request} waits: no node has told of GPUs whose shares are chosen by demand"
-    now = "now" if found.possible else "as they are"
+        return f"{found.pod.request} waits: no agent reports GPUs for gated pods"
+    now = "now" if found.possible else "in its present setup"
     largest = sorted(groups.items(), key=lambda each: (-len(each[1]), each[1]))
     texts = [f"{_names(nodes)}: {shortened(reason, _LONGEST_REASON)}" for reason, nodes in largest[:_MOST_NODES]]
     left_out = sum(len(nodes) for _, nodes in largest[_MOST_NODES:])

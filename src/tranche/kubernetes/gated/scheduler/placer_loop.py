@@ -1,4 +1,4 @@
-"""The controller's part that chooses shares in clusters without claims: one replica at a time, a round after each change."""
+"""The controller's loop that chooses shares in clusters without claims: one replica leads, with a round after each change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tranche.kubernetes.rollout.leadership import LeaderLease
 
 _TRY_SECONDS = 3.0
 _GATHER_SECONDS = 0.1
-"""Pods come in crowds: what comes within this time is chosen for together."""
+"""Pods arrive in bursts: one round serves all that arrive within this time."""
 _AGAIN_SECONDS = 1.0
 _LOOK_SECONDS = 10.0
 _SAY_SECONDS = 30.0
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class PlacingLeader:
-    """A component. `clock` is monotonic, in seconds; `random` gives numbers from 0 to 1."""
+    """A component. `clock` is monotonic, in seconds; `random` returns numbers from 0 to 1."""
 
     name = "placer"
 
@@ -54,7 +54,7 @@ class PlacingLeader:
         self._said: dict[str, tuple[str, float]] = {}
 
     def ready(self) -> Readiness:
-        """Always: another replica may lead, and the webhook answers meanwhile."""
+        """Always ready: another replica may lead, and the webhook still answers."""
         return Readiness(True)
 
     async def run(self) -> None:
@@ -64,7 +64,7 @@ class PlacingLeader:
                 if await self._leadership.try_to_lead():
                     await self._lead()
             except TrancheError as error:
-                _log.info("placing not led", extra={"reason": error.reason, "error": str(error)})
+                _log.info("not leading the choice of shares", extra={"reason": error.reason, "error": str(error)})
             await self._sleep(_TRY_SECONDS * (0.5 + self._random()))
 
     async def _lead(self) -> None:
@@ -72,7 +72,7 @@ class PlacingLeader:
         await self._leadership.lead(self._watch.run(), self._choose(), sleep=self._sleep)
 
     async def _choose(self) -> None:
-        """Until another one may lead. That two do is safe, and would only have them write in vain."""
+        """Choose until another replica may lead. Two leaders at once are safe, but some of their writes fail."""
         while True:
             await self._watch.changed.wait()
             await self._sleep(_GATHER_SECONDS)
@@ -99,7 +99,7 @@ class PlacingLeader:
         return done
 
     async def _make_anew(self, now: ClusterState) -> None:
-        """Give jobs of ours whose pod cannot start where it was to go another try, elsewhere."""
+        """Recreate pods of our jobs that cannot start on their chosen node, so that they try another."""
         for uid, why in self._tries.due(self._clock()).items():
             pod = now.pods.get(uid)
             if pod is None:
@@ -107,9 +107,9 @@ class PlacingLeader:
             try:
                 if await self._api.make_anew(pod):
                     self._tries = self._tries.made_anew(uid, self._clock())
-                    _log.warning("pod made anew", extra={"pod": str(pod), "why": why})
+                    _log.warning("recreated a pod", extra={"pod": str(pod), "why": why})
             except TrancheError as error:
-                _log.warning("pod not made anew", extra={"pod": str(pod), "error": str(error)})
+                _log.warning("cannot recreate a pod", extra={"pod": str(pod), "error": str(error)})
 
     async def _say(self, now: ClusterState, done: PlacingResult) -> None:
         words = {each.pod.uid: waiting_text(each) for each in done.waiting} | dict(done.wrong)
@@ -124,4 +124,4 @@ class PlacingLeader:
             try:
                 await self._api.say(now.pods[uid], "WaitsForShare", text)
             except TrancheError as error:
-                _log.info("event not recorded", extra={"pod": str(now.pods[uid]), "error": str(error)})
+                _log.info("cannot record an event", extra={"pod": str(now.pods[uid]), "error": str(error)})

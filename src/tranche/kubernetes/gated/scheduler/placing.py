@@ -1,10 +1,10 @@
-"""One round of choosing shares for pods that wait, told as requests to an API server that may answer late, or not at all.
+"""One round of choosing shares for waiting pods, as requests to an API server that may answer late or not at all.
 
-A choice is written twice. First into the lease of the node, in the place of the version that it was decided on: two controllers
-cannot add to one version, so no share of a node is chosen twice. Then on the pod, in one patch with its node and without its
-gate. Whatever ends between the two is taken up by the next round, of whichever controller: a pod that waits with a choice is let
-go with that choice. A choice goes when the API server says of its pod that it is over, or that it went elsewhere; and when the
-pod's node would refuse it for ever, and has given it nothing.
+A choice is written twice. The first write goes into the node's lease and replaces the version that the choice was decided on.
+Two controllers cannot both extend one version, so no share of a node is chosen twice. The second write patches the pod: it sets
+the node and removes the gate. If a round stops between the two, the next round of any controller continues: it releases a waiting
+pod with its existing choice. A choice is dropped when the API server says that its pod is over or went elsewhere. It is also
+dropped when the pod's node would refuse it forever and has given it nothing.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ _log = logging.getLogger(__name__)
 
 
 class ChoiceState(StrEnum):
-    """What a choice is to its pod. NEEDED: the pod has it, or is about to. OVER: it never will have it again."""
+    """NEEDED: the pod has the choice or is about to. OVER: it will never have it again."""
 
     NEEDED = "needed"
     OVER = "over"
 
 
 class PlacingApi(Protocol):
-    """What a round asks of the API server. Errors are those of `KubeClient`; after one it is not known what was done."""
+    """A round's requests to the API server. They raise `KubeClient`'s errors; after one, the outcome is unknown."""
 
     async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
-        """Write a node's choices in the place of the version that they were read in; None when there is another by now."""
+        """Replace the version of a node's choices that was read; None when it is no longer the current one."""
         ...
 
     async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ChosenShare) -> bool:
-        """Write the choice on a pod and take its gate away; False when the pod is another by now, or waits no more."""
+        """Write the choice on a pod and remove its gate; False when the pod was replaced or no longer waits."""
         ...
 
     async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
-        """What the choice of a node of that host name is to its pod, by the API server's word of now."""
+        """Whether the pod still needs the choice on the node with that host name, as the API server says now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlacingResult:
-    """What came of one: the pods that were let go, by uid, and why others go on waiting.
+    """A round's result: the released pods by uid, and why others keep waiting.
 
-    `written` are the choices of nodes that were written, `unwritten` the nodes whose choices could not be. `unfinished` says that
-    something is to be tried again soon.
+    `written` has the nodes' choices that were written, `unwritten` the nodes where the write failed. `unfinished` says that
+    something must be retried soon.
     """
 
     let_go: frozenset[str] = frozenset()
@@ -65,7 +65,7 @@ class PlacingResult:
 
 
 class PlacingRunner:
-    """Makes rounds. It keeps nothing between them."""
+    """Runs rounds. It keeps no state between them."""
 
     def __init__(self, api: PlacingApi) -> None:
         self._api = api
@@ -75,7 +75,7 @@ class PlacingRunner:
         self._unfinished = False
 
     async def round(self, now: ClusterState, avoided: Mapping[str, frozenset[str]] | None = None) -> PlacingResult:
-        """Do what is to be done now. `avoided` are nodes that are not to be chosen, by the uid of a pod."""
+        """Run one round. `avoided` has the nodes not to choose, by pod uid."""
         self._let_go, self._written, self._unwritten, self._unfinished = set(), [], set(), False
         for node, chosen in sorted(now.choices.items()):
             await self._clear(now, node, chosen)
@@ -90,12 +90,12 @@ class PlacingRunner:
         )
 
     async def _clear(self, now: ClusterState, node: str, chosen: ChoiceLease) -> None:
-        """Forget the choices of pods that are over, once the API server has said so for each."""
+        """Drop the choices of finished pods, once the API server has confirmed each, and those that a node would never accept."""
         host, gone = now.host(node), []
         for choice in chosen.choices.values():
             pod = now.pods.get(choice.uid)
             if pod is not None and pod.never and not _has(now, node, pod):
-                _log.warning("a choice taken back", extra={"pod": str(pod), "uid": pod.uid, "why": pod.never})
+                _log.warning("withdrew a choice", extra={"pod": str(pod), "uid": pod.uid, "why": pod.never})
                 gone.append(choice.uid)
                 continue
             if _stands(pod, host):
@@ -104,7 +104,7 @@ class PlacingRunner:
                 if await self._api.standing(choice, host) is ChoiceState.OVER:
                     gone.append(choice.uid)
             except TrancheError as error:
-                self._note("a choice was not looked after", choice, error)
+                self._note("cannot check a choice", choice, error)
         if gone:
             await self._write(chosen.without(gone))
 
@@ -146,13 +146,13 @@ class PlacingRunner:
                 self._let_go.add(pod.uid)
                 _log.info("share chosen", extra={"pod": str(pod), "uid": pod.uid, "node": node})
         except TrancheError as error:
-            self._note("a pod was not let go", choice, error)
+            self._note("cannot remove a pod's scheduling gate", choice, error)
 
     async def _write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         try:
             written = await self._api.write(chosen)
         except TrancheError as error:
-            _log.warning("choices not written", extra={"node": chosen.node, "error": str(error)})
+            _log.warning("cannot write choices", extra={"node": chosen.node, "error": str(error)})
             written = None
         if written is None:
             self._unwritten.add(chosen.node)
@@ -166,7 +166,7 @@ class PlacingRunner:
 
 
 def _has(now: ClusterState, node: str, pod: ClusterPod) -> bool:
-    """Whether the pod has something of the node, or may have, as nobody tells of it."""
+    """Whether the pod has something on the node, or may have because the node does not report."""
     said = now.gpus.get(node)
     if said is None or node in now.unreadable:
         return True
@@ -174,10 +174,14 @@ def _has(now: ClusterState, node: str, pod: ClusterPod) -> bool:
 
 
 def _refused_for_ever(now: ClusterState) -> Iterator[tuple[str, str]]:
-    """Pods that were let go all the same, by uid, with what is to be done."""
+    """Pods past the gate that their node will always refuse, by uid, with what to do."""
     for pod in now.pods.values():
         if pod.never and pod.asks and not (pod.waits or pod.finished or pod.ending or _runs(now, pod)):
-            yield pod.uid, f"{pod.never}: its node refuses it for ever, and nothing is kept for it; make the pod anew"
+            yield (
+                pod.uid,
+                f"{pod.never}: its node will always refuse it, and the controller reserves no share for it; create the ",
+            )
+            "pod again"
 
 
 def _runs(now: ClusterState, pod: ClusterPod) -> bool:
@@ -185,5 +189,5 @@ def _runs(now: ClusterState, pod: ClusterPod) -> bool:
 
 
 def _stands(pod: ClusterPod | None, host: str) -> bool:
-    """Whether nothing speaks against a choice of a node for that pod, by what was heard last."""
+    """Whether the choice still stands for that pod, by the last known state."""
     return pod is not None and not pod.finished and (pod.waits or pod.pinned == host)

@@ -1,15 +1,14 @@
-"""What the rounds of the placer ask of a real API server."""
+"""The placer's requests to a real API server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
 
-from tranche.core.printable import shortened
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import timestamp
+from tranche.kubernetes.api.decoding import encode_eviction, encode_pod_event
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.api.objects import KubeEventType
+from tranche.kubernetes.api.objects import KubeEventType, PodRef
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.placer import ungating
@@ -19,7 +18,7 @@ _JSON_PATCH = "application/json-patch+json"
 
 
 class PlacingClient:
-    """`PlacingApi`, and what the placer says to people. `now` gives the time in UTC."""
+    """`PlacingApi`, and the placer's events for people. `now` returns the time in UTC."""
 
     def __init__(self, connection: ApiConnection, leases: LeaseClient, *, now: Callable[[], datetime]) -> None:
         self._connection = connection
@@ -27,25 +26,25 @@ class PlacingClient:
         self._now = now
 
     async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
-        """Write a node's choices; None when there is another version by now."""
+        """Write a node's choices; None when another version exists."""
         lease = choices_to_lease(chosen)
         made = self._leases.create if chosen.lease is None else self._leases.replace
         answer = await made(lease)
         return None if answer is None else choices_from_lease(answer)
 
     async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ChosenShare) -> bool:
-        """Write the choice on the pod and take its gate away."""
+        """Write the choice on the pod and remove its gate."""
         path, patch = _path(pod.namespace, pod.name), ungating(pod.raw, node, host, choice)
-        what = f"let pod {pod} go to node {node}"
+        what = f"release pod {pod} to node {node}"
         answer = await self._connection.ask(what, "PATCH", path, patch, content_type=_JSON_PATCH)
-        # 422 is a test of the patch that failed: the pod is another by now, or waits no more.
+        # 422 means that a test in the patch failed: the pod was replaced or no longer waits.
         if answer.status in (404, 409, 422):
             return False
         answer.accepted()
         return True
 
     async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
-        """What the choice is to its pod now."""
+        """Whether the pod still needs the choice."""
         what = f"read pod {choice.namespace}/{choice.name}"
         answer = await self._connection.ask(what, "GET", _path(choice.namespace, choice.name))
         if answer.status == 404:
@@ -56,16 +55,10 @@ class PlacingClient:
         return ChoiceState.NEEDED if pod.waits or pod.pinned == host else ChoiceState.OVER
 
     async def make_anew(self, pod: ClusterPod) -> bool:
-        """Have a pod that never ran made anew by its Job; False when it may not go now."""
-        meta = {"namespace": pod.namespace, "name": pod.name}
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": meta,
-            "deleteOptions": {"preconditions": {"uid": pod.uid}},
-        }
+        """Evict a pod that never ran, so that its Job recreates it; False when it may not go now."""
         path = f"{_path(pod.namespace, pod.name)}/eviction"
-        answer = await self._connection.ask(f"have pod {pod} made anew", "POST", path, body)
+        body = encode_eviction(PodRef(pod.namespace, pod.name), pod.uid)
+        answer = await self._connection.ask(f"recreate pod {pod}", "POST", path, body)
         if answer.status in (404, 409, 429):
             return False
         answer.accepted()
@@ -73,32 +66,14 @@ class PlacingClient:
 
     async def say(self, pod: ClusterPod, reason: str, message: str) -> None:
         """Record an event about a pod. `reason` is one CamelCase word."""
-        moment = timestamp(self._now())
-        name = f"{pod.name[:200]}.tranche-{pod.uid[:8]}-{reason.lower()}"
-        event = {
-            "apiVersion": "v1",
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": pod.namespace},
-            "involvedObject": {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "namespace": pod.namespace,
-                "name": pod.name,
-                "uid": pod.uid,
-            },
-            "type": KubeEventType.NORMAL.value,
-            "reason": reason,
-            "message": shortened(message),
-            "source": {"component": "tranche-controller"},
-            "firstTimestamp": moment,
-            "lastTimestamp": moment,
-            "count": 1,
-        }
+        name, now = f"{pod.name[:200]}.tranche-{pod.uid[:8]}-{reason.lower()}", self._now()
+        ref, source = PodRef(pod.namespace, pod.name), {"component": "tranche-controller"}
+        event = encode_pod_event(name, ref, pod.uid, source, KubeEventType.NORMAL, reason, message, now=now)
         path = f"/api/v1/namespaces/{pod.namespace}/events"
-        what = f"record an event about pod {pod}"
+        what = f"record an event for pod {pod}"
         answer = await self._connection.ask(what, "POST", path, event)
         if answer.status == 409:
-            newer = {"message": shortened(message), "lastTimestamp": moment}
+            newer = {"message": event["message"], "lastTimestamp": event["lastTimestamp"]}
             answer = await self._connection.ask(
                 what, "PATCH", f"{path}/{name}", newer, content_type="application/merge-patch+json"
             )

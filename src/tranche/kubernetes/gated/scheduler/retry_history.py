@@ -1,7 +1,7 @@
-"""Pods that were let go and do not start: when a job is to make such a pod anew, and which nodes it then keeps from. Pure.
+"""Released pods that do not start: when their job should recreate them, and which nodes to avoid then. Pure.
 
-The scheduler knows rules that the placer does not (spread, affinity to other pods), and a node may have changed since it told
-of itself. Only pods that never ran are made anew, and only those of jobs of `tranche submit`, which do not count them as failed.
+The scheduler knows rules that the placer does not (spread, affinity to other pods), and a node may have changed since its last
+report. Only pods that never ran are recreated, and only those of `tranche submit` jobs, which do not count them as failed.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
 
 UNBOUND_SECONDS = 30.0
-"""So long the scheduler may take to bind a pod that was let go."""
+"""How long the scheduler may take to bind a released pod."""
 
 REFUSED_SECONDS = 15.0
-"""So long a node may refuse what was chosen: most refusals heal, as when the pod before has just ended."""
+"""How long a node may refuse a choice: most refusals pass, for example when the previous pod has just ended."""
 
 AVOIDED_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryHistory:
-    """`since` is when a pod, by uid, was first seen in trouble, with why; `avoided_until` until when a job, by uid, keeps from a
-    node.
+    """`since` has the pods in trouble by uid: why, and since when. `avoided_until` says until when a job avoids a node, by
+    job uid and node.
     """
 
     since: Mapping[str, tuple[str, float]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class RetryHistory:
     avoided_until: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def look(self, now: ClusterState, moment: float) -> RetryHistory:
-        """What is so at `moment`, in seconds."""
+        """The history as of `moment`, in seconds."""
         since: dict[str, tuple[str, float]] = {}
         nodes: dict[str, tuple[str, str]] = {}
         for pod in now.pods.values():
@@ -49,19 +49,19 @@ class RetryHistory:
         return RetryHistory(since, nodes, kept)
 
     def due(self, moment: float) -> Mapping[str, str]:
-        """The pods that are to be made anew, by uid, and why."""
+        """The pods to recreate, by uid, and why."""
         longest = {"refused": REFUSED_SECONDS, "unbound": UNBOUND_SECONDS}
         return {uid: why for uid, (why, began) in self.since.items() if moment - began >= longest[why]}
 
     def made_anew(self, uid: str, moment: float) -> RetryHistory:
-        """The pod is being made anew: its job keeps from its node for a while."""
+        """The history after recreating the pod: its job avoids its node for a while."""
         rest = {each: known for each, known in self.since.items() if each != uid}
         return replace(
             self, since=rest, avoided_until={**self.avoided_until, self.nodes[uid]: moment + AVOIDED_SECONDS}
         )
 
     def avoided(self, now: ClusterState, moment: float) -> Mapping[str, frozenset[str]]:
-        """The nodes that a pod, by uid, keeps from."""
+        """The nodes to avoid, by pod uid."""
         by_job: dict[str, set[str]] = {}
         for (job, node), until in self.avoided_until.items():
             if until > moment:

@@ -1,7 +1,7 @@
-"""Topology spread: how unevenly pods of a kind may lie over zones, nodes or whatever else a label of nodes names. Pure.
+"""Topology spread: how unevenly similar pods may spread over zones, nodes or other domains of a node label. Pure.
 
-Only constraints that must hold (`DoNotSchedule`) keep a pod from a node. As the scheduler does by default, nodes count that the
-pod's node selector and affinity allow, whatever their taints are.
+Only constraints that must hold (`DoNotSchedule`) keep a pod from a node. As in the scheduler's default, all nodes that the
+pod's node selector and affinity allow count, even with taints.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.api.node_rules import Requirement
-from tranche.kubernetes.gated.scheduler.node_fit import NodeCapacity, PlacingRequirement, why_not_by_labels
+from tranche.kubernetes.fleet.objects import FleetNode
+from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not_by_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class SpreadRequirement:
 
 @dataclass(frozen=True, slots=True)
 class SpreadPod:
-    """A pod as far as its kind matters: where it is, or is about to be."""
+    """What spread needs of a pod: its kind, and the node where it is or is about to be."""
 
     namespace: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -33,13 +34,13 @@ class SpreadPod:
 
 @dataclass(frozen=True, slots=True)
 class SpreadState:
-    """All nodes of the cluster, and its pods that run or are about to."""
+    """All nodes of the cluster, and the pods that run or are about to."""
 
-    nodes: tuple[NodeCapacity, ...] = ()
+    nodes: tuple[FleetNode, ...] = ()
     pods: tuple[SpreadPod, ...] = ()
 
     def with_pod(self, pod: SpreadPod) -> SpreadState:
-        """With one more."""
+        """The state with one more pod."""
         return replace(self, pods=(*self.pods, pod))
 
     def reasons(
@@ -47,9 +48,9 @@ class SpreadState:
         pod: SpreadPod,
         rules: Iterable[SpreadRequirement],
         placing: PlacingRequirement,
-        rooms: Iterable[NodeCapacity],
+        rooms: Iterable[FleetNode],
     ) -> Mapping[str, str]:
-        """What keeps the pod from those of these nodes where something does, in words that complete `the node ...`."""
+        """Why the pod cannot go to some of these nodes, by name, in words that complete `the node ...`."""
         rooms, found = tuple(rooms), {}
         for rule in rules:
             counts, own = self._counts(pod, rule, placing), 1 if _meets(rule, pod.labels) else 0
@@ -57,10 +58,11 @@ class SpreadState:
             for room in rooms:
                 domain = room.labels.get(rule.key)
                 if domain is None:
-                    found[room.name] = f"has no label {rule.key}, over which the pod is to be spread"
+                    found[room.name] = f"lacks the label {rule.key} of the pod's topology spread"
                 elif counts.get(domain, 0) > most:
                     found[room.name] = (
-                        f"has too many pods of its kind in {rule.key}={domain}: its topology spread allows {rule.skew} more"
+                        f"has too many similar pods in {rule.key}={domain}; the pod's topology spread allows "
+                        f"{rule.skew} more than elsewhere"
                     )
         return found
 

@@ -1,8 +1,8 @@
-"""Can this cluster give shares by demand, and do those who give them work: the agents, the controller, their rights?
+"""Can this cluster give shares by demand, and do the agents and the controller work, with the rights that they need?
 
-Of agents: is one on every node with GPUs, does each do its work, and are they of one version? Of the controller: does it answer
-for annotations, and choose shares where the cluster has no claims? Have the agents their rights, and do the admission policies
-hold them to what they need?
+Is an agent on every node with GPUs, does each do its work, and do all have one version? Does the controller answer for
+annotations, and choose shares where the cluster has no claims? Do the agents have their rights, and do the admission policies
+limit them to what they need?
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tranche.kubernetes.api.node_rules import untolerated
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import (
     AllocationBackend,
     backend_by_word,
@@ -17,16 +18,16 @@ from tranche.kubernetes.claims.allocation_backend import (
     support_as_told,
 )
 from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, why_gpu
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ControllerFacts, PodFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ControllerFacts, PodFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import CLAIM_DRIVER
 from tranche.node.health.checkup import Status
 
 _MEANING = {
-    AllocationBackend.CLAIMS: "shares by demand: by claims, which the scheduler serves",
-    AllocationBackend.GUARDED: "shares by demand: by claims, with the agent as a guard",
-    AllocationBackend.GATES: "shares by demand: by scheduling gates, with the choice of the controller",
-    AllocationBackend.NONE: "no shares by demand; layouts and the device plugin serve static slices",
+    AllocationBackend.CLAIMS: "the scheduler assigns shares on demand through claims",
+    AllocationBackend.GUARDED: "the scheduler assigns shares on demand through claims, and the agent checks each one",
+    AllocationBackend.GATES: "the controller assigns shares on demand at scheduling gates",
+    AllocationBackend.NONE: "no shares on demand; layouts and the device plugin serve static slices",
 }
 
 
@@ -46,7 +47,7 @@ def check_claims(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 _IMAGE_TROUBLE = ("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError")
 _START_TROUBLE = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _KUBELET_PARTS = ("inventory", "device-plugin")
-# A DaemonSet tolerates these for its pods by itself.
+# A DaemonSet adds these tolerations to its pods by itself.
 _TOLERATED_BY_DAEMON_SETS = (
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
@@ -59,13 +60,13 @@ _TOLERATED_BY_DAEMON_SETS = (
 
 
 def check_agents(facts: ClusterFacts, own_version: str) -> Iterator[ClusterFinding]:
-    """`own_version` is that of the program that asks."""
+    """`own_version` is the version of the calling program."""
     if not facts.agents:
         if "DaemonSets" not in facts.unread:
             yield ClusterFinding(
                 "agents",
                 Status.FAIL,
-                "no DaemonSet of the cluster runs `tranche agent`",
+                "no DaemonSet runs `tranche agent`",
                 "install it: helm install tranche deploy/chart/tranche --namespace tranche-system",
             )
         return
@@ -75,7 +76,7 @@ def check_agents(facts: ClusterFacts, own_version: str) -> Iterator[ClusterFindi
             "agents",
             Status.WARN,
             f"several DaemonSets run the agent: {names}",
-            "on one node only one of them serves; uninstall the others, or give each nodes of its own",
+            "only one agent per node can serve; uninstall the others, or give each DaemonSet its own nodes",
         )
     for agents in facts.agents:
         yield from _pods(agents)
@@ -87,7 +88,7 @@ def _pods(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
     for pod in agents.pods:
         if not pod.ready:
             text, hint = _trouble(agents, pod)
-            # The kubelet asks a pod now and then; what the pod says itself is newer.
+            # The kubelet probes a pod only from time to time; what the pod itself says is newer.
             over = pod.ready_page is not None and set(pod.ready_page.values()) == {"ready"}
             yield ClusterFinding("agent-pod", Status.WARN if over else Status.FAIL, text, hint, *_where(pod))
     ready = [pod for pod in agents.pods if pod.ready]
@@ -95,7 +96,7 @@ def _pods(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "agent-pod",
             Status.PASS,
-            "the agent is ready: it reads the GPUs, and the kubelet's sockets answer",
+            "the agent is ready: it can read the GPUs, and the kubelet's sockets respond",
             nodes=tuple(pod.node for pod in ready),
             pods=tuple(map(str, ready)),
         )
@@ -103,8 +104,8 @@ def _pods(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "agent-pod",
             Status.FAIL,
-            f"the DaemonSet {agents.daemon_set} has no pod on any node",
-            f"give nodes with GPUs one of the labels {', '.join(AGENT_LABELS)}, or change nodeSelector and affinity",
+            f"DaemonSet {agents.daemon_set} has no pods",
+            f"label nodes with GPUs with one of {', '.join(AGENT_LABELS)}, or change nodeSelector and affinity",
         )
 
 
@@ -113,35 +114,33 @@ def _trouble(agents: AgentSetFacts, pod: PodFacts) -> tuple[str, str]:
     logs = f"kubectl --namespace={pod.namespace} logs {pod.name}"
     if pod.terminating:
         return (
-            "the agent's pod is being deleted, and is not gone yet",
-            "its node may not answer: see the node's conditions",
+            "the agent's pod is still terminating",
+            "the node may be down: check its conditions",
         )
     if pod.unschedulable:
         return (
-            f"the agent's pod waits for its node: {pod.unschedulable}",
-            "make room on the node, or tolerate its taint",
+            f"the agent's pod cannot be scheduled: {pod.unschedulable}",
+            "make room on the node, or add a toleration",
         )
     if pod.waiting in _IMAGE_TROUBLE:
-        text = f"the agent's image cannot be had ({pod.waiting}): {pod.image}"
-        return text, "set image.repository and image.tag, and imagePullSecrets where the registry asks for them"
+        text = f"cannot pull the agent's image ({pod.waiting}): {pod.image}"
+        return text, "check image.repository, image.tag and, for a private registry, imagePullSecrets"
     if pod.waiting == "CrashLoopBackOff":
-        return f"the agent ends again and again, {pod.restarts} times so far", f"{logs} --previous"
+        return f"the agent keeps crashing: {pod.restarts} restarts so far", f"{logs} --previous"
     if pod.waiting in _START_TROUBLE:
         return (
-            f"the agent's container cannot be started ({pod.waiting})",
+            f"cannot start the agent's container ({pod.waiting})",
             f"kubectl --namespace={pod.namespace} describe pod {pod.name}",
         )
     if pod.ready_page is not None:
         wrong = {name: why for name, why in pod.ready_page.items() if why != "ready"}
-        said = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or "nothing that is wrong any more"
+        said = "; ".join(f"{name}: {why}" for name, why in wrong.items()) or "no problem any more"
         about_kubelet = any(name in _KUBELET_PARTS and "kubelet" in why for name, why in wrong.items())
-        hint = (
-            f"look at the kubelet of the node, and that kubeletPath names its folder; {logs}" if about_kubelet else logs
-        )
-        return f"the agent is not ready, and says: {said}", hint
+        hint = f"check the node's kubelet, and that kubeletPath is its folder; {logs}" if about_kubelet else logs
+        return f"the agent is not ready and reports: {said}", hint
     return (
         f"the agent is not ready (phase {pod.phase or 'unknown'}{f', {pod.waiting}' if pod.waiting else ''})",
-        f"{logs}; doctor could not ask its /readyz through the API server",
+        f"{logs}; doctor could not reach its /readyz through the API server",
     )
 
 
@@ -157,18 +156,18 @@ def _versions(agents: AgentSetFacts, own_version: str) -> Iterator[ClusterFindin
             yield ClusterFinding(
                 "agent-version",
                 Status.WARN,
-                f"the agents are of {len(images)} different images; this one is {pods[0].image} ({image_id[-12:]})",
-                f"an upgrade goes on or is stuck: {status}",
+                f"the agents run {len(images)} different images; here {pods[0].image} ({image_id[-12:]})",
+                f"an upgrade is in progress or stuck: {status}",
                 *_where(*pods),
             )
     elif images:
-        yield ClusterFinding("agent-version", Status.PASS, f"all agents are of one image: {agents.pods[0].image}")
+        yield ClusterFinding("agent-version", Status.PASS, f"all agents run the same image: {agents.pods[0].image}")
     if daemon_set.version and daemon_set.version != own_version:
         yield ClusterFinding(
             "agent-version",
             Status.WARN,
-            f"the agents are of version {daemon_set.version}, and this tranche is of {own_version}",
-            "ask with the agents' version: what doctor looks for may have changed",
+            f"the agents have version {daemon_set.version}, but this tranche has {own_version}",
+            "use the agents' version: doctor's checks may have changed",
         )
 
 
@@ -178,11 +177,11 @@ def _without_agent(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         why = why_gpu(node)
         if why and node.name not in served:
             yield ClusterFinding(
-                "agent-missing", Status.FAIL, f"has GPUs ({why}) and no agent", _why_none(facts, node), (node.name,)
+                "agent-missing", Status.FAIL, f"has GPUs ({why}) but no agent", _why_none(facts, node), (node.name,)
             )
 
 
-def _why_none(facts: ClusterFacts, node: SurveyedNode) -> str:
+def _why_none(facts: ClusterFacts, node: KubeNode) -> str:
     tolerations = [each for agents in facts.agents for each in agents.daemon_set.tolerations]
     in_the_way = [each for each in untolerated(node.taints, tolerations) if each.key not in _TOLERATED_BY_DAEMON_SETS]
     if in_the_way:
@@ -190,26 +189,26 @@ def _why_none(facts: ClusterFacts, node: SurveyedNode) -> str:
         return f"the agent does not tolerate the node's taint {shown}: add it to tolerations"
     if not any(node.labels.get(label) == "true" for label in AGENT_LABELS):
         wanted = ", ".join(AGENT_LABELS)
-        return f"the chart's affinity wants one of {wanted}: kubectl label node {node.name} tranche.dev/gpu=true"
-    return "the DaemonSet's nodeSelector or affinity leaves it out: compare them with the node's labels"
+        return f"the chart's affinity requires one of {wanted}: kubectl label node {node.name} tranche.dev/gpu=true"
+    return "the DaemonSet's nodeSelector or affinity excludes the node: compare them with its labels"
 
 
 def _where(*pods: PodFacts) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(pod.node for pod in pods if pod.node), tuple(map(str, pods))
 
 
-_WITHOUT = "pods that ask by annotations are refused, and nobody chooses shares in a cluster without claims"
+_WITHOUT = "Kubernetes refuses pods with annotations, and in a cluster without claims no shares are chosen"
 
 
 def check_controllers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """Each controller that is installed; a cluster may do without one."""
+    """Each installed controller; a cluster may do without one."""
     for each in facts.controllers:
         yield _check(each)
 
 
 def _check(each: ControllerFacts) -> ClusterFinding:
     of = f"{each.ready} of {each.wanted}"
-    logs = f"kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
+    logs = f"run kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
     if not each.wanted:
         scale = f"kubectl --namespace={each.namespace} scale deployment {each.name} --replicas=2"
         return ClusterFinding("controller", Status.FAIL, f"the controller {each} is scaled to 0: {_WITHOUT}", scale)
@@ -226,7 +225,7 @@ _EVENTS = " events in default"
 
 
 def check_access(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """Rights of each agent's account; policies of the cluster."""
+    """Rights of each agent's account, and policies of the cluster."""
     for agents in facts.agents:
         yield from _rights(agents)
     if facts.agents:
@@ -236,25 +235,25 @@ def check_access(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
     account = f"{agents.daemon_set.namespace}/{agents.daemon_set.service_account}"
     if agents.lacking is None:
-        return  # what the caller may not ask is reported for itself
+        return  # another finding reports what the caller may not ask
     needed = [each for each in agents.lacking if not each.endswith(_EVENTS)]
     if needed:
         yield ClusterFinding(
             "rights",
             Status.FAIL,
-            f"the agent's account {account} may not: {'; '.join(needed)}",
-            "upgrade the chart with rbac.create=true, or grant it these; the options of the DaemonSet need them",
+            f"the agent's account {account} lacks these rights: {'; '.join(needed)}",
+            "upgrade the chart with rbac.create=true, or grant them; the DaemonSet's options need them",
         )
     if len(needed) < len(agents.lacking):
         yield ClusterFinding(
             "rights",
             Status.WARN,
-            f"the agent's account {account} may not record events about nodes",
-            "everything else works; the chart's Role in the namespace default grants it",
+            f"the agent's account {account} may not record events for nodes",
+            "the rest works; the chart's Role in namespace default grants this right",
         )
     if not agents.lacking:
         yield ClusterFinding(
-            "rights", Status.PASS, f"the agent's account {account} has the rights that its options need"
+            "rights", Status.PASS, f"the agent's account {account} has all rights that its options need"
         )
 
 
@@ -265,8 +264,9 @@ def _policies(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "policies",
             Status.WARN,
-            f"this API server ({facts.server_version}) has no ValidatingAdmissionPolicy: an agent may change every node",
-            "Kubernetes 1.30 and newer has them",
+            f"this API server ({facts.server_version}) has no ValidatingAdmissionPolicy, so an agent can change any "
+            "node",
+            "upgrade to Kubernetes 1.30 or newer",
         )
         return
     names = {f"{agents.daemon_set.name}-own-{what}" for agents in facts.agents for what in ("node", "leases")}
@@ -277,8 +277,8 @@ def _policies(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "policies",
             Status.WARN,
-            f"no admission policy with a binding holds the agents to their own nodes: {', '.join(missing)}",
+            f"no bound admission policy restricts agents to their own nodes: {', '.join(missing)}",
             "upgrade the chart with admissionPolicy.enabled=true",
         )
     else:
-        yield ClusterFinding("policies", Status.PASS, "admission policies hold each agent to its own node")
+        yield ClusterFinding("policies", Status.PASS, "admission policies restrict each agent to its own node")

@@ -1,6 +1,6 @@
-"""Are the layouts that labels ask for in effect, and can the shared ConfigMap of layouts be read?
+"""Are the layouts that labels ask for in effect, and is the shared ConfigMap of layouts readable?
 
-Nodes may take turns to change their layout: do these get on?
+If nodes take turns to change their layout, do they make progress?
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from datetime import datetime
 
 from tranche.core.errors import LayoutInvalid
 from tranche.core.layout_format import parse_layouts
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, REASON_LABEL, STATE_LABEL, MigState
 from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, TicketState, ticket_name
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.node.files.files import parse_document
 from tranche.node.health.checkup import Status
@@ -22,13 +23,13 @@ LONG_SECONDS = 600
 """A layout that has been pending for longer is worth a look."""
 
 _HINTS = {
-    "GpuBusy": "what is in use has to end: the message names it; migManager.inUse=drain evicts pods instead",
-    "ManagerConflict": "another MIG manager cuts this node's GPUs: remove it, or set migManager.enabled=false here",
+    "GpuBusy": "end the pods or programs that the message names; with migManager.inUse=drain the agent evicts pods",
+    "ManagerConflict": "another MIG manager changes this node's GPUs: remove it, or set migManager.enabled=false here",
     "LayoutUnknown": "correct the label, or add the layout to the ConfigMap of layouts",
-    "LayoutImpossible": "the layout asks for more than this GPU has room for: tranche layout plan says why on the node",
-    "WaitingForOperands": "pods that use the GPUs for the whole cluster have to end first; they are named in the message",
-    "WaitingForTurn": "rollout.maxUnavailable limits how many nodes change at once; the message says who is before it",
-    "RebootForMigMode": "restart the node, or set migManager.withReboot=true",
+    "LayoutImpossible": "the layout does not fit this GPU; on the node, tranche layout plan shows why",
+    "WaitingForOperands": "the cluster's own GPU pods that the message names have to end first",
+    "WaitingForTurn": "rollout.maxUnavailable limits how many nodes change at once; the message names the nodes ahead",
+    "RebootForMigMode": "reboot the node, or set migManager.withReboot=true",
 }
 
 
@@ -47,14 +48,12 @@ def _config_map(name: str, text: str) -> Iterator[ClusterFinding]:
     try:
         names = parse_layouts(parse_document(text, name, LayoutInvalid)).names
     except LayoutInvalid as error:
-        yield ClusterFinding(
-            "layouts", Status.FAIL, f"the ConfigMap {name} cannot be used: {error}", "correct its key config.yaml"
-        )
+        yield ClusterFinding("layouts", Status.FAIL, f"ConfigMap {name} is invalid: {error}", "fix its key config.yaml")
         return
-    yield ClusterFinding("layouts", Status.PASS, f"the ConfigMap {name} has {len(names)} layouts: {', '.join(names)}")
+    yield ClusterFinding("layouts", Status.PASS, f"ConfigMap {name} has {len(names)} layouts: {', '.join(names)}")
 
 
-def _layout(node: SurveyedNode, wanted: str, now: datetime) -> ClusterFinding:
+def _layout(node: KubeNode, wanted: str, now: datetime) -> ClusterFinding:
     state = node.labels.get(STATE_LABEL, "")
     reason = node.labels.get(REASON_LABEL, "")
     condition = node.condition(CONDITION_TYPE)
@@ -62,7 +61,7 @@ def _layout(node: SurveyedNode, wanted: str, now: datetime) -> ClusterFinding:
     hint = _HINTS.get(reason, f"kubectl describe node {node.name} shows the condition {CONDITION_TYPE} and its events")
     nodes = (node.name,)
     if state == MigState.SUCCESS:
-        return ClusterFinding("layout", Status.PASS, f"layout {wanted} is in effect", nodes=nodes)
+        return ClusterFinding("layout", Status.PASS, f"layout {wanted} is active", nodes=nodes)
     if state == MigState.FAILED:
         return ClusterFinding("layout", Status.FAIL, f"layout {wanted} failed ({reason}){said}", hint, nodes)
     if state in (MigState.PENDING, MigState.REBOOTING):
@@ -74,8 +73,8 @@ def _layout(node: SurveyedNode, wanted: str, now: datetime) -> ClusterFinding:
     return ClusterFinding(
         "layout",
         Status.FAIL,
-        f"layout {wanted} is asked for, and no agent has answered",
-        "see the node's agent; migManager.enabled=false leaves the label to another program",
+        f"layout {wanted} is requested, but no agent has responded",
+        "check the node's agent; with migManager.enabled=false it ignores the label",
         nodes,
     )
 
@@ -87,8 +86,8 @@ def _span(seconds: float) -> str:
 
 
 def check_turns(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """A node that failed holds up the others, until it succeeds or somebody says go on."""
-    # The agents of one namespace take turns with each other, whichever DaemonSet they are of.
+    """A failed node holds up the others, until it succeeds or someone says go on."""
+    # The agents of one namespace take turns with each other, across DaemonSets.
     for agents in {each.daemon_set.namespace: each for each in facts.agents if each.turns}.values():
         yield from _turns(agents)
 
@@ -103,10 +102,10 @@ def _turns(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
             yield ClusterFinding(
                 "turns",
                 Status.FAIL,
-                f"failed in its turn to change its layout; {waiting} other nodes wait until it succeeds",
-                f"see its layout above; to go on without it: {lease} {GO_ON_ANNOTATION}=yes",
+                f"its layout change failed in its turn; {waiting} other nodes wait until it succeeds",
+                f"see its layout above; to continue without it: {lease} {GO_ON_ANNOTATION}=yes",
                 (each.node,),
             )
     if not held_up:
-        text = f"{len(agents.turns) - waiting} nodes change their layout, and {waiting} wait for their turn"
+        text = f"{len(agents.turns) - waiting} nodes are changing their layout, and {waiting} wait for their turn"
         yield ClusterFinding("turns", Status.PASS, text)

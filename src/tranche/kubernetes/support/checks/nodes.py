@@ -1,7 +1,7 @@
 """Are the nodes with GPUs healthy, do their versions fit the API server's, and does each offer what it is cut into?
 
-Does another program do the agent's work on the same nodes, and can a pod see devices that it was not given, by naming them in
-its own environment?
+Does another program do the agent's work on the same nodes, and can a pod see devices that it was not given, by naming them in its
+own environment?
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import re
 from collections.abc import Iterator
 
 from tranche.core.spelling import did_you_mean
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
+from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.config import DeviceListStrategy
 from tranche.kubernetes.device_plugin.device_lists import why_no_cdi
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, SurveyedNode
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
 from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
 from tranche.node.health.checkup import Status
 
 OLDEST_MINOR = 27
-"""The oldest minor version of Kubernetes 1 that the chart takes."""
+"""The oldest minor version of Kubernetes 1 that the chart supports."""
 
 _SKEW = 3
 _BAD_WHEN_TRUE = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
@@ -35,7 +37,7 @@ def check_nodes(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "versions",
             Status.FAIL,
-            f"the API server is {facts.server_version}, and the chart needs 1.{OLDEST_MINOR}",
+            f"the API server has version {facts.server_version}, but the chart needs 1.{OLDEST_MINOR} or newer",
             "upgrade the cluster",
         )
     nodes = gpu_nodes(facts)
@@ -43,15 +45,15 @@ def check_nodes(facts: ClusterFacts) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "nodes",
             Status.WARN,
-            "no node shows a GPU",
-            "a node is known by its labels, its capacity or its instance type",
+            "found no node with GPUs",
+            "doctor recognises GPU nodes by labels, capacity or instance type",
         )
     for node in nodes:
         yield from _conditions(node)
         yield from _skew(node, facts.server_version)
 
 
-def _conditions(node: SurveyedNode) -> Iterator[ClusterFinding]:
+def _conditions(node: KubeNode) -> Iterator[ClusterFinding]:
     ready = node.condition("Ready")
     where = (node.name,)
     wrong = False
@@ -59,21 +61,25 @@ def _conditions(node: SurveyedNode) -> Iterator[ClusterFinding]:
         wrong = True
         said = "it never reported" if ready is None else f"{ready.reason}: {ready.message}"
         yield ClusterFinding(
-            "node", Status.FAIL, f"is not Ready ({said})", "its kubelet or its machine; running pods go on", where
+            "node",
+            Status.FAIL,
+            f"is not Ready ({said})",
+            "check its kubelet and its machine; running pods continue",
+            where,
         )
     for each in node.conditions:
         if each.type in _BAD_WHEN_TRUE and each.status == "True":
             wrong = True
             yield ClusterFinding(
-                "node", Status.FAIL, f"{each.type}: {each.message}", "free what is short on the node", where
+                "node", Status.FAIL, f"{each.type}: {each.message}", "free the resource that the node lacks", where
             )
     if CORDON_ANNOTATION in node.annotations:
         wrong = True
         yield ClusterFinding(
             "node",
             Status.WARN,
-            "is cordoned by its agent, which makes room for a layout",
-            "it ends with the layout; a failed one keeps it until the label is changed",
+            "is cordoned by its agent to make room for a layout",
+            "the agent uncordons it when the layout is active; after a failure, when the label changes",
             where,
         )
     elif node.unschedulable:
@@ -83,7 +89,7 @@ def _conditions(node: SurveyedNode) -> Iterator[ClusterFinding]:
         yield ClusterFinding("node", Status.PASS, "is Ready", nodes=where)
 
 
-def _skew(node: SurveyedNode, server: str) -> Iterator[ClusterFinding]:
+def _skew(node: KubeNode, server: str) -> Iterator[ClusterFinding]:
     kubelet, api = _minor(node.kubelet_version), _minor(server)
     if kubelet is None or api is None:
         return
@@ -91,8 +97,8 @@ def _skew(node: SurveyedNode, server: str) -> Iterator[ClusterFinding]:
         yield ClusterFinding(
             "versions",
             Status.FAIL,
-            f"its kubelet is {node.kubelet_version}, and the API server {server}",
-            f"Kubernetes allows a kubelet up to {_SKEW} minor versions older than its API server, and none newer",
+            f"its kubelet has version {node.kubelet_version}, and the API server {server}",
+            f"Kubernetes supports kubelets up to {_SKEW} minor versions older than the API server, and none newer",
             (node.name,),
         )
 
@@ -103,8 +109,8 @@ def _minor(version: str) -> int | None:
 
 
 _CONSEQUENCE = {
-    MIG_MANAGER: "each would undo the other's cuts",
-    DEVICE_PLUGIN: "the kubelet takes the devices of whoever registered last",
+    MIG_MANAGER: "each would undo the other's changes",
+    DEVICE_PLUGIN: "the kubelet uses the one that registered last",
     FEATURE_LABELS: "each overwrites the other's labels",
 }
 _VALUE = {
@@ -115,7 +121,7 @@ _VALUE = {
 
 
 def check_neighbours(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """Other programs on nodes that an agent with the same part serves; and systems that partition GPUs by themselves."""
+    """Other programs on nodes where an agent has the same part; and systems that partition GPUs themselves."""
     found = False
     for other in facts.others:
         served = {
@@ -129,7 +135,7 @@ def check_neighbours(facts: ClusterFacts) -> Iterator[ClusterFinding]:
                 "neighbours",
                 Status.WARN if other.part == FEATURE_LABELS else Status.FAIL,
                 f"{other.product} ({other.daemon_set}) runs beside the agent: {_CONSEQUENCE[other.part]}",
-                f"leave the work to one: turn Tranche's part off with {ours}, or in the GPU Operator {theirs}",
+                f"keep only one: turn Tranche's part off with {ours}, or in the GPU Operator {theirs}",
                 both,
             )
     for node in gpu_nodes(facts):
@@ -138,14 +144,12 @@ def check_neighbours(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             yield ClusterFinding(
                 "neighbours",
                 Status.WARN,
-                "Bottlerocket partitions GPUs at boot and runs a device plugin of its own",
-                "leave its GPUs to it: keep the agent away with nodeSelector, or turn Bottlerocket's settings off",
+                "Bottlerocket partitions GPUs at boot and runs its own device plugin",
+                "exclude the node from the agent with nodeSelector, or turn off Bottlerocket's settings",
                 (node.name,),
             )
     if not found and facts.agents:
-        yield ClusterFinding(
-            "neighbours", Status.PASS, "no other program known to doctor does the agent's work on its nodes"
-        )
+        yield ClusterFinding("neighbours", Status.PASS, "no known program on the agent's nodes does the same work")
 
 
 _SLICES = re.compile(r"nvidia\.com/(mig-[0-9].*)\.count")
@@ -153,7 +157,7 @@ _STRATEGY_LABEL = "nvidia.com/mig.strategy"
 
 
 def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """Capacity beside what can be had of it, and beside the slices that the feature labels count."""
+    """Capacity compared with what is allocatable, and with the slices that the feature labels count."""
     served = {pod.node for agents in facts.agents for pod in agents.pods}
     for node in gpu_nodes(facts):
         if node_mode(node.labels) is not NodeMode.STATIC:
@@ -161,7 +165,7 @@ def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             continue
         found = list(_of(node, served=node.name in served))
         yield from found
-        offered = {key: count for key, count in node.allocatable.items() if count}
+        offered = {key: count for key, count in gpu_counts(node.allocatable).items() if count}
         if not found and offered:
             shown = ", ".join(f"{count} {key}" for key, count in sorted(offered.items()))
             yield ClusterFinding("resources", Status.PASS, f"offers {shown}", nodes=(node.name,))
@@ -169,62 +173,64 @@ def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
             yield ClusterFinding(
                 "resources",
                 Status.WARN,
-                "offers no GPU and no slice",
-                "the node's agent or the strategy: under single, all GPUs must be cut alike",
+                "offers no GPUs or slices",
+                "check the node's agent and the MIG strategy: single needs all GPUs cut alike",
                 (node.name,),
             )
 
 
-def _by_mode(node: SurveyedNode) -> ClusterFinding:
-    """A node that the device plugin offers nothing of."""
+def _by_mode(node: KubeNode) -> ClusterFinding:
+    """A node whose device plugin offers nothing."""
     mode = node_mode(node.labels)
     if mode is None:
         word = node.labels.get(MODE_LABEL, "")
-        text = f"gives nothing away: its label {MODE_LABEL} is '{word}', which is no mode"
+        text = f"offers nothing: its label {MODE_LABEL} is '{word}', which is not a mode"
         modes = ", ".join(NodeMode)
         return ClusterFinding(
             "resources",
             Status.WARN,
             text,
-            f"{did_you_mean(word, map(str, NodeMode))}it is one of {modes}",
+            f"{did_you_mean(word, map(str, NodeMode))}use one of {modes}",
             (node.name,),
         )
-    text = "gives nothing away" if mode is NodeMode.OFF else "gives its GPUs to whoever asks for shares"
-    return ClusterFinding("resources", Status.PASS, f"{text}, by its mode {mode}", nodes=(node.name,))
+    text = "offers nothing" if mode is NodeMode.OFF else "offers its GPUs on demand"
+    return ClusterFinding("resources", Status.PASS, f"{text} (mode {mode})", nodes=(node.name,))
 
 
-def _of(node: SurveyedNode, *, served: bool) -> Iterator[ClusterFinding]:
-    why = "the agent calls them unhealthy" if served else "no agent is there"
+def _of(node: KubeNode, *, served: bool) -> Iterator[ClusterFinding]:
+    why = "the agent reports them as unhealthy" if served else "the node has no agent"
     hint = (
-        "for half a minute after a change of the GPUs this is normal; if it lasts, "
-        f"kubectl get events --field-selector=involvedObject.name={node.name} names the GPU and the XID"
+        "this is normal for half a minute after the GPUs change; after that, kubectl get events "
+        f"--field-selector=involvedObject.name={node.name} names the GPU and the XID"
         if served
-        else "what an agent has offered stays named, and none of it allocatable, until the kubelet starts again"
+        else "the kubelet lists resources of a removed agent, none allocatable, until it restarts"
     )
-    for resource, capacity in sorted(node.capacity.items()):
-        usable = node.allocatable.get(resource, 0)
+    counted, allocatable = gpu_counts(node.capacity), gpu_counts(node.allocatable)
+    for resource, capacity in sorted(counted.items()):
+        usable = allocatable.get(resource, 0)
         if usable < capacity:
             yield ClusterFinding(
                 "resources",
                 Status.FAIL,
-                f"{capacity - usable} of {capacity} {resource} cannot be given to pods: {why}",
+                f"{capacity - usable} of {capacity} {resource} are not allocatable: {why}",
                 hint,
                 (node.name,),
             )
     for resource, labelled in _labelled(node):
-        capacity = node.capacity.get(resource, 0)
+        capacity = counted.get(resource, 0)
         if capacity != labelled:
             yield ClusterFinding(
                 "resources",
                 Status.WARN,
-                f"the feature labels count {labelled} {resource}, and the kubelet {capacity}",
-                "the kubelet follows within seconds; if this lasts, see the agent's log for registration and withdrawn devices",
+                f"the feature labels count {labelled} {resource}, but the kubelet counts {capacity}",
+                "the kubelet normally follows within seconds; otherwise search the agent's log for registration and "
+                "withdrawn devices",
                 (node.name,),
             )
 
 
-def _labelled(node: SurveyedNode) -> Iterator[tuple[str, int]]:
-    """The resources whose number the feature labels say; under no strategy they do not."""
+def _labelled(node: KubeNode) -> Iterator[tuple[str, int]]:
+    """The resources whose number the feature labels state; without a strategy they state none."""
     for key, value in sorted(node.labels.items()):
         slices = _SLICES.fullmatch(key)
         if slices is not None and value.isdigit():
@@ -237,13 +243,13 @@ def _labelled(node: SurveyedNode) -> Iterator[tuple[str, int]]:
 _PART = "device-plugin"
 _OPTION = "--device-list-strategy"
 _HINT = (
-    "containerd 2.0 or CRI-O 1.28 with Kubernetes 1.31 take CDI; until then have the NVIDIA container toolkit refuse the "
-    "variable: docs/reference/device-plugin.md says how"
+    "upgrade to containerd 2.0 or CRI-O 1.28 and Kubernetes 1.31, which support CDI; until then make the NVIDIA "
+    "container toolkit ignore the variable: see docs/reference/device-plugin.md"
 )
 
 
 def check_given_devices(facts: ClusterFacts) -> Iterator[ClusterFinding]:
-    """The way by which the agents' device plugin tells containers of their devices, by what arguments and versions show."""
+    """How the agents' device plugin tells containers of their devices, judged by arguments and versions."""
     nodes = {node.name: node for node in facts.nodes}
     for agents in facts.agents:
         if _PART in agents.daemon_set.left_out:
@@ -259,7 +265,7 @@ def check_given_devices(facts: ClusterFacts) -> Iterator[ClusterFinding]:
                 )
 
 
-def _why_exposed(agents: AgentSetFacts, node: SurveyedNode) -> str:
+def _why_exposed(agents: AgentSetFacts, node: KubeNode) -> str:
     strategies = agents.daemon_set.option(_OPTION, DeviceListStrategy.AUTO).split(",")
     if strategies == [DeviceListStrategy.AUTO]:
         return why_no_cdi(node.container_runtime, node.kubelet_version)
