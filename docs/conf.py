@@ -22,7 +22,6 @@ html_show_copyright = False
 
 TUTORIALS = (
     "getting-started",
-    "demo",
     "fractions",
     "dynamic-mig",
     "56-pods-on-one-p4d",

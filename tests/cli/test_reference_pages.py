@@ -11,8 +11,10 @@ import pytest
 
 from tests.cli.conftest import MakeMachine
 from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_part
+from tests.demo.test_demo_parts import result_of
 from tests.documents.test_picture import every_kind
 from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
+from tranche.cli.demo_view import result_json
 from tranche.core.errors import all_errors
 from tranche.dashboard.pages import waste_of
 from tranche.dashboard.snapshot import MachineSnapshot
@@ -143,7 +145,9 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     view = every_kind()
     seen = MachineSnapshot(1, 1.0, view, (), frozenset(), overview_data(view, (), ()), None)
     assert described["Waste"] == waste_of(seen, []).keys()
+    assert described["DemoResult"] == result_json(result_of(slice_granted=1.0), "p4d.24xlarge", simulated=True).keys()
     unprinted |= {
+        "DemoResult",
         "Waste",
         "PodExplanation",
         "NodeGroup",

@@ -57,7 +57,7 @@ def test_the_committed_picture_is_drawn_from_its_own_data() -> None:
 
 
 def test_the_demos_page_shows_the_picture_with_its_figures() -> None:
-    page = (COMMITTED.parent / "guides/demo.md").read_text()
+    page = (COMMITTED.parent / "guides/getting-started.md").read_text()
     chart = chart_in(COMMITTED.read_text())
     (alternative,) = re.findall(r"!\[([^\]]*)\]\(\.\./demo\.svg\)", page)
     for batch in (chart.whole, chart.slices):

@@ -158,7 +158,7 @@ def test_the_oldest_installers_of_the_guide_ask_no_index_for_it(
     }
     places = {key: str(place.folder / name) for key, name in folders.items()}
     place = CleanPlace(place.folder, {**place.environment, **places, "UV_PYTHON_DOWNLOADS": "never"})
-    guide = (ROOT / "docs/guides/packages.md").read_text()
+    guide = (ROOT / "docs/guides/install.md").read_text()
     assert (
         f"{tool} {place.run([programs / tool, '--version']).removeprefix('pip ').removeprefix('uv ').split()[0]}"
         in guide
