@@ -124,7 +124,7 @@ def _seconds_of_process(node: Node, command: Sequence[str]) -> float:
 
 def _listens(agent: AgentProcess) -> bool:
     """Whether the agent has said that the kubelet listens to the slices."""
-    return any('"kubelet listens"' in line and f'"{_RESOURCE}"' in line for line in agent.log.splitlines())
+    return any('"kubelet connected"' in line and f'"{_RESOURCE}"' in line for line in agent.log.splitlines())
 
 
 def _ready(agent: AgentProcess) -> bool:

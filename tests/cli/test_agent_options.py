@@ -41,7 +41,7 @@ def test_a_wrong_variable_or_file_is_named_too(machine: TestMachine, tmp_path: P
     file.write_text("version: v1\nflags: {migStrategie: mixed}")
     assert "unknown field: flags.migStrategie" in machine.tranche("agent", f"--config-file={file}", code=17).stderr
     file.write_text("version: [")
-    assert "is not YAML" in machine.tranche("agent", code=17, CONFIG_FILE=str(file)).stderr
+    assert "is not valid YAML" in machine.tranche("agent", code=17, CONFIG_FILE=str(file)).stderr
 
 
 def test_flags_that_are_refused_are_taken_with_the_value_that_changes_nothing(

@@ -54,7 +54,7 @@ def test_without_the_manager_an_agent_without_privileges_serves_pods_and_idles_o
             for item in pods_in(cluster, agents)
         }
         assert set(said) == {p4d.name, bare.name}
-        assert "no GPU: nothing is served" in said[bare.name]
+        assert "no GPU: the agent serves nothing" in said[bare.name]
         assert not any(key.startswith("nvidia.com/") for key in labels(cluster, bare))
         release.uninstall()
     finally:

@@ -117,10 +117,10 @@ def test_it_lives_through_a_killed_api_server_and_follows_it_again(cluster: Clus
     with agent_on(cluster, p4d, *BARE) as agent:
         pid = agent.pid
         cluster.kill9("kube-apiserver")
-        wait_for("the agent notices", lambda: "cannot follow" in agent.log, explain=lambda: agent.log)
+        wait_for("the agent notices", lambda: "cannot watch" in agent.log, explain=lambda: agent.log)
         assert agent.health("/healthz")[0] == 200
         cluster.start_component("kube-apiserver")
-        wait_for("the agent follows again", lambda: "following again" in agent.log, explain=lambda: agent.log)
+        wait_for("the agent follows again", lambda: "watching again" in agent.log, explain=lambda: agent.log)
         assert agent.health()[0] == 200
         assert agent.pid == pid
     p4d.wait_until_ready(cluster.api)
@@ -153,13 +153,13 @@ def test_sigterm_ends_it_at_once_even_while_the_driver_hangs(cluster: Cluster, p
         p4d.machine.inject_latency("nvmlDeviceGetCount_v2", 300.0)
         agent.wait_until_not_ready("inventory", "the GPUs were last read")
         agent.end(signal.SIGTERM)
-        assert "ending in the middle of a call" in agent.log
+        assert "exiting during a driver call" in agent.log
 
 
 def test_sigterm_ends_it_in_peace(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as agent:
         agent.end(signal.SIGTERM)
-        assert "ending in the middle" not in agent.log
+        assert "exiting during a driver call" not in agent.log
         assert "Traceback" not in agent.log
 
 

@@ -54,7 +54,7 @@ def _of_shares(allocations: Sequence[Document], events: Sequence[Document]) -> I
         if (event := unlimited.get(each["id"])) is not None:
             yield DashboardFinding(f"{name}: {event['message']}", address, event["time"])
         elif each["fenced"]:
-            yield DashboardFinding(f"{name}: nobody more is let in beside it: {each['fenced']}", address)
+            yield DashboardFinding(f"{name}: it accepts no more programs: {each['fenced']}", address)
 
 
 def _of_changes(events: Sequence[Document]) -> Iterator[DashboardFinding]:

@@ -41,7 +41,7 @@ def test_it_is_ready_says_why_and_ends_when_it_is_told_to() -> None:
     asking.start()
     assert not idle_until_gpu("127.0.0.1", port, lambda: False)
     asking.join()
-    assert said == [{"ready": True, "components": {"gpus": "this machine has none"}}]
+    assert said == [{"ready": True, "components": {"gpus": "this machine has no GPU"}}]
 
 
 def test_it_goes_on_when_a_gpu_comes() -> None:

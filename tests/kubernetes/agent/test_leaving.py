@@ -164,7 +164,7 @@ def test_pods_that_will_not_end_without_an_agent_are_named(tmp_path: Path) -> No
             config = str(kubeconfig_in(tmp_path, server.url))
             await patiently(asyncio.to_thread(say_claims_left, config, {}, said.append))
             assert len(said) == 1
-            assert said[0].startswith("1 pods have GPUs by claims")
+            assert said[0].startswith("1 pods have GPUs through claims")
             assert said[0].endswith(": team/train")
             server.refusals["GET", "/resourceclaims"] = (403, {"message": "no"})
             await patiently(asyncio.to_thread(say_claims_left, config, {}, said.append))
@@ -220,7 +220,7 @@ def test_nodes_and_turns_of_another_releases_agents_stay_as_they_are(tmp_path: P
             assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
             left = sorted(path for path in server.objects if path.startswith(LEASES))
             assert left == [f"{LEASES}/others", f"{LEASES}/tranche-layout.two"]
-            assert "the nodes of the agents of other/second stay as they are: two" in said
+            assert "DaemonSet other/second also runs agents, so these nodes stay as they are: two" in said
 
     asyncio.run(run())
 
@@ -230,7 +230,7 @@ def test_an_agent_that_does_not_end_is_named_and_its_node_cleaned(tmp_path: Path
         async with api_server() as server:
             cluster_of_two(server)
             said = await leaving(server, tmp_path, patience=0.1)
-            assert "these nodes still have an agent after 0 s, whose files may stay there: one" in said
+            assert "agents still run on these nodes after 0 s and may leave files there: one" in said
             assert server.objects["/api/v1/nodes/one"]["metadata"]["labels"] == {"zone": "a"}
 
     asyncio.run(run())

@@ -174,12 +174,12 @@ def record(message: str, **extra: object) -> logging.LogRecord:
 
 
 def test_a_json_line_has_a_constant_message_and_its_details_beside_it() -> None:
-    line = json.loads(logs.JsonFormatter().format(record("cannot follow", gpu="GPU-a", pod=Readiness(True))))
+    line = json.loads(logs.JsonFormatter().format(record("cannot watch", gpu="GPU-a", pod=Readiness(True))))
     assert line.pop("time").endswith("+00:00")
     assert line == {
         "level": "warning",
         "logger": "tranche.test",
-        "message": "cannot follow",
+        "message": "cannot watch",
         "gpu": "GPU-a",
         "pod": "Readiness(ready=True, why='')",
     }
@@ -200,5 +200,5 @@ def test_a_json_line_stays_one_line_with_a_traceback() -> None:
 
 
 def test_a_plain_line_is_for_people() -> None:
-    text = logs.PlainFormatter().format(record("cannot follow", gpu="GPU-a"))
-    assert text.endswith("warning cannot follow gpu='GPU-a'")
+    text = logs.PlainFormatter().format(record("cannot watch", gpu="GPU-a"))
+    assert text.endswith("warning cannot watch gpu='GPU-a'")

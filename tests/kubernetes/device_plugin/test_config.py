@@ -89,9 +89,9 @@ def test_booleans_are_read_as_go_reads_them(text: str, value: bool) -> None:
         ("flags: {migStrategy: both}", "flags.migStrategy: 'both' is not one of none, single, mixed"),
         ("flags: {plugin: {deviceListStrategy: [envvar, cdi]}}", "'cdi' is not one of"),
         ("flags: {plugin: {deviceListStrategy: []}}", "at least one strategy"),
-        ("flags: {plugin: {deviceListStrategy: [auto, envvar]}}", "auto stands alone"),
+        ("flags: {plugin: {deviceListStrategy: [auto, envvar]}}", "auto cannot be combined"),
         ("flags: {plugin: {passDeviceSpecs: perhaps}}", "must be true or false"),
-        ("flags: {nvidiaDriverRoot: 3}", "flags.nvidiaDriverRoot must be a text"),
+        ("flags: {nvidiaDriverRoot: 3}", "flags.nvidiaDriverRoot must be a string"),
         ("flags: {renameByDefault: true}", "unknown field: flags.renameByDefault"),
         ("flags: {plugin: mixed}", "flags.plugin must be a mapping"),
         ("resources: {gpus: [{pattern: '*', name: gpu}]}", "resources.gpus is not supported"),
@@ -190,10 +190,10 @@ def test_the_label_names_the_key() -> None:
 @pytest.mark.parametrize(
     ("label", "keys", "default", "words"),
     [
-        ("x", ["a"], "", "names the configuration 'x'"),
-        (None, ["a"], "y", "the default configuration names the configuration 'y'"),
-        (None, ["a", "b"], "", "no configuration to fall back on"),
-        (None, [], "", "no configuration to fall back on"),
+        ("x", ["a"], "", "selects the configuration 'x'"),
+        (None, ["a"], "y", "the default configuration selects the configuration 'y'"),
+        (None, ["a", "b"], "", "no fallback configuration"),
+        (None, [], "", "no fallback configuration"),
     ],
 )
 def test_a_key_that_is_not_there_is_an_error(label: str | None, keys: list[str], default: str, words: str) -> None:
@@ -204,5 +204,5 @@ def test_a_key_that_is_not_there_is_an_error(label: str | None, keys: list[str],
 
 @pytest.mark.parametrize("text", ["flags: [", "flags: 0x_", "[" * 2000])
 def test_a_text_that_is_not_yaml_is_an_error(text: str) -> None:
-    with pytest.raises(PluginConfigInvalid, match="the configuration is not YAML"):
+    with pytest.raises(PluginConfigInvalid, match="the configuration is not valid YAML"):
         StartSettings().read(text)

@@ -25,12 +25,12 @@ def test_versions_that_show_that_a_node_takes_cdi(runtime: str, kubelet: str) ->
     ("runtime", "kubelet", "why"),
     [
         ("containerd://1.7.27", "v1.36.3", "containerd 1.7.27"),
-        ("containerd://2.3.7", "v1.30.9", "kubelet is v1.30.9"),
-        ("containerd://2.3.7", "", "unknown version"),
+        ("containerd://2.3.7", "v1.30.9", "kubelet version is v1.30.9"),
+        ("containerd://2.3.7", "", "kubelet version is unknown"),
         ("cri-o://1.24.1", "v1.36.3", "cri-o 1.24.1"),
         ("docker://29.1.0", "v1.36.3", "docker://29.1.0"),
         ("containerd://main", "v1.36.3", "containerd main"),
-        ("", "", "not known"),
+        ("", "", "container runtime is unknown"),
     ],
 )
 def test_versions_that_do_not(runtime: str, kubelet: str, why: str) -> None:

@@ -100,7 +100,7 @@ def test_a_pod_is_answered_when_its_limit_is_in_force_and_gets_no_byte_more(shor
         held = rig.host.view().allocations
         assert {(grant.mechanism, str(grant.isolation)) for each in held for grant in each.grants} == {("mps", "soft")}
         assert not gpu_of(rig, 1).daemons
-        with pytest.raises(grpc.aio.AioRpcError, match="one MPS daemon, and these replicas are of several devices"):
+        with pytest.raises(grpc.aio.AioRpcError, match="one MPS daemon, but these replicas belong to several devices"):
             await rig.kubelet.allocate(GPU, f"{first}::3", f"{second}::0")
 
     run(short, scenario, flags=whole_gpus(short), file=BY_MPS % 4)

@@ -141,16 +141,16 @@ def shared(rule: str) -> str:
         (shared("{name: nvidia.com/gpu, replicas: true}"), "replicas must be a number"),
         (shared(f"{{name: nvidia.com/gpu, replicas: {MOST_REPLICAS + 1}}}"), "is more than the 1000"),
         (shared("{replicas: 10}"), "name must be the name of a resource"),
-        (shared("{name: nvidia.com/mig-9g.99gb, replicas: 2}"), "no board has nvidia.com/mig-9g.99gb"),
-        (shared("{name: nvidia.com/mig-1c.3g.20gb, replicas: 2}"), "no board has"),
-        (shared("{name: example.com/gpu, replicas: 2}"), "no board has example.com/gpu"),
-        (shared("{name: nvidia.com/gpu.shared, replicas: 2}"), "no board has"),
-        (shared("{name: nvidia.com/gpu, replicas: 2, rename: nvidia.com/other}"), "does not say that it is of"),
-        (shared("{name: nvidia.com/mig-1g.10gb, replicas: 2, rename: mig-1g.10gb.me}"), "does not say that it is of"),
+        (shared("{name: nvidia.com/mig-9g.99gb, replicas: 2}"), "no known GPU offers nvidia.com/mig-9g.99gb"),
+        (shared("{name: nvidia.com/mig-1c.3g.20gb, replicas: 2}"), "no known GPU offers"),
+        (shared("{name: example.com/gpu, replicas: 2}"), "no known GPU offers example.com/gpu"),
+        (shared("{name: nvidia.com/gpu.shared, replicas: 2}"), "no known GPU offers"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, rename: nvidia.com/other}"), "must start with"),
+        (shared("{name: nvidia.com/mig-1g.10gb, replicas: 2, rename: mig-1g.10gb.me}"), "must start with"),
         (shared(f"{{name: nvidia.com/gpu, replicas: 2, rename: gpu.{'x' * 60}}}"), "longer than 63 characters"),
-        (shared("{name: nvidia.com/gpu, replicas: 2, devices: 0}"), "a number of devices is at least 1"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, devices: 0}"), "the number of devices must be at least 1"),
         (shared("{name: nvidia.com/gpu, replicas: 2, devices: []}"), "must be all, a number, or a list"),
-        (shared("{name: nvidia.com/gpu, replicas: 2, devices: [first]}"), "'first' names no device"),
+        (shared("{name: nvidia.com/gpu, replicas: 2, devices: [first]}"), "'first' is not a device"),
         (
             shared("{name: nvidia.com/gpu, replicas: 2, colour: red}"),
             "unknown field: sharing.timeSlicing.resources[0].",
@@ -167,7 +167,7 @@ def shared(rule: str) -> str:
         ),
         (
             f"sharing: {{timeSlicing: {{resources: [{TEN}]}}, mps: {{resources: [{TEN}]}}}}",
-            "timeSlicing and mps say of the same node",
+            "a node can use timeSlicing or mps",
         ),
         ("sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 61}]}}", "61 is more than the 60"),
         ("sharing: {mps: {}}", "sharing.mps: no resources specified"),
@@ -218,7 +218,7 @@ def test_virtual_gpus_are_offered_beside_what_they_are_of() -> None:
 
 @pytest.mark.parametrize("count", ["1", "-1", "61", "ten", ""])
 def test_a_number_of_virtual_gpus_that_cannot_be_is_refused(count: str) -> None:
-    with pytest.raises(PluginConfigInvalid, match=f"--vgpu: '{count}' is no number of virtual GPUs: from 2 to 60"):
+    with pytest.raises(PluginConfigInvalid, match=f"--vgpu must be from 2 to 60 .*, not '{count}'"):
         read_config(flags={"--vgpu": count})
 
 
@@ -247,19 +247,19 @@ def test_virtual_gpus_have_a_ceiling_and_memory_without_limit_only_when_somebody
 @pytest.mark.parametrize("percent", ["0", "101", "-1", "ten", ""])
 def test_a_percentage_of_threads_that_cannot_be_is_refused(percent: str) -> None:
     with pytest.raises(
-        PluginConfigInvalid, match=f"--vgpu-thread-percentage: '{percent}' is no percentage: from 1 to 100"
+        PluginConfigInvalid, match=f"--vgpu-thread-percentage must be a percentage from 1 to 100, not '{percent}'"
     ):
         read_config(flags={"--vgpu": "10", "--vgpu-thread-percentage": percent})
 
 
 @pytest.mark.parametrize("flag", [{"--vgpu-thread-percentage": "10"}, {"--vgpu-memory-limit": "false"}])
 def test_what_is_said_of_virtual_gpus_is_refused_without_any(flag: dict[str, str]) -> None:
-    with pytest.raises(PluginConfigInvalid, match="about virtual GPUs, and there are none"):
+    with pytest.raises(PluginConfigInvalid, match="need virtual GPUs, but none are configured"):
         read_config(flags=flag)
 
 
 def test_virtual_gpus_and_a_sharing_block_exclude_one_another() -> None:
-    with pytest.raises(PluginConfigInvalid, match="vgpu and sharing say of the same devices"):
+    with pytest.raises(PluginConfigInvalid, match="vgpu and sharing both define"):
         read_config(yaml.safe_load(shared(TEN)), flags={"--vgpu": "10"})
 
 

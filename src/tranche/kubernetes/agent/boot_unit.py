@@ -35,7 +35,7 @@ class BootUnit:
 
     def __init__(self, installation: Installation) -> None:
         self._installation = installation
-        self._trouble = "the unit was not installed yet"
+        self._trouble = "the boot unit is not installed yet"
 
     def ready(self) -> Readiness:
         """Ready when the unit is installed."""
@@ -58,4 +58,4 @@ class BootUnit:
         try:
             _log.info("boot unit removed", extra={"done": self._installation.remove()})
         except TrancheError as error:
-            _log.error("boot unit not removed", extra={"error": str(error)})
+            _log.error("cannot remove the boot unit", extra={"error": str(error)})

@@ -30,12 +30,12 @@ def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Cal
 
     reader, found = asyncio.run(read())
     if reader.unread:
-        say("which pods have GPUs by claims is not known: this account may not read claims")
+        say("cannot tell which pods have GPUs through claims: this account may not read claims")
     if pods := pods_left(found or ()):
         more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
         say(
-            f"{len(pods)} pods have GPUs by claims and run on; one that is deleted from now on stays Terminating until there "
-            f"is an agent again: {', '.join(pods[:_NAMED])}{more}"
+            f"{len(pods)} pods have GPUs through claims and keep running. If you delete one, it stays Terminating "
+            f"until an agent runs on its node again: {', '.join(pods[:_NAMED])}{more}"
         )
 
 

@@ -95,14 +95,14 @@ class GpuUseWatch:
                 break
             except TrancheError as error:
                 if str(error) != said:
-                    _log.warning("the use of GPUs so far is not known yet", extra={"error": str(error)})
+                    _log.warning("cannot read the recorded GPU use yet", extra={"error": str(error)})
                 said = str(error)
                 await self._sleep(_RETRY_SECONDS)
         try:
             text = "" if lease is None else use_of_lease(lease)
             return use_from_text(text) if text else NO_USE
         except TrancheError as error:
-            _log.warning("the use of GPUs begins again", extra={"error": str(error)})
+            _log.warning("cannot read the recorded GPU use: it starts again from zero", extra={"error": str(error)})
             return NO_USE
 
 

@@ -40,16 +40,16 @@ async def _idle(host: str, port: int, has_gpu: Callable[[], bool], period: float
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    health = HealthServer(lambda: {"gpus": Readiness(True, "this machine has none")})
+    health = HealthServer(lambda: {"gpus": Readiness(True, "this machine has no GPU")})
     await health.start(host, port)
-    _log.info("no GPU: nothing is served", extra={"health_port": health.port, "look_again_seconds": period})
+    _log.info("no GPU: the agent serves nothing", extra={"health_port": health.port, "look_again_seconds": period})
     try:
         while not stopped.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(period):
                     await stopped.wait()
             if not stopped.is_set() and has_gpu():
-                _log.info("a GPU has come")
+                _log.info("a GPU appeared")
                 return True
         return False
     finally:

@@ -89,7 +89,7 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
     """Delete the DaemonSet and wait for its pods to end; returns the nodes that they ran on."""
     found = await cluster.daemon_set(namespace, name)
     if found is None:
-        say(f"there is no DaemonSet {namespace}/{name}")
+        say(f"DaemonSet {namespace}/{name} does not exist")
         return set()
     pods = await cluster.nodes_of_pods(namespace, found.selector)
     await cluster.delete_daemon_set(namespace, name)
@@ -100,8 +100,8 @@ async def _end_agents(cluster: ClusterClient, namespace: str, name: str, patienc
                 await asyncio.sleep(_LOOK_SECONDS)
     except TimeoutError:
         nodes = ", ".join(sorted(set(left.values())))
-        say(f"these nodes still have an agent after {patience:.0f} s, whose files may stay there: {nodes}")
-    say(f"the agents of {len(set(pods.values()))} nodes have been told to end")
+        say(f"agents still run on these nodes after {patience:.0f} s and may leave files there: {nodes}")
+    say(f"told the agents on {len(set(pods.values()))} nodes to exit")
     return {*pods.values(), *left.values()}
 
 
@@ -113,11 +113,12 @@ async def _nodes_of_other_agents(cluster: ClusterClient, namespace: str, name: s
             if each.runs_agents and not each.deleting and (each.namespace, each.name) != (namespace, name):
                 found = set((await cluster.nodes_of_pods(each.namespace, each.selector)).values())
                 say(
-                    f"the nodes of the agents of {each.namespace}/{each.name} stay as they are: {', '.join(sorted(found))}"
+                    f"DaemonSet {each.namespace}/{each.name} also runs agents, so these nodes stay as they are: "
+                    f"{', '.join(sorted(found))}"
                 )
                 nodes |= found
     except KubernetesForbidden as error:
-        say(f"whether other agents are there is not known: {error.message}")
+        say(f"cannot tell whether other agents exist: {error.message}")
     return nodes
 
 
@@ -175,12 +176,12 @@ async def give_gpus_back(host: Host, pods: PodRegister, say: Callable[[str], Awa
             left = await asyncio.to_thread(_end_idle_daemons, host)
             if left:
                 await say(
-                    f"programs still share {', '.join(left)} by MPS. When they have ended, nobody ends the MPS daemons and sets "
-                    "the compute mode back before another agent runs here: to do it by hand, end nvidia-cuda-mps-control, and "
-                    "nvidia-smi -c DEFAULT"
+                    f"programs still share {', '.join(left)} through MPS. The MPS daemons keep running until another "
+                    "agent runs on this node. To clean up by hand after the programs exit: stop "
+                    "nvidia-cuda-mps-control, then run nvidia-smi -c DEFAULT"
                 )
     except (TrancheError, TimeoutError) as error:
-        _log.warning("MPS daemons were not looked after at the end", extra={"error": str(error) or "no time was left"})
+        _log.warning("cannot stop unused MPS daemons", extra={"error": str(error) or "out of time"})
 
 
 def _end_idle_daemons(host: Host) -> tuple[str, ...]:

@@ -101,7 +101,7 @@ class NodeReporter:
             renew=to_people,
             clock=clock,
             fresh=news.fresh,
-            trouble="the controller was told nothing of the GPUs yet",
+            trouble="the agent has not reported the GPUs to the controller yet",
             pause=pause,
             sleep=sleep,
         )

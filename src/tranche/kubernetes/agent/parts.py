@@ -261,7 +261,7 @@ def claim_slices(
 def cdi_obstacle(config: PluginConfig, *, cdi_folder: Path) -> str:
     """Why this agent cannot write a CDI specification through which containers find the driver; "" when it can. Blocks."""
     if not os.access(cdi_folder, os.W_OK):
-        return f"there is no folder {cdi_folder} that the agent can write"
+        return f"the agent cannot write to the folder {cdi_folder}"
     return _device_files(config).why_no_cdi()
 
 

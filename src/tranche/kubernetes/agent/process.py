@@ -207,7 +207,7 @@ async def _serve(
         await asyncio.wait({running}, timeout=_COMPONENTS_END_SECONDS)
         daemon_set = await last_look
         if daemon_set is not None and daemon_set.deleting:
-            _log.info("leaving for good", extra={"daemon_set": options.daemon_set})
+            _log.info("the DaemonSet is being deleted: cleaning up", extra={"daemon_set": options.daemon_set})
             take_files_along(options.cdi_folder, options.kubelet_folder)
             await give_gpus_back(host, pods, partial(_say_of_node, api, node_watch.latest))
         if boot_unit is not None:
@@ -216,12 +216,12 @@ async def _serve(
     await connection.close()
     if state_folder.lost.is_set():
         raise LedgerUnavailable(
-            state_folder.ready().why, hint="start the agent again: it finds out anew who holds what"
+            state_folder.ready().why, hint="restart the agent: it finds out again which pods hold which GPUs"
         )
 
 
 async def _say_of_node(api: KubeClient, node: LatestValue[KubeNode | None], message: str) -> None:
-    _log.warning("MPS daemons stay", extra={"why": message})
+    _log.warning("MPS daemons keep running", extra={"why": message})
     if node.synced and node.value is not None:
         await api.create_node_event(node.value, KubeEventType.WARNING, "MpsDaemonsStay", message)
 
@@ -259,6 +259,6 @@ def _end_threads(threads: ThreadPoolExecutor, metrics: MetricsServer | None, cod
     waiting.start()
     waiting.join(_THREADS_END_SECONDS)
     if waiting.is_alive():
-        _log.warning("ending in the middle of a call to the driver or of a plan: the next start takes it up")
+        _log.warning("exiting during a driver call or a plan: the next start finishes or undoes it")
         logging.shutdown()
         os._exit(code)

@@ -43,7 +43,7 @@ class StateFolderWatch:
         self._lock: FileLock | None = None
         # Kept open, so that no other file can get the same inode number.
         self._ledger = os.open(places.ledger, os.O_PATH | os.O_CLOEXEC)
-        self._trouble = "the state folder was not taken yet"
+        self._trouble = "the agent has not locked the state folder yet"
 
     def ready(self) -> Readiness:
         """Ready while this agent alone has the folder, and can write there; or stands by."""
@@ -84,8 +84,8 @@ class StateFolderWatch:
         except BlockingIOError:
             self._another = True
             self._trouble = (
-                f"another agent{self._named()} serves this machine from the state folder {self._places.state_dir}; "
-                "this one serves nothing until that one has ended"
+                f"another agent{self._named()} already serves this machine from the state folder {self._places.state_dir}; "
+                "this one waits until that one exits"
             )
             return None
         except TrancheError as error:

@@ -70,14 +70,14 @@ class ClusterClient:
         """The node of each bound pod with these labels, by pod name."""
         query = {"labelSelector": ",".join(f"{key}={value}" for key, value in sorted(labels.items()))}
         path = f"/api/v1/namespaces/{namespace}/pods"
-        answer = await self._connection.ask(f"list the pods of {namespace}", "GET", path, query=query)
+        answer = await self._connection.ask(f"list the pods in {namespace}", "GET", path, query=query)
         found = ((item["metadata"]["name"], item["spec"].get("nodeName")) for item in answer.accepted()["items"])
         return {pod: node for pod, node in found if node}
 
     async def delete_lease(self, namespace: str, name: str) -> None:
         """Remove the lease; does nothing when there is none."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
-        answer = await self._connection.ask(f"remove lease {namespace}/{name}", "DELETE", path)
+        answer = await self._connection.ask(f"delete lease {namespace}/{name}", "DELETE", path)
         if answer.status != 404:
             answer.accepted()
 
@@ -85,7 +85,7 @@ class ClusterClient:
         """Remove every lease that has the label, with any value."""
         path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         query = {"labelSelector": label}
-        (await self._connection.ask(f"remove the leases of {namespace}", "DELETE", path, query=query)).accepted()
+        (await self._connection.ask(f"delete the leases in {namespace}", "DELETE", path, query=query)).accepted()
 
     async def nodes(self) -> AsyncIterator[KubeNode]:
         """Every node."""

@@ -69,7 +69,9 @@ class ApiResponse:
         """The error that a refusal stands for."""
         text = f"cannot {self.what}: {self.message}"
         if self.status in (401, 403):
-            return KubernetesForbidden(text, hint="give the agent's service account the rights that the chart gives it")
+            return KubernetesForbidden(
+                text, hint="grant the agent's service account the permissions that the chart grants"
+            )
         if self.status == 404:
             return KubernetesNotFound(text)
         if self.status in (408, 429) or self.status >= 500:

@@ -147,13 +147,13 @@ class Informer(Generic[Item]):
 
     def _follows(self) -> None:
         if self._failing:
-            _log.info("following again", extra={"object": self._source.label})
+            _log.info("watching again", extra={"object": self._source.label})
         self._failing = ""
         self._backoff.reset()
 
     def _failed(self, error: TrancheError) -> None:
         if str(error) != self._failing:
             _log.warning(
-                "cannot follow", extra={"object": self._source.label, "reason": error.reason, "error": str(error)}
+                "cannot watch", extra={"object": self._source.label, "reason": error.reason, "error": str(error)}
             )
         self._failing = str(error)

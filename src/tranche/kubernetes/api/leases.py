@@ -60,7 +60,7 @@ class LeaseClient:
 
     async def create(self, lease: Lease) -> Lease | None:
         """Create it, renewed now; None when one of that name exists."""
-        answer = await self._connection.ask(f"make lease {lease.name}", "POST", self._path, self._encode(lease))
+        answer = await self._connection.ask(f"create lease {lease.name}", "POST", self._path, self._encode(lease))
         return None if answer.status == 409 else decode_lease(answer.accepted())
 
     async def replace(self, lease: Lease, *, renew: bool = True) -> Lease | None:
@@ -69,14 +69,14 @@ class LeaseClient:
         None when that is no longer the latest version, or the lease is gone.
         """
         path = f"{self._path}/{lease.name}"
-        answer = await self._connection.ask(f"write lease {lease.name}", "PUT", path, self._encode(lease, renew=renew))
+        answer = await self._connection.ask(f"update lease {lease.name}", "PUT", path, self._encode(lease, renew=renew))
         return None if answer.status in (404, 409) else decode_lease(answer.accepted())
 
     async def delete(self, lease: Lease) -> bool:
         """Remove the lease at its `version`; False when it has changed since. A missing lease counts as removed."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": lease.version}}
         path = f"{self._path}/{lease.name}"
-        answer = await self._connection.ask(f"remove lease {lease.name}", "DELETE", path, body)
+        answer = await self._connection.ask(f"delete lease {lease.name}", "DELETE", path, body)
         if answer.status not in (404, 409):
             answer.accepted()
         return answer.status != 409

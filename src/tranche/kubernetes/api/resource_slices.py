@@ -54,18 +54,18 @@ class SliceClient:
 
     async def create(self, made: NodeSlice) -> NodeSlice | None:
         """Create it; None when one of that name exists."""
-        answer = await self._connection.ask(f"make ResourceSlice {made.name}", "POST", _PATH, encode_slice(made))
+        answer = await self._connection.ask(f"create ResourceSlice {made.name}", "POST", _PATH, encode_slice(made))
         return None if answer.status == 409 else decode_slice(answer.accepted())
 
     async def replace(self, made: NodeSlice) -> NodeSlice | None:
         """Replace the slice at its own `version`; None when that is no longer the latest, or the slice is gone."""
         path = f"{_PATH}/{made.name}"
-        answer = await self._connection.ask(f"write ResourceSlice {made.name}", "PUT", path, encode_slice(made))
+        answer = await self._connection.ask(f"update ResourceSlice {made.name}", "PUT", path, encode_slice(made))
         return None if answer.status in (404, 409) else decode_slice(answer.accepted())
 
     async def delete(self, made: NodeSlice) -> None:
         """Remove it in any version; there may be none."""
-        answer = await self._connection.ask(f"remove ResourceSlice {made.name}", "DELETE", f"{_PATH}/{made.name}")
+        answer = await self._connection.ask(f"delete ResourceSlice {made.name}", "DELETE", f"{_PATH}/{made.name}")
         if answer.status != 404:
             answer.accepted()
 

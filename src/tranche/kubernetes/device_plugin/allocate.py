@@ -124,8 +124,8 @@ def refuse_request(devices: Sequence[PluginDevice], rules: ReplicaPolicy) -> Non
         raise UsageError(f"invalid request: maximum request size for shared resources is 1; found {len(devices)}")
     if len({device.uuid for device in replicas if device.sharing is Sharing.MPS}) > 1:
         raise UsageError(
-            "invalid request: a container speaks to one MPS daemon, and these replicas are of several devices",
-            hint="ask for fewer, or wait until one device has room for all of them",
+            "invalid request: a container can use only one MPS daemon, but these replicas belong to several devices",
+            hint="request fewer, or wait until one device has room for all of them",
         )
 
 

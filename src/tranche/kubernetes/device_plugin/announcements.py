@@ -57,7 +57,7 @@ class ConditionReporter:
             try:
                 await self._record(node, announcement)
             except TrancheError as error:
-                _log.warning("event not recorded", extra={"event_reason": announcement.reason, "error": str(error)})
+                _log.warning("cannot record an event", extra={"event_reason": announcement.reason, "error": str(error)})
                 # Not every cluster lets an agent write in the pods' namespaces; the node gets an event as well.
                 if announcement.pod is None or not isinstance(error, KubernetesForbidden):
                     self._not_before = self._clock() + _RETRY_SECONDS
@@ -90,19 +90,17 @@ def _shared_devices(view: NodeView) -> Mapping[str, PluginCondition]:
     for gpu in view.node:
         if any(daemon.state is DaemonState.READY and not daemon.every_user for daemon in gpu.daemons):
             message = (
-                f"the MPS of this driver serves one user at a time on {gpu.label}: the first CUDA call of a container "
-                "that runs as another user than root (runAsUser) waits without end"
+                f"this driver's MPS serves one user at a time on {gpu.label}: in a container that does not run as "
+                "root (runAsUser), the first CUDA call hangs"
             )
             found[f"one user {gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, "MpsServesOneUser", message)
     for allocation in view.allocations:
         if any(isinstance(grant, FractionalShare) and grant.unlimited for grant in allocation.grants):
-            message = (
-                f"nothing limits the GPU memory of {allocation.keeper} ({allocation.id}) any more: see tranche events"
-            )
+            message = f"the GPU memory limit of {allocation.keeper} ({allocation.id}) is no longer enforced: see tranche events"
             found[f"unlimited {allocation.id}"] = PluginCondition(KubeEventType.WARNING, "ShareUnlimited", message)
             if (keeper := allocation.keeper) and isinstance(keeper, PodKeeper) and keeper.admitted and keeper.uid:
                 pod = KubePod(PodRef(keeper.namespace, keeper.name), keeper.uid)
-                message = "nothing limits the GPU memory of this pod any more, and nobody more is let in beside it"
+                message = "this pod's GPU memory limit is no longer enforced, so its device accepts no more pods"
                 found[f"unlimited pod {keeper.uid}"] = PluginCondition(
                     KubeEventType.WARNING, "ShareUnlimited", message, pod
                 )

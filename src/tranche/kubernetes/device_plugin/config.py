@@ -136,17 +136,17 @@ def _checked(config: PluginConfig) -> PluginConfig:
     if not config.device_lists:
         raise _invalid("device-list-strategy: at least one strategy is needed")
     if config.unchosen and len(config.device_lists) > 1:
-        raise _invalid("device-list-strategy auto stands alone: it chooses the strategy")
+        raise _invalid("device-list-strategy auto cannot be combined with another strategy")
     if config.cdi_only and config.features:
         raise _invalid(f"{config.features[0]} is not supported when all device-list strategies are CDI")
     if config.device_id_strategy is DeviceIdStrategy.INDEX and config.cdi_enabled:
         raise _invalid("device-id-strategy index is not supported with CDI: CDI devices are named by UUID")
     if config.virtual_gpus and config.sharing.resources:
-        raise _invalid("vgpu and sharing say of the same devices how they are shared: choose one of them")
+        raise _invalid("vgpu and sharing both define how devices are shared: set only one of them")
     if not config.virtual_gpus and (config.virtual_threads is not None or not config.virtual_limited):
         raise _invalid(
-            "vgpu-thread-percentage and vgpu-memory-limit are about virtual GPUs, and there are none",
-            hint="say how many: --vgpu=10",
+            "vgpu-thread-percentage and vgpu-memory-limit need virtual GPUs, but none are configured",
+            hint="set their number: --vgpu=10",
         )
     sharing = replace(
         config.sharing,
@@ -233,15 +233,15 @@ def _parse(setting: ConfigOption, value: object, where: str) -> object:
         text = _text(value)
         if not text.isdecimal() or not (int(text) == 0 or 2 <= int(text) <= sharing_config.MOST_CLIENTS):
             most = sharing_config.MOST_CLIENTS
-            raise _invalid(f"{where}: '{text}' is no number of virtual GPUs: from 2 to {most}, the most clients of MPS")
+            raise _invalid(f"{where} must be from 2 to {most} (the MPS client limit), not '{text}'")
         return int(text)
     if setting.kind is ValueKind.PERCENT:
         text = _text(value)
         if not text.isdecimal() or not 1 <= int(text) <= 100:
-            raise _invalid(f"{where}: '{text}' is no percentage: from 1 to 100")
+            raise _invalid(f"{where} must be a percentage from 1 to 100, not '{text}'")
         return int(text)
     if not isinstance(value, str):
-        raise _invalid(f"{where} must be a text")
+        raise _invalid(f"{where} must be a string")
     if setting.kind is ValueKind.CHOICE:
         _one_of(value, setting.choices, where)
     return value

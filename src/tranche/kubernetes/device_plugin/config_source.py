@@ -48,7 +48,7 @@ class StartSettings:
         try:
             document = load_yaml(text)
         except YamlError as error:
-            raise PluginConfigInvalid(f"the configuration is not YAML: {error}") from error
+            raise PluginConfigInvalid(f"the configuration is not valid YAML: {error}") from error
         config = read_config(document, environment=self.environment, flags=self.flags)
         xid_policy(config.disabled_health_checks, config.enabled_health_checks)
         return config
@@ -63,7 +63,7 @@ class StartSettings:
             return self.read(self.file)
         if config_map is None:
             raise PluginConfigInvalid(
-                f"there is no ConfigMap {self.config_map}", hint="create it, or start the agent without it"
+                f"ConfigMap {self.config_map} does not exist", hint="create it, or start the agent without it"
             )
         key = selected_key(label, config_map.data, default=self.default_key, fallbacks=self.fallbacks)
         return self.read("" if key is None else config_map.data[key])
@@ -96,7 +96,7 @@ class ConfigSource:
         self.exposed: LatestValue[str] = LatestValue()
         self._driver_obstacle = driver_obstacle
         self._found: tuple[PluginConfig, str] | None = None
-        self._reconciler = Reconciler(_log, "configuration not chosen", trouble="")
+        self._reconciler = Reconciler(_log, "cannot choose a configuration", trouble="")
         self._start = start
         self._api = api
         self._namespace = namespace
@@ -107,7 +107,9 @@ class ConfigSource:
         """Ready when a configuration is in effect."""
         if self.latest.synced:
             return Readiness(True)
-        return Readiness(False, self.problem.value if self.problem.synced else "the configuration was not read yet")
+        return Readiness(
+            False, self.problem.value if self.problem.synced else "the configuration has not been read yet"
+        )
 
     async def run(self) -> None:
         """Follow node and ConfigMap until cancelled."""
@@ -138,7 +140,7 @@ class ConfigSource:
         except PluginConfigInvalid as error:
             problem = f"{error.message}; {error.hint}".rstrip("; ")
             if not self.problem.synced or self.problem.value != problem:
-                _log.error("configuration refused", extra={"error": problem})
+                _log.error("configuration rejected", extra={"error": problem})
             self.problem.publish(problem)
             return
         config = await self._with_strategy(config)

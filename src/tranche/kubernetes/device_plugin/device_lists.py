@@ -23,11 +23,11 @@ def why_no_cdi(runtime: str, kubelet: str) -> str:
     name, _, version = runtime.partition("://")
     oldest = _RUNTIMES.get(name)
     if oldest is None:
-        return f"its container runtime is {runtime or 'not known'}"
+        return f"its container runtime is {runtime or 'unknown'}"
     if not _at_least(version, oldest):
-        return f"its container runtime is {name} {version or 'of an unknown version'}, and not known to have CDI on"
+        return f"its container runtime is {name} {version or '(unknown version)'}, which may not have CDI enabled"
     if not _at_least(kubelet, _KUBELET):
-        return f"its kubelet is {kubelet or 'of an unknown version'}, and those before 1.31 may not hand CDI names on"
+        return f"its kubelet version is {kubelet or 'unknown'}, and kubelets before 1.31 may not pass CDI names on"
     return ""
 
 
@@ -40,17 +40,17 @@ def with_strategy(config: PluginConfig, obstacle: str) -> PluginConfig:
 def why_not_by_cdi(config: PluginConfig) -> str:
     """What the configuration asks for that CDI cannot do; "" when nothing."""
     if config.features:
-        return f"CDI does not serve {config.features[0]}"
+        return f"CDI does not support {config.features[0]}"
     if config.device_id_strategy is DeviceIdStrategy.INDEX:
-        return "CDI names devices by UUID, and device-id-strategy is index"
+        return "CDI names devices by UUID, but device-id-strategy is index"
     return ""
 
 
 def exposed(obstacle: str) -> str:
     """The message for people where `auto` found no way but the variable."""
     return (
-        "a container that sets NVIDIA_VISIBLE_DEVICES itself sees every GPU of this node: "
-        f"devices are given by that variable, because {obstacle}"
+        "a container that sets NVIDIA_VISIBLE_DEVICES itself can see every GPU of this node: the agent passes "
+        f"devices through that variable, because {obstacle}"
     )
 
 

@@ -76,7 +76,7 @@ class ResourceServerManager:
             return Readiness(True)
         for resource, place in self._places.items():
             if place.unwanted_since is None and not place.endpoint.delivered:
-                return Readiness(False, f"the kubelet does not have the devices of {resource} yet")
+                return Readiness(False, f"the kubelet has not received the devices of {resource} yet")
         return Readiness(True)
 
     @property
@@ -150,11 +150,11 @@ class ResourceServerManager:
             return
         found = identify(self._kubelet_socket)
         if found is None:
-            self._failure = f"there is no kubelet at {self._kubelet_socket}"
+            self._failure = f"no kubelet listens at {self._kubelet_socket}"
             return
         if found != self._kubelet:
             if self._kubelet is not None:
-                _log.info("kubelet started anew")
+                _log.info("kubelet restarted")
             self._kubelet = found
             for place in self._places.values():
                 await place.endpoint.stop()
@@ -189,7 +189,7 @@ class ResourceServerManager:
             )
         except KubeletUnavailable as error:
             self._failure = str(error)
-            _log.warning("not registered", extra={"resource": endpoint.resource, "error": str(error)})
+            _log.warning("cannot register with the kubelet", extra={"resource": endpoint.resource, "error": str(error)})
             return
         _log.info("registered", extra={"resource": endpoint.resource, "devices": len(endpoint.devices)})
 

@@ -157,4 +157,4 @@ def why_still_cut(view: NodeView, gpu: GpuState) -> str:
     if not gpu.mig_enabled or not ours:
         return ""
     slices = f"{ours} slice{'s' if ours > 1 else ''}"
-    return f"it is still cut into {slices} made on demand: label the node nvidia.com/mig.config=all-disabled to have it whole"
+    return f"it still has {slices} made on demand; to offer the whole GPU, label the node nvidia.com/mig.config=all-disabled"

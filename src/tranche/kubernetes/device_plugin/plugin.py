@@ -122,7 +122,7 @@ class DevicePlugin:
         self._run = ""
         self._emptied: frozenset[str] = frozenset()
         self._endpoints: ResourceServerManager | None = None
-        self._failure = "the devices were not offered yet"
+        self._failure = "the devices have not been offered to the kubelet yet"
 
     def ready(self) -> Readiness:
         """Ready when the kubelet knows every resource and its devices as they are now."""
@@ -237,7 +237,8 @@ class DevicePlugin:
         due = self._abandoned.due(now)
         for resource in due - self._emptied:
             _log.warning(
-                "a resource is counted though nobody serves it: reported as empty", extra={"resource": resource}
+                "the node still counts a resource that no plugin serves: reporting it as empty",
+                extra={"resource": resource},
             )
         self._emptied = due
         return due
@@ -256,7 +257,7 @@ class DevicePlugin:
         elif self._blind_since is None:
             self._blind_since = self._clock()
         elif not self._blind and self._clock() - self._blind_since >= BLIND_SECONDS:
-            self._blind = f"the GPUs cannot be read: {inventory.why}"
+            self._blind = f"cannot read the GPUs: {inventory.why}"
         return self._blind
 
     async def _decide(self, snapshot: Snapshot, config: PluginConfig) -> Mapping[str, Sequence[ListableDevice]]:
@@ -294,7 +295,7 @@ class DevicePlugin:
         except OSError as error:
             raise CdiUnavailable(
                 f"cannot write the CDI specification to {self._cdi_folder}: {error.strerror or error}",
-                hint="see whether the folder may be written, or choose a device-list strategy without CDI",
+                hint="make the folder writable, or choose a device-list strategy without CDI",
             ) from error
 
     async def _keep_announcing(self) -> None:
@@ -309,7 +310,7 @@ class DevicePlugin:
             f"conflict {resource}": PluginCondition(
                 KubeEventType.WARNING,
                 "DevicePluginConflict",
-                f"another device plugin serves {resource} on this node too: the kubelet asks the one that registered last",
+                f"another device plugin also serves {resource} on this node: the kubelet uses the one that registered last",
             )
             for resource in self._wanted
             if self._endpoints.another_serves(resource)
@@ -331,7 +332,7 @@ class DevicePlugin:
         try:
             self._links = (gpus, await asyncio.to_thread(self._machine.links))
         except TrancheError as error:
-            _log.warning("links not read", extra={"error": str(error)})
+            _log.warning("cannot read the GPU links", extra={"error": str(error)})
             self._links = (gpus, {})
 
     def _why_unfit(self, device: PluginDevice, lost: Collection[str]) -> str:
@@ -367,7 +368,7 @@ class DevicePlugin:
             if isinstance(part, FractionalShare)
             else ()
         )
-        return f"nothing limits the memory of {', '.join(ids)} any more, who share it" if ids else ""
+        return f"nothing limits the memory of {', '.join(ids)}, which share it" if ids else ""
 
     def _announcements(self, advertised: Advertisement, lost: Collection[str]) -> Mapping[str, PluginCondition]:
         found = {}
@@ -379,12 +380,14 @@ class DevicePlugin:
         for why in advertised.unshared:
             found[why] = PluginCondition(KubeEventType.WARNING, "DevicesNotShared", why)
         if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
-            message = f"programs on shared GPUs fail when the agent ends, since its MPS daemons end with it: {why}"
+            message = (
+                f"programs on shared GPUs will fail when the agent exits, because its MPS daemons end with it: {why}"
+            )
             found["tied"] = PluginCondition(KubeEventType.WARNING, "MpsDaemonsEndWithAgent", message)
         found |= announced_of_register(self._inventory.latest.value.view)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
-                message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not given to pods: {why}"
+                message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not offered to pods: {why}"
                 reason = "GpuStillCut" if why == self._why_still_cut(device) else "GpuUnhealthy"
                 found[f"sick {device.gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, reason, message)
         return found
@@ -403,7 +406,7 @@ class DevicePlugin:
         devices = [self._device(resource, device_id) for device_id in device_ids]
         config = self._config.latest.value
         if config.unchosen:
-            raise KubernetesUnavailable("the API server has not said yet which container runtime this node has")
+            raise KubernetesUnavailable("the API server has not reported this node's container runtime yet")
         refuse_request(devices, config.sharing)
         self._refuse_draining(devices)
         for device in devices:
@@ -437,16 +440,16 @@ class DevicePlugin:
     def _refuse_mode(self) -> None:
         if (mode := self._mode) is not NodeMode.STATIC:
             raise GpuBusy(
-                f"the node's mode is {mode}: it gives no device away by resources of the device plugin",
-                hint="delete the pod; its successor will be placed anew",
+                f"the node is in mode {mode}, which offers no device plugin resources",
+                hint="delete the pod; its replacement is scheduled again",
             )
 
     def _refuse_draining(self, devices: Sequence[PluginDevice]) -> None:
         for device in devices:
             if self._inventory.is_draining(device.uuid):
                 raise GpuBusy(
-                    f"device {device.uuid} is about to be taken away by a change of the GPUs",
-                    hint="delete the pod; its successor will be placed anew",
+                    f"a change in progress is about to take device {device.uuid} away",
+                    hint="delete the pod; its replacement is scheduled again",
                 )
 
     async def prefer(

@@ -65,7 +65,7 @@ async def register(kubelet_socket: Path, *, endpoint: str, resource: str, asks_b
         except grpc.RpcError as error:
             raise KubeletUnavailable(
                 f"cannot register {resource} with the kubelet at {kubelet_socket}: {_details(error)}",
-                hint="see whether the kubelet runs and its device plugin folder is the one given",
+                hint="check that the kubelet runs and uses this device plugin folder",
             ) from error
 
 

@@ -38,8 +38,8 @@ def selected_key(
             if name in keys:
                 return name
             raise PluginConfigInvalid(
-                f"{source} names the configuration '{name}', which the ConfigMap lacks",
-                hint=f"it has: {', '.join(sorted(keys)) or 'none'}",
+                f"{source} selects the configuration '{name}', which the ConfigMap does not contain",
+                hint=f"it contains: {', '.join(sorted(keys)) or 'nothing'}",
             )
     for fallback in fallbacks:
         if fallback is FallbackStrategy.NAMED and "default" in keys:
@@ -49,6 +49,6 @@ def selected_key(
         if fallback is FallbackStrategy.EMPTY:
             return None
     raise PluginConfigInvalid(
-        f"the node has no label {CONFIG_LABEL}, and the ConfigMap no configuration to fall back on",
+        f"the node has no label {CONFIG_LABEL}, and the ConfigMap has no fallback configuration",
         hint=f"label the node with one of: {', '.join(sorted(keys)) or '(the ConfigMap is empty)'}",
     )

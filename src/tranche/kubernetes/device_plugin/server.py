@@ -133,7 +133,7 @@ class ResourceServer:
         except (OSError, RuntimeError) as error:
             raise KubeletUnavailable(
                 f"cannot serve {self.resource} on {self.socket}: {error}",
-                hint="see whether the folder of the kubelet's socket is there and may be written",
+                hint="check that the kubelet's socket folder exists and is writable",
             ) from error
         await server.start()
         self._server = server
@@ -176,7 +176,7 @@ class ResourceServer:
 
     async def _list_and_watch(self, request: pb.Empty, context: Any) -> AsyncIterator[pb.ListAndWatchResponse]:
         self._watchers += 1
-        _log.info("kubelet listens", extra={"resource": self.resource})
+        _log.info("kubelet connected", extra={"resource": self.resource})
         try:
             async for devices in self._devices.changes():
                 self._sent = devices or self._sent
@@ -228,7 +228,7 @@ class ResourceServer:
             if self.starter is not None:
                 await self.starter.start(request.devices_ids)
         except TrancheError as error:
-            _log.warning("container not started", extra={"resource": self.resource, "error": str(error)})
+            _log.warning("refused to start a container", extra={"resource": self.resource, "error": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))
         return pb.PreStartContainerResponse()
 

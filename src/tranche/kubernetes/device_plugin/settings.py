@@ -256,8 +256,8 @@ def _file_only(place: tuple[str, ...], harmless: tuple[str, ...], why: str, *var
     return UnsupportedOption(".".join(place), "", variables, place, harmless, why)
 
 
-_MPS_ROOT = "the sockets of MPS daemons lie in the state folder"
-_LABELS = "feature labels are written to the node as soon as something changes, and have no settings"
+_MPS_ROOT = "the sockets of MPS daemons are in the state folder"
+_LABELS = "the agent writes feature labels to the node on every change, and they have no settings"
 
 UNSUPPORTED = (
     _refused("mps-root", ("flags", "mpsRoot"), ("",), _MPS_ROOT),
@@ -272,12 +272,12 @@ UNSUPPORTED = (
         "device-discovery-strategy",
         ("flags", "deviceDiscoveryStrategy"),
         ("", "auto", "nvml"),
-        "devices are found by NVML only",
+        "the agent finds devices only through NVML",
     ),
-    _refused("imex-channel-ids", ("imex", "channelIDs"), ("",), "IMEX channels are not handed out"),
-    _refused("imex-required", ("imex", "required"), ("", "false"), "IMEX channels are not handed out"),
-    _refused("cdi-feature-flags", (), ("",), "CDI specifications are made by Tranche itself"),
-    _refused("cdi-disable-hooks", (), ("",), "CDI specifications are made by Tranche itself"),
+    _refused("imex-channel-ids", ("imex", "channelIDs"), ("",), "Tranche does not support IMEX channels"),
+    _refused("imex-required", ("imex", "required"), ("", "false"), "Tranche does not support IMEX channels"),
+    _refused("cdi-feature-flags", (), ("",), "Tranche writes its own CDI specifications"),
+    _refused("cdi-disable-hooks", (), ("",), "Tranche writes its own CDI specifications"),
     _refused(
         "use-node-feature-api", ("flags", "useNodeFeatureAPI"), ("", "false"), _LABELS, "GFD_USE_NODE_FEATURE_API"
     ),
@@ -299,7 +299,7 @@ UNSUPPORTED = (
     UnsupportedOption(
         "GFD_CONFIG_FILE", "", ("GFD_CONFIG_FILE",), (), ("",), "labels follow the device plugin's settings"
     ),
-    _file_only(("resources", "gpus"), ("",), "resource names follow from the strategy"),
-    _file_only(("resources", "mig"), ("",), "resource names follow from the strategy"),
+    _file_only(("resources", "gpus"), ("",), "resource names follow the MIG strategy"),
+    _file_only(("resources", "mig"), ("",), "resource names follow the MIG strategy"),
 )
 """Every known but refused setting, with the values that change nothing."""

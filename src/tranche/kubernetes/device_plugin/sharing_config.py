@@ -37,8 +37,8 @@ def read_sharing(block: object) -> ReplicaPolicy:
     blocks = {name: each for name, each in _mapping(block, PLACE, tuple(_MECHANISMS)).items() if each is not None}
     if len(blocks) > 1:
         raise PluginConfigInvalid(
-            f"{PLACE}: timeSlicing and mps say of the same node how its devices are shared",
-            hint="leave one of them out",
+            f"{PLACE}: a node can use timeSlicing or mps, but not both",
+            hint="remove one of them",
         )
     for name, found in blocks.items():
         return _rules(found, f"{PLACE}.{name}", _MECHANISMS[name])
@@ -68,7 +68,7 @@ def _rule(entry: object, where: str, rename_by_default: bool, sharing: Sharing) 
     if replicas < 2:
         raise PluginConfigInvalid(f"{where}.replicas: number of replicas must be >= 2, not {replicas}")
     if replicas > (most := MOST_CLIENTS if sharing is Sharing.MPS else MOST_REPLICAS):
-        raise PluginConfigInvalid(f"{where}.replicas: {replicas} is more than the {most} that a device may have")
+        raise PluginConfigInvalid(f"{where}.replicas: {replicas} is more than the {most} that a device can have")
     offered_as = _offered_as(fields, name, where, rename_by_default)
     return SharedResource(name, replicas, offered_as, _devices(fields.get("devices"), f"{where}.devices"), sharing)
 
@@ -77,8 +77,8 @@ def _name(fields: Mapping[str, Any], where: str) -> str:
     name = _qualified(fields.get("name"), f"{where}.name")
     if name not in _device_names():
         raise PluginConfigInvalid(
-            f"{where}.name: no board has {name}",
-            hint=f"{did_you_mean(name, sorted(_device_names()))}it is {GPU_RESOURCE}, or {DOMAIN}/mig-<profile>",
+            f"{where}.name: no known GPU offers {name}",
+            hint=f"{did_you_mean(name, sorted(_device_names()))}use {GPU_RESOURCE} or {DOMAIN}/mig-<profile>",
         )
     return name
 
@@ -92,8 +92,8 @@ def _offered_as(fields: Mapping[str, Any], name: str, where: str, by_default: bo
         return name
     if not (wanted.startswith(f"{name}.") and is_device_resource(wanted)) or wanted in _device_names():
         raise PluginConfigInvalid(
-            f"{where}: {wanted} does not say that it is of {name}",
-            hint=f"begin it with {name} and a dot, and let no slice have that name: {name}{_SHARED}",
+            f"{where}: {wanted} must start with {name} and a dot, and must not be the name of a slice",
+            hint=f"for example {name}{_SHARED}",
         )
     return wanted
 
@@ -112,7 +112,7 @@ def _devices(given: object, where: str) -> int | tuple[str, ...] | None:
         return None
     if isinstance(given, int) and not isinstance(given, bool):
         if given < 1:
-            raise PluginConfigInvalid(f"{where}: a number of devices is at least 1, not {given}")
+            raise PluginConfigInvalid(f"{where}: the number of devices must be at least 1, not {given}")
         return given
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise PluginConfigInvalid(f"{where} must be all, a number, or a list of indexes and UUIDs")
@@ -120,7 +120,7 @@ def _devices(given: object, where: str) -> int | tuple[str, ...] | None:
     for each, name in zip(given, names, strict=True):
         if isinstance(each, bool) or not isinstance(each, int | str) or _DEVICE.fullmatch(name) is None:
             raise PluginConfigInvalid(
-                f"{where}: '{name}' names no device", hint="a device is an index (0, or 0:1 for a slice) or a UUID"
+                f"{where}: '{name}' is not a device", hint="a device is an index (0, or 0:1 for a slice) or a UUID"
             )
     return tuple(dict.fromkeys(names))
 
@@ -132,7 +132,7 @@ def _refuse_twice(rules: Sequence[SharedResource], where: str) -> None:
             if other.name == rule.name and not _apart(other.devices, rule.devices):
                 raise PluginConfigInvalid(
                     f"{where}: two resources share the same devices of {rule.name}",
-                    hint="name each device once: with devices, a list of indexes or UUIDs",
+                    hint="list each device only once, by index or UUID, under devices",
                 )
 
 
@@ -152,7 +152,7 @@ def _mapping(value: object, where: str, known: Collection[str]) -> Mapping[str, 
         raise PluginConfigInvalid(f"{where} must be a mapping")
     for key in value:
         if key not in known:
-            raise PluginConfigInvalid(f"unknown field: {where}.{key}", hint=f"it has {', '.join(known)}")
+            raise PluginConfigInvalid(f"unknown field: {where}.{key}", hint=f"known fields: {', '.join(known)}")
     return value
 
 

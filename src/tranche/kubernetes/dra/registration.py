@@ -152,7 +152,7 @@ class RegistrationServer:
             self.refusal = ""
             self.registered.publish(True)
         else:
-            _log.warning("not registered", extra={"driver": DRIVER, "error": error})
+            _log.warning("cannot register with the kubelet", extra={"driver": DRIVER, "error": error})
             self.refusal = f"the kubelet refuses the driver: {error}"
 
 

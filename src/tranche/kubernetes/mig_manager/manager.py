@@ -342,7 +342,9 @@ class MigManager:
         except KubernetesUnavailable:
             raise
         except TrancheError as error:  # the condition says the same: no layout waits for the right to record events
-            _log.warning("event not recorded", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
+            _log.warning(
+                "cannot record an event", extra={"reason": error.reason, "error": str(error), "hint": error.hint}
+            )
 
     async def _evict(self, pod: KubePod) -> None:
         try:

@@ -29,7 +29,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(logging.Formatter):
-    """The same for a terminal: `12:00:00 warning cannot follow object='node n1'`."""
+    """The same for a terminal: `12:00:00 warning cannot watch object='node n1'`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, followed by the traceback, if any."""
