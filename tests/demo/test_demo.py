@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         [sys.executable, "-c", denied, "demo"], env=environment(tmp_path), capture_output=True, text=True, check=False
     )
     assert done.returncode == 27
-    assert "cannot make a folder for the demo" in done.stderr
+    assert "cannot create a directory for the demo" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -146,7 +146,7 @@ def test_every_job_holds_a_slice_of_its_own_and_one_failure_ends_the_batch() -> 
         jobs = slice_batch(60, parse_profile("1g.5gb"), "")
         watcher = FailOne(SimulatedMachine(Path(demo.environment["TRANCHE_SIM_STATE"]).parent), clients=56)
         watcher.start()
-        with pytest.raises(HardwareError, match="ended with exit code -9"):
+        with pytest.raises(HardwareError, match="exited with code -9"):
             runner.run(jobs)
         watcher.join()
         assert len({(client.gpu, client.gpu_instance_id) for client in watcher.seen}) == 56

@@ -78,13 +78,13 @@ def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[st
     """Why a request comes from another site's page. `origins` are our own; `headers` have lower-case names."""
     origin = headers.get("origin")
     if origin is not None and origin not in origins:
-        return RefusalReason(HTTPStatus.FORBIDDEN, "a page of another site may ask nothing here")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "requests from pages of other sites are not allowed")
     foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
     opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if foreign and not (opened and method in _CHANGES_NOTHING):
-        return RefusalReason(HTTPStatus.FORBIDDEN, "a page of another site may lead here, and ask nothing")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "pages of other sites may link here but not send requests")
     if origin is None and method not in _CHANGES_NOTHING:
-        return RefusalReason(HTTPStatus.FORBIDDEN, "the form does not say which page it is of")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "the form has no Origin header")
     return None
 
 
@@ -118,7 +118,7 @@ class TokenAuthenticator:
         """
         host = headers.get("host", "")
         if name_of(host) not in LOOPBACK_NAMES:
-            return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
+            return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server does not serve that host name")
         return foreign_page(method, headers, (f"http://{host}",))
 
     def unknown(self, headers: Mapping[str, str]) -> RefusalReason | None:
@@ -126,7 +126,7 @@ class TokenAuthenticator:
         if self.session_of(headers):
             return None
         return RefusalReason(
-            HTTPStatus.UNAUTHORIZED, "open the address that 'tranche dashboard' printed: it has the token"
+            HTTPStatus.UNAUTHORIZED, "open the address that 'tranche dashboard' printed: it contains the token"
         )
 
     def session_of(self, headers: Mapping[str, str]) -> str:

@@ -113,7 +113,7 @@ class MachineRequestHandler(GatedRequestHandler):
     def refused(self, scope: Scope, reason: RefusalReason) -> Response:
         """The refusal, with the token's form or a link by a name of this server."""
         if reason.status is HTTPStatus.UNAUTHORIZED:
-            return refusal(scope, reason, "Who are you?", entering_form())
+            return refusal(scope, reason, "Sign in", entering_form())
         if reason.status is HTTPStatus.MISDIRECTED_REQUEST:
             sent = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
             return refusal(scope, reason, way=loopback_way(next(sent, "")))
@@ -124,13 +124,13 @@ class MachineRequestHandler(GatedRequestHandler):
         seen = await self._live.fresh()
         if seen is None:
             why = self._live.trouble or "the driver has not answered yet"
-            raise Unavailable("Nothing was seen of the machine", f"{why}.")
+            raise Unavailable("The machine's state is unknown", f"{why}.")
         return seen
 
     async def _enter(self, request: Request) -> Response:
         """Take the token out of the address, and give the browser a cookie for it."""
         if not self._gate.opens(request.query_params.get("token", "")):
-            reason = RefusalReason(HTTPStatus.UNAUTHORIZED, "that is not the token of this server")
+            reason = RefusalReason(HTTPStatus.UNAUTHORIZED, "that token is not valid for this server")
             return self.refused(request.scope, reason)
         return html(entered_page(), headers={"Set-Cookie": self._gate.cookie(secrets.token_hex(16))})
 

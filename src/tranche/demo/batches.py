@@ -172,5 +172,5 @@ def served_by(record: JobRecord) -> str:
 def how_made(record: JobRecord) -> str:
     """Where the job's instance came from."""
     if record.destroyed:
-        return f"made in the room of {record.destroyed} idle"
+        return f"made in place of {record.destroyed} idle"
     return "made in free room" if record.created else "reused"

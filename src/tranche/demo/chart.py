@@ -191,5 +191,5 @@ def _legend(chart: ChartPicture, y: float) -> Iterator[str]:
 def _conditions(chart: ChartPicture) -> str:
     speed = f"at {chart.speed:g} times real speed"
     if chart.simulated:
-        return f"tranche demo on a simulated {chart.machine} with given job times, {speed}"
+        return f"tranche demo on a simulated {chart.machine} with fixed job durations, {speed}"
     return f"tranche demo on {chart.machine} with jobs that only sleep, {speed}"

@@ -180,7 +180,7 @@ class JobRunner:
             self._scene.ended(held.allocation.grants)
         self._check_not_stopping()
         if child.returncode != 0:
-            raise HardwareError(f"{job.name} ended with exit code {child.returncode}: {said.strip()}")
+            raise HardwareError(f"{job.name} exited with code {child.returncode}: {said.strip()}")
 
     def _attend(self, child: subprocess.Popen[str], held: HeldAllocation) -> str:
         """Wait for the child's end; returns what it wrote to stderr."""

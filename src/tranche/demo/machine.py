@@ -74,7 +74,7 @@ def _folder() -> Iterator[Path]:
         made = tempfile.TemporaryDirectory(prefix="tranche-demo-")
     except OSError as error:
         raise SimulatorError(
-            f"cannot make a folder for the demo: {error.strerror}", hint="set TMPDIR to a writable folder"
+            f"cannot create a directory for the demo: {error.strerror}", hint="set TMPDIR to a writable directory"
         ) from error
     with made as folder:
         yield Path(folder)

@@ -50,11 +50,11 @@ def check_free(host: Host, gpus: tuple[GpuState, ...]) -> None:
     for gpu in gpus:
         if gpu.instances:
             raise GpuBusy(
-                f"{gpu.label} has {len(gpu.instances)} GPU instances, and the demo cuts GPUs that have none",
+                f"{gpu.label} has {len(gpu.instances)} GPU instances, but the demo needs GPUs without any",
                 hint="remove them with: tranche layout apply -c all-disabled",
             )
     if host.waiters():
-        raise GpuBusy("other requests wait for a share of this machine", hint="see them with: tranche ps")
+        raise GpuBusy("other requests are waiting for this machine's GPUs", hint="see them with: tranche ps")
 
 
 def put_back(host: Host, gpus: tuple[GpuState, ...]) -> None:

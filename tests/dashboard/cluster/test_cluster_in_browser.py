@@ -99,7 +99,7 @@ def test_the_page_says_when_its_viewer_is_not_let_in_any_more(browser: Any, page
     viewer.page.get_by_role("button", name="Leave").click()
     viewer.page.get_by_text("You have left.").wait_for()
     viewer.page.goto(f"{viewer.address}/queue")
-    viewer.page.get_by_text("Who are you?").wait_for()
+    viewer.page.get_by_text("Sign in").wait_for()
 
 
 def test_an_open_page_shows_what_is_used_now_though_nothing_else_has_changed(

@@ -68,7 +68,7 @@ class RequestAuthenticator:
         """
         host = headers.get("host", "")
         if not self._called(host):
-            return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server is not called that")
+            return RefusalReason(HTTPStatus.MISDIRECTED_REQUEST, "this server does not serve that host name")
         origins = [f"http://{host}", f"https://{host}"]
         if name_of(host) in LOOPBACK_NAMES:
             origins.pop()

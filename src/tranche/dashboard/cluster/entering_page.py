@@ -32,7 +32,7 @@ def login_page(trouble: str = "") -> str:
         " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
     )
     alert = element("p", trouble, role="alert") if trouble else None
-    return plain_page("Who are you?", alert, said, form)
+    return plain_page("Sign in", alert, said, form)
 
 
 def you_page(viewer: KubeUser, rights: ViewerPermission, said: Sequence[str], acting: str) -> DashboardPage:

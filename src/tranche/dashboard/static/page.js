@@ -59,12 +59,12 @@
 
   function liveness() {
     const at = (ms) => clock.format(new Date(ms));
-    if (refused) return say("lost", "not live: you are not let in any more; enter again");
-    if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: this page's server does not answer`);
+    if (refused) return say("lost", "not live: your session has expired; sign in again");
+    if (Date.now() - heard > SILENT_MS) return say("lost", `not live since ${at(heard)}: the dashboard server does not answer`);
     if (trouble) return say("lost", `not live since ${at(taken)}: ${trouble}`);
     if (unseen > SILENT_MS) return say("lost", `not live since ${at(taken)}: ${line.dataset.unseen}`);
     const apart = Math.abs(offset) > 60000 ? `, whose clock is ${age(Math.abs(offset) / 1000)} ${offset > 0 ? "ahead of" : "behind"} this one` : "";
-    return say("live", `live${apart}${turns ? ", every two seconds: this browser has many pages open" : ""}`);
+    return say("live", `live${apart}${turns ? ", updated every two seconds because this browser has many pages open" : ""}`);
   }
 
   // Keeps the viewer's place: the focus, what is open, the scroll position.
