@@ -18,6 +18,7 @@ from tests.node.processes import Child, ChildFailed
 from tests.support.length import cases
 from tranche.core.request import parse_request
 from tranche.local.run import RunRequest, run
+from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.store import journal, records, register
 
@@ -68,8 +69,7 @@ def lines_of_a_run(
                     host,
                     RunRequest(
                         request=parse_request(mig_profile=profile),
-                        command=["true"],
-                        environment=os.environ,
+                        workload=OwnWorkload(["true"], os.environ),
                         patience=WaitLimit(),
                     ),
                 )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import select
-import shlex
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -16,21 +15,18 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
-from tranche.core.state import GpuProcess, GpuState
-from tranche.local.child import OrphanTracker
+from tranche.core.state import GpuState
 from tranche.local.queue import Cancelled, Queue, Record
+from tranche.local.run_report import RunReporter
 from tranche.local.watches import watching_limits, watching_outside, watching_use
-from tranche.local.workload import VISIBLE, find_command, run_workload, share_environment
+from tranche.local.workload import VISIBLE, Workload, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_signals, interrupt_if_told
 from tranche.node.mps.mps_records import DaemonRecord
-from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
 from tranche.node.store import chronicle
-from tranche.planning.decide.allocate import Waiting
-from tranche.planning.steps import Step
 
 _AFTERMATH_SECONDS = 0.25
 _BY_SIGNAL = 128
@@ -46,50 +42,10 @@ class RunRequest:
     """
 
     request: Request
-    command: Sequence[str]
-    environment: Mapping[str, str]
+    workload: Workload
     patience: WaitLimit
     adopt_foreign_destroy: bool = False
     record: Record | None = None
-
-    @property
-    def text(self) -> str:
-        """The command for people; a byte that is not UTF-8 shows as the replacement character."""
-        return os.fsencode(shlex.join(self.command)).decode(errors="replace")
-
-
-class RunReporter:
-    """Receives the events of a run and ignores them. Events while the command runs come from another thread."""
-
-    def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
-        """There is no share yet; `ahead` requests are ahead, and `reasons` says why in words."""
-
-    def cancelled(self, error: Exception) -> None:
-        """The request was cancelled while it waited."""
-
-    def step(self, gpu: GpuState, step: Step) -> None:
-        """A step of the plan is about to change that GPU."""
-
-    def granted(self, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> None:
-        """The share is there, and the command is about to start."""
-
-    def unlimited(self, why: str) -> None:
-        """The daemon that keeps the share's limits died, or its limits were changed: the share counts as unlimited."""
-
-    def above(self, part: FractionalShare, gpu: GpuState, used: int) -> None:
-        """The share's processes together use more bytes than its part has."""
-
-    def server_ended(self, why: str) -> None:
-        """The daemon's server ended under the share's programs; `why` says why they fail."""
-
-    def outside(self, process: GpuProcess, gpu: GpuState) -> None:
-        """A program of the command uses another GPU or slice than the share's."""
-
-    def left(self, remains: RemainingProcesses) -> None:
-        """The command has ended; something it started keeps the share until that ends."""
-
-    def kept(self, error: Exception) -> None:
-        """The share cannot be given back, say because the disk is full; the next `tranche` takes it from this dead process."""
 
 
 def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> int:
@@ -103,30 +59,29 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
     """
     reporter = reporter or RunReporter()
     heed_signals()
-    path = find_command(asked.command[0], asked.environment)
     queue = Queue(host, adopt_foreign_destroy=asked.adopt_foreign_destroy, record=asked.record)
     try:
         held = queue.acquire(
             asked.request,
-            command=asked.text,
-            pid=os.getpid(),
+            command=asked.workload.text,
+            pid=asked.workload.pid,
             patience=asked.patience,
             waiting=reporter.waiting,
             progress=reporter.step,
         )
-        orphans = OrphanTracker()
+        asked.workload.note_children()
         try:
-            code = _run_in_share(host, held, asked, path, reporter)
+            code = _run_in_share(host, held, asked.workload, reporter)
         except BaseException:
             ignore_signals()
-            _give_back(queue, held, orphans, reporter, why="the command could not be run")
+            _give_back(queue, held, asked.workload, reporter, why="the command could not be run")
             raise
         if code != 0 and any(_is_by_mps(grant) for grant in held.allocation.grants):
             with suppress(TrancheError):  # its own fault may have hit others, who are known by now
                 host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
             why = f"the command ended with exit code {code}"
-            _give_back(queue, held, orphans, reporter, why=why, killed=code >= _BY_SIGNAL)
+            _give_back(queue, held, asked.workload, reporter, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             reporter.kept(error)
         if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):
@@ -142,14 +97,14 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
         ignore_signals()
 
 
-def _run_in_share(host: Host, held: HeldAllocation, asked: RunRequest, path: str, reporter: RunReporter) -> int:
+def _run_in_share(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> int:
     """Run the command to its end while watching its share; returns its exit code."""
     allocation = held.allocation
     with ExitStack() as stack:
         if held.group is not None:
             stack.callback(host.memory_groups.drop, held.group)
         gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in allocation.grants}}
-        share = share_environment(held, gpus.__getitem__, host.places)
+        share = share_environment(held, gpus.__getitem__, host.places, workload.uid)
         reporter.granted(held, gpus)
         watch = _ShareWatch(host, allocation, reporter)
         stack.enter_context(
@@ -164,15 +119,7 @@ def _run_in_share(host: Host, held: HeldAllocation, asked: RunRequest, path: str
         stack.enter_context(watching_use(allocation, host.observe_gpu, watch.above))
         confined = f"{VISIBLE}={share[VISIBLE]}"
         stack.enter_context(watching_outside(allocation, confined, host.driver.observe, reporter.outside))
-        code = run_workload(
-            path,
-            asked.command,
-            {**asked.environment, **share},
-            held,
-            lambda pid: host.set_holder(held, pid),
-            None if held.group is None else held.group.folder,
-            interrupt_if_told,
-        )
+        code = workload.run(held, share, lambda pid: host.set_holder(held, pid), interrupt_if_told)
         ignore_signals()
         return code
 
@@ -219,17 +166,17 @@ def _is_by_mps(grant: Grant) -> bool:
 
 
 def _give_back(
-    queue: Queue, held: HeldAllocation, orphans: OrphanTracker, reporter: RunReporter, *, why: str, killed: bool = True
+    queue: Queue, held: HeldAllocation, workload: Workload, reporter: RunReporter, *, why: str, killed: bool = True
 ) -> None:
     # Processes that the command started often end a moment after it, and need no message.
     deadline = time.monotonic() + _AFTERMATH_SECONDS
-    while (living := orphans.living()) and time.monotonic() < deadline:
+    while (living := workload.orphans()) and time.monotonic() < deadline:
         _await_end(living, deadline)
     while (remains := queue.give_back(held, why=why, orphans=living, killed=killed)).life is not KeeperStatus.GONE:
         if time.monotonic() >= deadline:
             break
         _await_end(remains.processes, deadline)
-        living = orphans.living()
+        living = workload.orphans()
     if remains.life is not KeeperStatus.GONE:
         reporter.left(remains)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from tranche.core.allocation import Allocation, FractionalShare, device_uuid
 from tranche.core.errors import CommandNotFound, MpsUserRefused, SharingUnavailable, VerificationFailed
@@ -18,10 +19,10 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.core.wire import request_to_dict
 from tranche.hardware.mps_environment import client_environment
-from tranche.local.child import run_child
+from tranche.local.child import OrphanTracker, run_child
 from tranche.node.held import HeldAllocation
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
-from tranche.node.processes.processes import KEY, MARK, REGISTER
+from tranche.node.processes.processes import KEY, MARK, REGISTER, Process
 from tranche.node.recovery.adoption import MEMORY_LIMIT, PARTS, REQUEST, part_word
 from tranche.node.state.session import StateFolder
 
@@ -89,8 +90,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable that names the devices that CUDA offers to a program."""
 
 
-def share_environment(held: HeldAllocation, observe: Callable[[str], GpuState], places: StateFolder) -> dict[str, str]:
-    """The variables that confine a CUDA program to the allocation's grants and keep it within their limits.
+def share_environment(
+    held: HeldAllocation, observe: Callable[[str], GpuState], places: StateFolder, uid: int | None = None
+) -> dict[str, str]:
+    """The variables that confine a CUDA program of user `uid` to the allocation's grants and keep it within their limits.
 
     They also name the share and the folder of its register, so that a lost register can be rebuilt. VerificationFailed if a
     granted instance is not on its GPU, or no daemon keeps the limits of a part.
@@ -115,7 +118,7 @@ def share_environment(held: HeldAllocation, observe: Callable[[str], GpuState], 
         KEY: held.key,
         REGISTER: str(places.state_dir.resolve()),
         REQUEST: json.dumps(request_to_dict(held.allocation.request)),
-        **part_environment(held.allocation, gpus, DaemonRecordStore(places.mps)),
+        **part_environment(held.allocation, gpus, DaemonRecordStore(places.mps), uid),
     }
 
 
@@ -130,36 +133,115 @@ def find_command(name: str, environment: Mapping[str, str]) -> str:
     return found
 
 
-def run_workload(
-    path: str,
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    held: HeldAllocation,
-    started: Callable[[int], None],
-    group: Path | None = None,
-    starting: Callable[[], None] = lambda: None,
-) -> int:
-    """Run the command to its end and return its exit code, 128 + N if signal N ended it.
+class Workload(Protocol):
+    """The command that a share is for. Its launcher, the process that starts it, is this process or a client of the service."""
 
-    Passes on the signals that reach this process; those of the terminal reach the child anyway. `started` receives the child's
-    pid. The child is in the control `group` from its first instruction on. CommandNotFound if the file at `path` cannot be
-    executed. `starting` is called right before the child starts; no child starts if that raises.
-    """
-    _prepare_inheritance(held.lock.descriptor)
-    within = None
-    if group is not None:
-        from tranche.hardware.control_groups import inside  # seldom needed
+    @property
+    def pid(self) -> int:
+        """The launcher."""
+        ...
 
-        within = inside(group)
+    @property
+    def uid(self) -> int:
+        """The launcher's user."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """The command for people."""
+        ...
+
+    def note_children(self) -> None:
+        """Note the launcher's children before the command starts."""
+        ...
+
+    def orphans(self) -> tuple[Process, ...]:
+        """The launcher's living children of later, oldest first: what the command left."""
+        ...
+
+    def run(
+        self,
+        held: HeldAllocation,
+        variables: Mapping[str, str],
+        started: Callable[[int], None],
+        starting: Callable[[], None],
+    ) -> int:
+        """Run the command to its end with these variables added, and return its exit code, 128 + N if signal N ended it.
+
+        The command inherits the share's lock, and is in the share's control group from its first instruction on. `started`
+        receives its pid. `starting` is called right before the command starts; it does not start if that raises.
+        """
+        ...
+
+
+class OwnWorkload:
+    """A child of this process. It receives the signals that reach this process."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """CommandNotFound if there is no such command."""
+        self._path = find_command(command[0], environment)
+        self._command, self._environment = command, environment
+        self._tracker: OrphanTracker | None = None
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    @property
+    def uid(self) -> int:
+        """The user that the command runs as, if it does not change that."""
+        return os.geteuid()
+
+    @property
+    def text(self) -> str:
+        """The command for people."""
+        return command_text(self._command)
+
+    def note_children(self) -> None:
+        """Note the children that this process has now."""
+        self._tracker = OrphanTracker()
+
+    def orphans(self) -> tuple[Process, ...]:
+        """The living children that this process did not have then."""
+        return self._tracker.living() if self._tracker is not None else ()
+
+    def run(
+        self,
+        held: HeldAllocation,
+        variables: Mapping[str, str],
+        started: Callable[[int], None],
+        starting: Callable[[], None],
+    ) -> int:
+        """Run it as a child. CommandNotFound if the file cannot be executed."""
+        prepare_inheritance(held.lock.descriptor)
+        within = None
+        if held.group is not None:
+            from tranche.hardware.control_groups import inside  # seldom needed
+
+            within = inside(held.group.folder)
+        environment = {**self._environment, **variables}
+        with reporting_not_executable(self._command):
+            return run_child(self._path, self._command, environment, started, within, starting)
+
+
+def command_text(command: Sequence[str]) -> str:
+    """The command for people; a byte that is not UTF-8 shows as the replacement character."""
+    return os.fsencode(shlex.join(command)).decode(errors="replace")
+
+
+@contextlib.contextmanager
+def reporting_not_executable(command: Sequence[str]) -> Iterator[None]:
+    """CommandNotFound for an error of the system in the block, which starts that command."""
     try:
-        return run_child(path, command, environment, started, within, starting)
+        yield
     except OSError as error:
         raise CommandNotFound(
             f"'{command[0]}' cannot be executed: {error.strerror}", hint="a script needs a first line such as #!/bin/sh"
         ) from error
 
 
-def _prepare_inheritance(descriptor: int) -> None:
+def prepare_inheritance(descriptor: int) -> None:
     """Let the child inherit this file, but none of the device files that the driver may have opened in this process.
 
     Files given to this process, such as a jobserver's pipe, are passed on.
