@@ -98,7 +98,6 @@ CHANGES = (
     ("cordon", "0"),
     ("uncordon", "0"),
     ("run", "--gpus", "1", "--", "true"),
-    ("release", "abcd1234"),
     ("policy", "set", "sharing=off"),
     ("policy", "unset"),
     ("layout", "apply", "-c", "all-disabled"),

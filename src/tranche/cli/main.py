@@ -54,6 +54,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "dashboard": ("tranche.cli.dashboard", "Serve a live page of this machine"),
         "cluster-dashboard": ("tranche.cli.cluster_dashboard", "Serve a live page of a Kubernetes cluster"),
         "metrics": ("tranche.cli.metrics", "Print the metrics of this machine for Prometheus"),
+        "serve": ("tranche.cli.serve", "Let users of this machine run commands without root"),
     },
     "Simulator": {
         "sim": ("tranche.cli.sim", "Create and control simulated machines"),

@@ -10,7 +10,7 @@ from tranche.cli import completion
 from tranche.cli.duration import DurationType
 from tranche.cli.ids import full_id
 from tranche.cli.output import say, warn
-from tranche.cli.runtime import Settings, TrancheCommand, open_host
+from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
 from tranche.local.termination import cancel_waiter, take_back
 
 
@@ -36,7 +36,8 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
     Tranche releases a share when its workload ends. This command is for a workload that does not end: it fails while
     the workload runs, unless you add --terminate. The instance stays idle for the next request.
     """
-    with open_host(settings, changes_own_share=allocation_id) as host:
+    reading = not register_places(settings, reading=True).writable  # users may end what is theirs
+    with open_host(settings, reading=reading, changes_own_share=allocation_id) as host:
         allocation_id = full_id(host, allocation_id)
         pid = cancel_waiter(host, allocation_id)
         if pid is not None:

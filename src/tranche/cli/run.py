@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +14,8 @@ import click
 from tranche.cli.duration import TIMEOUT_HELP, DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host
-from tranche.core.errors import UsageError
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, register_places
+from tranche.core.errors import PermissionDenied, UsageError
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import SentenceReporter, WarningReporter
 from tranche.local.workload import OwnWorkload
@@ -68,16 +70,48 @@ def command(
         raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
     if not wait and timeout is not None:
         raise UsageError("--no-wait and --timeout exclude each other", hint="--no-wait fails at once, --timeout waits")
-    reporter = WarningReporter(warn) if quiet else SentenceReporter(lambda line: say(f"tranche: {line}"), warn)
+    asked, patience = request_from(**request), WaitLimit(wait=wait, seconds=timeout)
+    say_of_run = (lambda line: None) if quiet else (lambda line: say(f"tranche: {line}"))
+    socket = _socket_of_service(settings)
+    if socket is not None:
+        if adopt_foreign == "destroy" or record is not None:
+            raise PermissionDenied(
+                "the service takes neither --adopt-foreign=destroy nor --record", hint="ask an administrator"
+            )
+        options = {name: value for name, value in request.items() if value is not None}
+        sys.exit(_run_by_service(socket, options, command_line, child_environment(settings), patience, say_of_run))
     with ExitStack() as stack:
-        asked = RunRequest(
-            request=request_from(**request),
+        to_run = RunRequest(
+            request=asked,
             workload=OwnWorkload(command_line, child_environment(settings)),
-            patience=WaitLimit(wait=wait, seconds=timeout),
+            patience=patience,
             adopt_foreign_destroy=adopt_foreign == "destroy",
             record=None if record is None else stack.enter_context(closing(_recorder(record))),
         )
-        sys.exit(run(stack.enter_context(open_host(settings)), asked, reporter))
+        reporter = WarningReporter(warn) if quiet else SentenceReporter(say_of_run, warn)
+        sys.exit(run(stack.enter_context(open_host(settings)), to_run, reporter))
+
+
+def _socket_of_service(settings: Settings) -> Path | None:
+    """Where the service of this machine listens, for a user who may not write its register; None without one."""
+    if os.geteuid() == 0:
+        return None
+    places = register_places(settings, reading=True)
+    return places.socket if os.path.exists(places.socket) and not places.writable else None
+
+
+def _run_by_service(
+    socket: Path,
+    options: Mapping[str, str],
+    command_line: Sequence[str],
+    environment: Mapping[str, str],
+    patience: WaitLimit,
+    say: Callable[[str], None],
+) -> int:
+    from tranche.local.client import ServiceClient
+    from tranche.local.connection import connect  # most runs need no service
+
+    return ServiceClient(connect(socket), say, warn).run(options, command_line, environment, patience)
 
 
 def _recorder(path: str) -> DecisionLog:

@@ -131,8 +131,10 @@ def open_host(
     anywhere: bool = False,
     changes_own_share: str = "",
     actor: Actor | None = None,
+    uid: int | None = None,
 ) -> Iterator[Host]:
     """That machine as its register knows it; errors of the driver and of the ledger as they are. Events name the `actor`.
+    Shares are for the user `uid`, by default this process's.
 
     A command that is only `reading` needs no right to write. Every other one is refused where the register is not, but for one
     that may work `anywhere`: of the agents of one node, the cluster says which may change it. None changes anything from inside
@@ -150,6 +152,7 @@ def open_host(
             reading=reading,
             recovered=recovered,
             actor=actor,
+            uid=uid,
         )
         try:
             if not reading and not anywhere:

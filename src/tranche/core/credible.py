@@ -28,6 +28,7 @@ _PERCENT = (0, 100)
 _RANGES: Mapping[str, tuple[int, int]] = {
     "index": (0, 4095),
     "numa_node": (-1, _LARGEST),  # on Linux, -1 means none
+    "uid": (-1, 2**32 - 1),  # -1 means unknown
     **dict.fromkeys(("memory", "memory_free", "memory_reserved", "amount", "limit", "other_memory"), _BYTES),
     **dict.fromkeys(("memory_slices", "slices", "start", "starts", "size"), _SLICES),
     "compute": _PERCENT,

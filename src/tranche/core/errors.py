@@ -52,7 +52,8 @@
     ├── ledger                   60 to 69
     │   ├── LedgerUnavailable        60
     │   ├── LedgerCorrupt            61
-    │   └── LedgerTooNew             62
+    │   ├── LedgerTooNew             62
+    │   └── ServiceUnavailable       63
     ├── WaitTimeout                  70
     ├── safety                   80 to 89
     │   └── GpuBusy                  80
@@ -408,6 +409,13 @@ class LedgerTooNew(TrancheError):
 
     reason = "LedgerTooNew"
     exit_code = 62
+
+
+class ServiceUnavailable(TrancheError):
+    """The service of a shared machine does not answer, or ended before it gave a share."""
+
+    reason = "ServiceUnavailable"
+    exit_code = 63
 
 
 class WaitTimeout(TrancheError):

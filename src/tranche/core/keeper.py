@@ -21,7 +21,7 @@ class ProcessKeeper(NamedTuple):
     `started` is in clock ticks since boot, and detects reused pids. `namespace` is the PID namespace of the pid, 0 if not
     recorded. `key_digest` is the SHA-256 of the share's key, which only its own processes know; "" without a key. `others` are
     the remains of the command that keep the share too, as (pid, started). `suspected` means that nothing has yet proved that the
-    command left these processes.
+    command left these processes. `uid` is the user who asked for the share, -1 if unknown.
     """
 
     pid: int = 0
@@ -30,6 +30,7 @@ class ProcessKeeper(NamedTuple):
     key_digest: str = ""
     others: tuple[tuple[int, int], ...] = ()
     suspected: bool = False
+    uid: int = -1
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -143,6 +143,7 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                     else {}
                 ),
                 **({"suspected": True} if keeper.suspected else {}),
+                **({"uid": keeper.uid} if keeper.uid >= 0 else {}),
             }
         case PodKeeper():
             return {

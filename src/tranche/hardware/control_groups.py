@@ -118,8 +118,13 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def _enter(folder: Path) -> None:
+    move_into(folder, 0)
+
+
+def move_into(folder: Path, pid: int) -> None:
+    """Move a process into that group, 0 for this one; what it starts from now on is in the group, too."""
     try:
-        (folder / _PROCESSES).write_text("0")
+        (folder / _PROCESSES).write_text(str(pid))
     except OSError as error:
         raise HardwareError(f"cannot enter the control group {folder}: {error.strerror}") from error
 

@@ -17,7 +17,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 
@@ -78,22 +78,33 @@ def run_child(
     started: Callable[[int], None] = lambda pid: None,
     within: AbstractContextManager[None] | None = None,
     starting: Callable[[], None] = lambda: None,
+    *,
+    held_back: bool = False,
 ) -> int:
     """Run the command to its end and return its exit code, 128 + N if signal N ended it.
 
     Passes on the signals that reach this process, unless the terminal also sent them to the child. What stops the child at a
     terminal also stops this process. `started` receives the child's pid; the child is killed if that raises. Raises OSError if
     the file at `path` cannot be executed. The child starts `within` that context. `starting` is called once every further signal
-    will reach the child; no child starts if that raises. Call it from the main thread.
+    will reach the child; no child starts if that raises. A child that is `held_back` executes the file only after `started` has
+    returned. Call it from the main thread, and without other threads if the child is held back.
     """
     with _signals_collected() as (before, collected):
         starting()
         with within or contextlib.nullcontext():
-            pid = os.posix_spawn(
-                path, list(command), dict(environment), setsigmask=before, setsigdef=_IGNORED_BY_PYTHON
-            )
+            if held_back:
+                pid, go_on = _fork_held_back(path, command, environment, before)
+            else:
+                pid, go_on = (
+                    os.posix_spawn(
+                        path, list(command), dict(environment), setsigmask=before, setsigdef=_IGNORED_BY_PYTHON
+                    ),
+                    None,
+                )
         try:
             started(pid)
+            if go_on is not None:
+                go_on()
             with _announced(pid, collected):
                 _pass_signals_on(pid)
         except BaseException:
@@ -106,6 +117,39 @@ def run_child(
             pass
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
+
+
+def _fork_held_back(
+    path: str, command: Sequence[str], environment: Mapping[str, str], mask: Collection[signal.Signals]
+) -> tuple[int, Callable[[], None]]:
+    """Fork a child that waits, and a function that lets it execute the file; the function raises OSError if it cannot."""
+    waiting, go = os.pipe2(os.O_CLOEXEC)
+    failed, failing = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(go)
+            if os.read(waiting, 1):
+                signal.set_wakeup_fd(-1)
+                for number in (*_FORWARDED, signal.SIGCHLD, *_IGNORED_BY_PYTHON):
+                    if signal.getsignal(number) is not signal.SIG_IGN or number in _IGNORED_BY_PYTHON:
+                        signal.signal(number, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                os.execve(path, list(command), dict(environment))
+        except OSError as error:
+            os.write(failing, bytes([error.errno or 0]))
+        finally:
+            os._exit(127)
+    os.close(waiting)
+    os.close(failing)
+
+    def go_on() -> None:
+        with open(go, "wb"), open(failed, "rb") as failure:
+            os.write(go, b"+")
+            if code := failure.read():
+                raise OSError(code[0], os.strerror(code[0]))
+
+    return pid, go_on
 
 
 def _pass_signals_on(pid: int) -> None:

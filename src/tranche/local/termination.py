@@ -16,7 +16,7 @@ from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, P
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.local.queue import Queue
 from tranche.node.host import Host
-from tranche.node.locks.locks import is_held
+from tranche.node.locks.locks import is_held, lock_pids
 from tranche.node.mps.mps_daemons import UndrainedDevice, drain
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import ancestors_of, heeds_sigterm
@@ -176,9 +176,13 @@ def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:
 def cancel_waiter(host: Host, waiter_id: str) -> int | None:
     """Remove the request from the queue and return its command's pid; None if no request with that id waits.
 
-    SIGTERM ends its command. A command that is stopped, or another user's, finds out when it continues.
+    SIGTERM ends its command. A command that is stopped, or another user's, finds out when it continues. A user who may not write
+    the ledger only sends the signal; PermissionDenied if the command is another user's.
     """
     waiter = next((each for each in host.waiters() if each.id == waiter_id), None)
+    if waiter is not None and host.ledger.read_only and lock_pids(host.places.waiter(waiter_id)):
+        _signal(waiter.pid, signal.SIGTERM)
+        return waiter.pid
     if waiter is None or not host.cancel(waiter_id):
         return None
     if is_held(host.places.waiter(waiter_id)):

@@ -83,12 +83,15 @@ class Host:
         reading: bool = False,
         recovered: Callable[[str], None] = lambda purpose: None,
         actor: Actor | None = None,
+        uid: int | None = None,
     ) -> None:
         """With `reading`, needs neither permission nor disk space to write. `environment` locates the driver's programs.
 
         `recovered` receives the purpose of each interrupted plan that this process undid. Events name the `actor`.
+        Shares are for the user `uid`, by default this process's.
         """
         self.driver, self.actor = driver, actor
+        self._uid = os.getuid() if uid is None else uid
         self.places = StateFolder(state_dir)
         self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
         self._clock = clock
@@ -315,7 +318,7 @@ class Host:
             phase=Phase.PREPARING,
             created=self._clock(),
             command=waiter.command,
-            keeper=ProcessKeeper(key_digest=digest_of(key)),
+            keeper=ProcessKeeper(key_digest=digest_of(key), uid=self._uid),
         )
         # The lock comes first: an allocation without a held lock looks like one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))
@@ -422,6 +425,7 @@ class Host:
                     process_start_time(pid) if sees_processes_of(pid_namespace()) else 0,
                     pid_namespace(),
                     digest_of(held.key),
+                    uid=self._uid,
                 ),
             )
 
@@ -429,12 +433,14 @@ class Host:
         """Take back a share; its instance stays, idle. Raises AllocationUnknown when no share has that id."""
         with self.ledger.read() as db:
             found = next((each for each in register.allocations(db) if each.id == allocation_id), None)
-        if found is not None:
-            # Note it first: no other process would if this one were killed after freeing the share.
-            self._care.given_back(found.grants, True)
+        unknown = AllocationUnknown(f"no allocation {allocation_id}", hint="list the allocations with: tranche ps")
+        if found is None:
+            raise unknown
+        # Note it first: no other process would if this one were killed after freeing the share.
+        self._care.given_back(found.grants, True)
         with self.ledger.write() as db:
-            if found is None or not register.remove_allocation(db, allocation_id):
-                raise AllocationUnknown(f"no allocation {allocation_id}", hint="list the allocations with: tranche ps")
+            if not register.remove_allocation(db, allocation_id):
+                raise unknown
             chronicle.released(db, self._clock(), allocation_id, why, self.actor)
         self._boundary()
         drop_state_file(self.places.allocation(allocation_id))

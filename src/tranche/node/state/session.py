@@ -69,6 +69,16 @@ class StateFolder(NamedTuple):
         return self.state_dir / "locks" / "agent"
 
     @property
+    def service_lock(self) -> Path:
+        """Held by the machine's only service."""
+        return self.state_dir / "locks" / "service"
+
+    @property
+    def socket(self) -> Path:
+        """Where the service listens for `tranche run` of other users."""
+        return self.state_dir / "socket"
+
+    @property
     def manager_name(self) -> Path:
         """The name of the machine's MIG manager, kept across restarts."""
         return self.state_dir / "mig-manager"

@@ -175,5 +175,7 @@ def register_of_another(folder: Path) -> PermissionDenied | None:
         name = f"uid {owner}"
     return PermissionDenied(
         f"only {name} may change this machine's register, {folder}, and share its GPUs",
-        hint="run the command with sudo" if owner == 0 else f"run the command as {name}, or with sudo",
+        hint="run the command with sudo, or ask an administrator to start the service: tranche serve"
+        if owner == 0
+        else f"run the command as {name}, or with sudo",
     )

@@ -341,12 +341,9 @@ def runs(keeper: ProcessKeeper) -> bool:
 
 
 def owner_of(keeper: Keeper) -> ShareOwner | None:
-    """The owner; None while it is unknown, as for a pod during admission.
-
-    A process's own command grants its share, so the user of this process owns it.
-    """
+    """The owner; None while it is unknown, as for a pod during admission."""
     if isinstance(keeper, ProcessKeeper):
-        return ShareOwner(OwnerKind.USER, user_name(os.getuid()))
+        return ShareOwner(OwnerKind.USER, user_name(keeper.uid)) if keeper.uid >= 0 else None
     return ShareOwner(OwnerKind.NAMESPACE, keeper.namespace) if keeper.namespace else None
 
 

@@ -1,0 +1,146 @@
+"""The socket between `tranche run` and the service of a shared machine, and its messages.
+
+A message is one JSON object in one packet of a Unix socket (SOCK_SEQPACKET), at most 64 KiB. The kernel says who the peer is; the
+service believes nothing else about a client's identity. A client sends one `run` message, then `started` and `ended`. The service
+sends `note`, `warning`, `granted`, `admitted`, `error` and `over`. docs/reference/service.md describes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tranche.core.errors import PermissionDenied, ServiceUnavailable, UsageError
+
+VERSION = 1
+"""The version of the messages. A service refuses another one, and says which it speaks."""
+LONGEST = 64 * 1024
+LONGEST_COMMAND = 4096
+"""Characters of the command line that the service learns, to show them."""
+_MOST_FILES = 4
+_CREDENTIALS = struct.Struct("3i")
+_POLLRDHUP = 0x2000
+
+
+class ClientProcess(NamedTuple):
+    """The process that connected, as the kernel knew it then."""
+
+    pid: int
+    uid: int
+
+
+class ServiceConnection:
+    """One end of a connection. Several threads may send; one may receive."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    @property
+    def peer(self) -> ClientProcess:
+        """Who is at the other end."""
+        found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(found)
+        return ClientProcess(pid, uid)
+
+    def fileno(self) -> int:
+        """The descriptor, for a selector."""
+        return self._socket.fileno()
+
+    def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> bool:
+        """Send a message; False if the peer is gone, or so far behind that its buffer is full. Never waits."""
+        packet = json.dumps(message).encode()
+        try:
+            sent = socket.send_fds(self._socket, [packet], list(files), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            self.close_sending()
+            return False
+        return sent == len(packet)
+
+    def receive(self, *, wait: bool = True) -> tuple[dict[str, Any], list[int]] | None:
+        """The next message with its files, or None when the peer has gone. UsageError for what is not a message.
+
+        Raises BlockingIOError without `wait` while there is none.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        try:
+            packet, files, state, _ = socket.recv_fds(self._socket, LONGEST + 1, _MOST_FILES, flags)
+        except ConnectionError:
+            return None
+        if not packet:
+            return None
+        try:
+            if len(packet) > LONGEST or state & socket.MSG_TRUNC:
+                raise UsageError(f"a message is longer than {LONGEST} bytes")
+            message = json.loads(packet)
+            if not isinstance(message, dict):
+                raise UsageError("a message is not a JSON object")
+        except (ValueError, RecursionError) as error:
+            _close_all(files)
+            raise UsageError("a message is not JSON") from error
+        except UsageError:
+            _close_all(files)
+            raise
+        return message, files
+
+    def await_hangup(self, stop: int) -> bool:
+        """Sleep until the peer has gone, or until the descriptor `stop` is readable; returns whether the peer has gone."""
+        poll = select.poll()
+        poll.register(self._socket, _POLLRDHUP)
+        poll.register(stop, select.POLLIN)
+        ready = dict(poll.poll())
+        return stop not in ready
+
+    def close_sending(self) -> None:
+        """Tell the peer that nothing more comes; what it still sends can be received."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+def _close_all(files: Sequence[int]) -> None:
+    for each in files:
+        os.close(each)
+
+
+def connect(path: Path) -> ServiceConnection:
+    """A connection to the service. ServiceUnavailable if none listens; PermissionDenied if it is another user's."""
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        end.connect(str(path))
+    except OSError as error:
+        end.close()
+        raise ServiceUnavailable(
+            f"the service of this machine does not answer at {path}: {error.strerror}",
+            hint="ask an administrator to start it: tranche serve",
+        ) from error
+    connection = ServiceConnection(end)
+    if connection.peer.uid not in (0, path.parent.stat().st_uid):
+        connection.close()
+        raise PermissionDenied(
+            f"user {connection.peer.uid} listens at {path}, but the folder belongs to another user",
+            hint="ask an administrator to remove the socket and to start the service",
+        )
+    return connection
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket that every user of the machine may connect to; replaces one that a dead service left."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = os.umask(0o111)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(128)
+    return listener

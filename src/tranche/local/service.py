@@ -1,0 +1,372 @@
+"""The service of a shared machine: gets shares for users who may not change the machine themselves.
+
+The listener reads one request of each connection and forks a process for it, which works as `tranche run` does: it waits in the
+queue, cuts, watches the share and gives it back. The command itself is a child of the client. Root executes nothing of a user's.
+So the listener, a request's process and a client can each be killed without ending another's command.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import selectors
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tranche.core.errors import NoRoom, PermissionDenied, TrancheError, UsageError
+from tranche.core.printable import one_line
+from tranche.core.request import Request, parse_request
+from tranche.hardware.process_stat import PROC
+from tranche.local.connection import LONGEST_COMMAND, VERSION, ClientProcess, ServiceConnection
+from tranche.local.run import RunRequest, run
+from tranche.local.run_report import SentenceReporter
+from tranche.local.watches import beside
+from tranche.node.held import HeldAllocation
+from tranche.node.host import Host
+from tranche.node.locks.deciding import WaitLimit
+from tranche.node.locks.locks import FileLock
+from tranche.node.processes.processes import MARK, Process, children_of, process_at
+from tranche.node.store import register
+from tranche.node.store.register import user_name
+
+MOST_OF_A_USER = 64
+"""Requests of one user at once, running ones included; root may have as many as there is room for."""
+MOST_OF_ALL = 1024
+_SPEAKS_WITHIN_SECONDS = 5.0
+_CLIENT_GONE = 128 + signal.SIGHUP
+_LONGEST_OPTION = 256
+_LONGEST_WAIT_SECONDS = 1e9
+_MARK = f"{MARK}=".encode()
+OPTIONS = frozenset(inspect.signature(parse_request).parameters)
+"""The options of a request, as `tranche run` has them with underscores."""
+
+OpenHost = Callable[[ClientProcess], AbstractContextManager[Host]]
+Log = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class RunService:
+    """The listener, which holds `lock`. `open_host` opens the machine in a request's process; `log` receives lines."""
+
+    listener: socket.socket
+    lock: FileLock
+    open_host: OpenHost
+    log: Log
+    _silent: dict[int, tuple[ServiceConnection, ClientProcess, float]] = field(default_factory=dict)
+    _served: dict[int, ClientProcess] = field(default_factory=dict)
+
+    def serve(self) -> None:
+        """Serve until SIGTERM or SIGINT; requests that have begun go on without the listener."""
+        with _signals_wake() as woken, selectors.DefaultSelector() as selector:
+            self.listener.setblocking(False)
+            selector.register(self.listener, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            while True:
+                ready = {key.fd for key, _ in selector.select(self._patience())}
+                if woken in ready and {signal.SIGTERM, signal.SIGINT} & set(os.read(woken, 4096)):
+                    return
+                self._reap()
+                for descriptor in ready & set(self._silent):
+                    self._hear(selector, descriptor)
+                self._drop_late(selector)
+                if self.listener.fileno() in ready:
+                    self._accept(selector)
+
+    def _patience(self) -> float | None:
+        begun = min((since for _, _, since in self._silent.values()), default=None)
+        return None if begun is None else max(0.0, begun + _SPEAKS_WITHIN_SECONDS - time.monotonic())
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            accepted, _ = self.listener.accept()
+        except OSError as error:  # no more files, or the client has left already
+            self.log(f"cannot accept a connection: {error.strerror}")
+            return
+        connection = ServiceConnection(accepted)
+        peer = connection.peer
+        if (why := self._refusal(peer)) is not None:
+            self.log(f"{_name(peer)}: refused: {why.message}")
+            send_error(connection, why)
+            connection.close()
+            return
+        self._silent[connection.fileno()] = (connection, peer, time.monotonic())
+        selector.register(connection.fileno(), selectors.EVENT_READ)
+
+    def _refusal(self, peer: ClientProcess) -> TrancheError | None:
+        others = [*(peer for _, peer, _ in self._silent.values()), *self._served.values()]
+        if not peer.pid:
+            return PermissionDenied(
+                "the service cannot see this process, which is in another PID namespace",
+                hint="run the command on the machine itself, outside any container",
+            )
+        if os.geteuid() not in (0, peer.uid):
+            return PermissionDenied(
+                f"the service runs as {user_name(os.geteuid())} and serves no other user",
+                hint="ask an administrator to run it as root",
+            )
+        if peer.uid and Counter(each.uid for each in others)[peer.uid] >= MOST_OF_A_USER:
+            return NoRoom(
+                f"{user_name(peer.uid)} already has {MOST_OF_A_USER} requests, the most of one user",
+                hint="wait until one of them ends: tranche ps",
+            )
+        if len(others) >= MOST_OF_ALL:
+            return NoRoom(f"the service already has {MOST_OF_ALL} requests", hint="try again later: tranche ps")
+        return None
+
+    def _hear(self, selector: selectors.BaseSelector, descriptor: int) -> None:
+        """Read the request of that connection, and let a process of its own answer it."""
+        selector.unregister(descriptor)
+        connection, peer, _ = self._silent.pop(descriptor)
+        pid = os.fork()
+        if pid == 0:
+            self._answer_and_exit(connection, peer, selector)
+        self._served[pid] = peer
+        connection.close()
+
+    def _answer_and_exit(
+        self, connection: ServiceConnection, peer: ClientProcess, selector: selectors.BaseSelector
+    ) -> None:
+        code = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            selector.close()
+            self.listener.close()
+            self.lock.release()  # the listener's next run must not wait for this process
+            for each, _, _ in self._silent.values():
+                each.close()
+            answer(connection, peer, self.open_host, self.log)
+            code = 0
+        except BaseException as error:
+            self.log(f"{_name(peer)}: the request's process failed: {error!r}")
+        finally:
+            os._exit(code)
+
+    def _drop_late(self, selector: selectors.BaseSelector) -> None:
+        """Close connections whose clients have said nothing for too long."""
+        now = time.monotonic()
+        for descriptor, (connection, peer, since) in list(self._silent.items()):
+            if now - since >= _SPEAKS_WITHIN_SECONDS:
+                self.log(f"{_name(peer)}: connected, but sent no request")
+                selector.unregister(descriptor)
+                del self._silent[descriptor]
+                connection.close()
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                peer = self._served.pop(ended[0], None)
+                if ended[1] and peer is not None:
+                    self.log(f"{_name(peer)}: the request's process ended with {os.waitstatus_to_exitcode(ended[1])}")
+
+
+@contextmanager
+def _signals_wake() -> Iterator[int]:
+    """A pipe that receives the number of each signal that the listener waits for."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    handlers = [(number, signal.signal(number, lambda number, frame: None)) for number in numbers]
+    try:
+        yield reading
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+
+
+def answer(connection: ServiceConnection, peer: ClientProcess, open_host: OpenHost, log: Log) -> None:
+    """Serve one client in this process, which then ends."""
+    name = _name(peer)
+
+    def tell(event: str) -> Callable[[str], None]:
+        def send(text: str) -> None:
+            log(f"{name}: {one_line(text)}")
+            connection.send({"event": event, "text": text})
+
+        return send
+
+    try:
+        received = connection.receive(wait=False)
+        if received is None:
+            return
+        message, files = received
+        for each in files:
+            os.close(each)
+        asked = _parse(message)
+        workload = ClientWorkload(connection, peer, asked.command)
+        with open_host(peer) as host, workload.waiting():
+            _refuse_inside_share(host, peer)
+            log(f"{name}: asks for {asked.request}: {one_line(asked.command)}")
+            request = RunRequest(request=asked.request, workload=workload, patience=asked.patience)
+            code = run(host, request, SentenceReporter(tell("note"), tell("warning")))
+        log(f"{name}: over, exit code {code}")
+        connection.send({"event": "over", "code": code})
+    except TrancheError as error:
+        log(f"{name}: refused: {one_line(error.message)}")
+        send_error(connection, error)
+
+
+def send_error(connection: ServiceConnection, error: TrancheError) -> None:
+    """Tell the client why it gets nothing."""
+    connection.send({"event": "error", "reason": error.reason, "message": error.message, "hint": error.hint})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request: Request
+    command: str
+    patience: WaitLimit
+
+
+def _parse(message: Mapping[str, Any]) -> _Asked:
+    """The request in the message; UsageError for what this version does not understand."""
+    if message.get("version") != VERSION:
+        raise UsageError(
+            f"the service speaks version {VERSION} of its messages, and this tranche version {message.get('version')!r}",
+            hint="use the version of Tranche that the service runs",
+        )
+    if message.get("method") != "run":
+        raise UsageError(f"the service has no method {message.get('method')!r}", hint="it has one: run")
+    match message:
+        case {
+            "parameters": {
+                "request": {**options},
+                "command": str(command),
+                "wait": bool(wait),
+                "timeout": None | int() | float() as timeout,
+                **more,
+            },
+            **rest,
+        } if not isinstance(timeout, bool) and all(
+            isinstance(each, str) and len(each) <= _LONGEST_OPTION for each in options.values()
+        ):
+            unknown = sorted(map(str, {*more, *rest, *(set(options) - OPTIONS)} - {"version", "method"}))
+            if unknown:
+                raise UsageError(
+                    f"the service does not know these fields of the request: {one_line(', '.join(unknown))}"
+                )
+            seconds = None if timeout is None else float(timeout)
+            if seconds is not None and not 0 <= seconds < _LONGEST_WAIT_SECONDS:
+                raise UsageError(f"a wait of {timeout} s is not possible")
+            named: Mapping[str, Any] = {str(name): text for name, text in options.items()}
+            return _Asked(parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds))
+    raise UsageError("the request lacks a field, or a field has the wrong type")
+
+
+def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
+    """UsageError for a client that runs in a share: it has that share, and gets no other."""
+    try:
+        environment = (PROC / str(peer.pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return  # the client has ended, which its connection tells
+    marks = {each.partition(b"=")[2].decode(errors="replace") for each in environment if each.startswith(_MARK)}
+    with host.ledger.read() as db:
+        found = [each.id for each in register.allocations(db) if each.id in marks]
+    if found:
+        raise UsageError(
+            f"this process is inside share {found[0]}, and Tranche does not change the machine from inside a share",
+            hint="run this outside the share; inside it, start commands without tranche",
+        )
+
+
+class ClientWorkload:
+    """The command of a client: a child of the process at the other end of the connection."""
+
+    def __init__(self, connection: ServiceConnection, peer: ClientProcess, text: str) -> None:
+        self._connection, self._peer, self._text = connection, peer, text
+        self._others: frozenset[Process] = frozenset()
+        self._stack = ExitStack()
+
+    @property
+    def pid(self) -> int:
+        """The client."""
+        return self._peer.pid
+
+    @property
+    def uid(self) -> int:
+        """The client's user."""
+        return self._peer.uid
+
+    @property
+    def text(self) -> str:
+        """The command, as the client names it."""
+        return self._text
+
+    def note_children(self) -> None:
+        """Note the client's children."""
+        self._others = frozenset(children_of(self._peer.pid))
+
+    def orphans(self) -> tuple[Process, ...]:
+        """The client's living children of later. None once the client has ended: they are nobody's children then."""
+        return tuple(each for each in children_of(self._peer.pid) if each not in self._others)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within the block, until the command starts, end this process's wait as SIGTERM does when the client has gone."""
+
+        def watch(stop: int) -> None:
+            if self._connection.await_hangup(stop):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with self._stack:
+            self._stack.enter_context(beside("client", watch))
+            yield
+
+    def run(
+        self,
+        held: HeldAllocation,
+        variables: Mapping[str, str],
+        started: Callable[[int], None],
+        starting: Callable[[], None],
+    ) -> int:
+        """Let the client start the command, and return the exit code that the client tells; that of SIGHUP if it goes.
+
+        The command waits until its pid is registered and it is in the share's control group.
+        """
+        starting()
+        self._stack.close()
+        granted = {"event": "granted", "allocation": held.allocation.id, "environment": dict(variables)}
+        self._connection.send(granted, [held.lock.descriptor])
+        pid = self._told("started")
+        child = None if pid is None else process_at(pid)
+        if child is None:
+            return _CLIENT_GONE
+        if child.parent != self._peer.pid:
+            raise UsageError(f"process {pid} is not a child of process {self._peer.pid}, which asked for the share")
+        if held.group is not None:
+            from tranche.hardware.control_groups import move_into  # seldom needed
+
+            move_into(held.group.folder, child.pid)
+        started(child.pid)
+        self._connection.send({"event": "admitted"})
+        code = self._told("ended")
+        return _CLIENT_GONE if code is None else code
+
+    def _told(self, what: str) -> int | None:
+        """The number that the client sends under that name; None when the client has gone or sends anything else."""
+        try:
+            received = self._connection.receive()
+        except UsageError:
+            return None
+        if received is None:
+            return None
+        message, files = received
+        for each in files:
+            os.close(each)
+        number = message.get(what)
+        return number if isinstance(number, int) and 0 <= number < 2**31 else None
+
+
+def _name(peer: ClientProcess) -> str:
+    return f"{user_name(peer.uid)} (uid {peer.uid}, pid {peer.pid})"

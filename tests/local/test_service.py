@@ -1,0 +1,458 @@
+"""`tranche serve`: users without root get shares and keep them, and no end of a process loses or doubles a share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.support.in_process import NOBODY
+from tranche.core.errors import NoRoom, ServiceUnavailable, UsageError
+from tranche.local.connection import LONGEST, VERSION, ServiceConnection, connect
+from tranche.local.service import MOST_OF_A_USER
+from tranche.node.state.session import StateFolder
+
+pytestmark = needs_root
+
+OTHER = NOBODY + 10_000
+HALF = ("--mig-profile", "3g.20gb")
+DROP = """
+import difflib, os, pwd, shutil, sys, traceback
+import tranche.cli.ps, tranche.cli.release, tranche.cli.run, tranche.core.printable, tranche.core.spelling
+import tranche.documents.envelope, tranche.hardware.nvml, tranche.local.client, tranche.node.host
+import tranche.node.state.register_place, tranche.node.store.ledger
+uid = int(sys.argv.pop(1))
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+from tranche.cli.main import main
+main()
+"""
+"""Not every machine lets users read the files of root's Python, so the command imports what it needs before it drops root."""
+
+
+class SharedMachine:
+    """A machine with one A100 and the service."""
+
+    def __init__(self, machine: TestMachine) -> None:
+        self.machine = machine
+        self.service: subprocess.Popen[str] | None = None
+        self._started: list[subprocess.Popen[str]] = []
+        self._held: list[int] = []
+
+    def serve(self) -> subprocess.Popen[str]:
+        before = self.served
+        log = (self.machine.folder / "log").open("a")
+        with closing(log):
+            self.service = subprocess.Popen(
+                [*TRANCHE, "serve"], env=self.machine.environment, stderr=log, stdin=subprocess.DEVNULL, text=True
+            )
+        wait_until(lambda: self.served > before, self.service)
+        return self.service
+
+    @property
+    def served(self) -> int:
+        """How often a service has begun."""
+        return sum(line.startswith("tranche: serving") for line in self.log)
+
+    @property
+    def log(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return (self.machine.folder / "log").read_text().splitlines()
+        return []
+
+    def start(self, *arguments: str, uid: int = NOBODY) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", DROP, str(uid), *arguments],
+            env=self.machine.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+        )
+        self._started.append(process)
+        return process
+
+    def run(self, *arguments: str, uid: int = NOBODY) -> tuple[int, str, str]:
+        process = self.start(*arguments, uid=uid)
+        out, err = process.communicate(timeout=120)
+        return process.returncode, out, err
+
+    def hold(self, uid: int = NOBODY) -> tuple[subprocess.Popen[str], int]:
+        """A command in half of the GPU; it prints its pid and sleeps."""
+        process = self.start("run", "-q", *HALF, "--", "sh", "-c", "echo $$; exec sleep 600", uid=uid)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.communicate()[1] + "\n".join(self.log))
+        self._held.append(int(line))
+        return process, self._held[-1]
+
+    def shares(self) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = self.machine.json("ps")["allocations"]
+        return found
+
+    def waiters(self) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = self.machine.json("ps")["waiters"]
+        return found
+
+    def end(self) -> None:
+        for pid in self._held:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in [*self._started, *([self.service] if self.service else [])]:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedMachine]:
+    with readable_folder() as folder, machine_in(folder, "A100-40GB") as machine:
+        machine.cache = folder / "cache"
+        made = SharedMachine(machine)
+        made.serve()
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+def test_a_user_runs_a_command_with_their_own_environment_and_rights(shared: SharedMachine) -> None:
+    code, out, err = shared.run("run", *HALF, "--", "sh", "-c", "id -u; pwd; env; exit 7")
+    assert code == 7, err
+    uid, folder, *variables = out.splitlines()
+    assert (int(uid), folder) == (NOBODY, "/")
+    assert any(line.startswith("CUDA_VISIBLE_DEVICES=MIG-") for line in variables)
+    assert "MIG slice 3g.20gb" in err
+    assert shared.shares() == []
+
+
+def test_a_command_that_a_signal_ends_has_its_code(shared: SharedMachine) -> None:
+    assert shared.run("run", "-q", *HALF, "--", "sh", "-c", "kill -9 $$")[0] == 128 + signal.SIGKILL
+
+
+def test_a_listing_names_the_user(shared: SharedMachine) -> None:
+    shared.hold()
+    shared.hold(OTHER)
+    wait_until(lambda: all(each["pid"] for each in shared.shares()))
+    owners = [each["owner"] for each in shared.shares()]
+    assert owners == [{"kind": "user", "name": str(NOBODY)}, {"kind": "user", "name": str(OTHER)}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--mig-profile", "9g.90gb"), 30, "9g.90gb"),
+        (("--gpus", "2"), 31, ""),
+        (("--adopt-foreign=destroy", *HALF), 22, "ask an administrator"),
+    ],
+)
+def test_a_refusal_has_the_code_and_words_of_the_same_request_by_root(
+    shared: SharedMachine, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    found, _, err = shared.run("run", *arguments, "--", "true")
+    assert found == code
+    assert words in err
+    assert "Traceback" not in err
+    if arguments[0] != "--adopt-foreign=destroy":
+        assert err == shared.machine.tranche("run", *arguments, "--", "true", code=code).stderr
+
+
+def test_a_request_waits_says_why_and_starts_when_there_is_room(shared: SharedMachine) -> None:
+    first, pid = shared.hold()
+    shared.hold(OTHER)
+    third = shared.start("run", *HALF, "--", "true")
+    wait_until(lambda: len(shared.waiters()) == 1, third)
+    assert shared.waiters()[0]["pid"] == third.pid
+    assert shared.run("run", "--no-wait", *HALF, "--", "true")[0] == NoRoom.exit_code
+    os.kill(pid, signal.SIGTERM)
+    assert first.wait(60) == 128 + signal.SIGTERM
+    assert third.wait(60) == 0
+    assert third.stderr is not None
+    assert "waiting" in third.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_request_whose_client_ends_leaves_the_queue(shared: SharedMachine, number: signal.Signals) -> None:
+    shared.hold()
+    shared.hold()
+    third = shared.start("run", *HALF, "--", "true")
+    wait_until(lambda: len(shared.waiters()) == 1, third)
+    third.send_signal(number)
+    assert third.wait(60) in (128 + number, -number)
+    wait_until(lambda: shared.waiters() == [])
+
+
+def test_a_share_outlives_service_and_request_process_and_client(shared: SharedMachine) -> None:
+    """Each is killed in turn; the share lasts as long as the command, is given to nobody else, and is free after it."""
+    client, pid = shared.hold()
+    (before,) = shared.shares()
+    assert shared.service is not None
+    workers = children(shared.service.pid)
+    shared.service.kill()
+    shared.service.wait()
+    for each in workers:
+        os.kill(each, signal.SIGKILL)
+    client.kill()
+    client.wait()
+    os.kill(pid, 0)
+    assert [each["id"] for each in shared.shares()] == [before["id"]]
+    shared.serve()
+    _, other = shared.hold(OTHER)
+    taken = {json.dumps(each["grants"][0]["placement"]) for each in shared.shares()}  # type: ignore[index]
+    assert len(taken) == 2
+    for each in (pid, other):
+        os.kill(each, signal.SIGKILL)
+    wait_until(lambda: shared.shares() == [])
+
+
+def test_a_command_ends_with_its_own_code_after_the_service_was_killed(shared: SharedMachine) -> None:
+    go_on = shared.machine.folder / "go-on"
+    script = f"echo on; while [ ! -e {go_on} ]; do sleep 0.05; done; exit 5"
+    process = shared.start("run", *HALF, "--", "sh", "-c", script)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "on\n"
+    assert shared.service is not None
+    workers = children(shared.service.pid)
+    shared.service.kill()
+    shared.service.wait()
+    for each in workers:
+        os.kill(each, signal.SIGKILL)
+    go_on.touch()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 5, err
+    assert "the next request to Tranche frees it" in err
+    shared.serve()
+    assert shared.run("run", *HALF, "--", "true")[0] == 0
+    assert shared.shares() == []
+
+
+def test_a_service_that_ends_lets_its_requests_go_on(shared: SharedMachine) -> None:
+    client, pid = shared.hold()
+    assert shared.service is not None
+    shared.service.terminate()
+    assert shared.service.wait(30) == 0
+    assert shared.run("run", *HALF, "--", "true")[0] == ServiceUnavailable.exit_code
+    shared.serve()
+    assert shared.run("run", *HALF, "--", "true")[0] == 0
+    os.kill(pid, signal.SIGTERM)
+    assert client.wait(60) == 128 + signal.SIGTERM
+    wait_until(lambda: shared.shares() == [])
+
+
+def test_what_a_command_leaves_running_keeps_the_share(shared: SharedMachine) -> None:
+    code, out, err = shared.run("run", *HALF, "--", "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!")
+    assert code == 0
+    assert "keeps its share" in err
+    assert len(shared.shares()) == 1
+    os.kill(int(out), signal.SIGKILL)
+    wait_until(lambda: shared.shares() == [])
+
+
+def test_users_release_their_own_shares_and_requests_and_no_others(shared: SharedMachine) -> None:
+    client, _ = shared.hold()
+    shared.hold()
+    waiting = shared.start("run", "-q", *HALF, "--", "true")
+    wait_until(lambda: len(shared.waiters()) == 1 and all(each["pid"] for each in shared.shares()), waiting)
+    (queued,), (share, _) = shared.waiters(), shared.shares()
+    for id in (queued["id"], share["id"]):
+        code, _, err = shared.run("release", str(id), "--terminate", uid=OTHER)
+        assert code == 22, err
+    assert len(shared.waiters()) == 1
+    assert len(shared.shares()) == 2
+    assert shared.run("release", str(queued["id"]))[0] == 0
+    wait_until(lambda: shared.waiters() == [])
+    code, _, err = shared.run("release", str(share["id"]), "--terminate")
+    assert code == 0, err
+    assert client.wait(60) == 128 + signal.SIGTERM
+    assert [each["id"] for each in shared.shares()] != [share["id"]]
+    assert len(shared.shares()) == 1
+
+
+def test_inside_a_share_there_is_no_other(shared: SharedMachine) -> None:
+    shared.hold()
+    (share,) = shared.shares()
+    inside = {**shared.machine.environment, "TRANCHE_ALLOCATION": str(share["id"])}
+    code = f"""
+import sys
+from pathlib import Path
+from tranche.local.connection import connect
+connection = connect(Path(sys.argv[1]))
+connection.send({asking()!r})
+print(connection.receive()[0]["message"])
+"""
+    path = str(StateFolder(shared.machine.state_dir).socket)
+    done = subprocess.run([sys.executable, "-c", code, path], env=inside, capture_output=True, text=True, check=True)
+    assert f"inside share {share['id']}" in done.stdout
+
+
+# What a hostile client may do. Each test ends with a request that works.
+
+
+def asking(**more: object) -> dict[str, object]:
+    parameters: dict[str, object] = {
+        "request": {"mig_profile": "3g.20gb"},
+        "command": "true",
+        "wait": True,
+        "timeout": None,
+        **more,
+    }
+    return {"version": VERSION, "method": "run", "parameters": parameters}
+
+
+def connected(shared: SharedMachine) -> closing[ServiceConnection]:
+    return closing(connect(StateFolder(shared.machine.state_dir).socket))
+
+
+def last_of(connection: ServiceConnection) -> dict[str, object]:
+    """The last message before the service closes the connection."""
+    found: dict[str, object] = {}
+    while (received := connection.receive()) is not None:
+        found = received[0]
+        for each in received[1]:
+            os.close(each)
+    return found
+
+
+def granted(connection: ServiceConnection) -> None:
+    """Read until the share is granted, and let its lock go."""
+    while (received := connection.receive()) is not None and received[0]["event"] != "granted":
+        pass
+    assert received is not None
+    for each in received[1]:
+        os.close(each)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"version": VERSION},
+        {"version": 99, "method": "run"},
+        {"version": VERSION, "method": "exec", "parameters": {}},
+        asking(request={}),
+        asking(request={"mig_profile": "3g.20gb", "uid": "0"}),
+        asking(request={"gpus": 1}),
+        asking(request={"gpu": "0." + "3" * 300}),
+        asking(request={"gpu": "1e999999999"}),
+        asking(timeout=-1),
+        asking(timeout=float("nan")),
+        asking(timeout=True),
+        asking(uid=0),
+        {**asking(), "uid": 0},
+    ],
+)
+def test_a_message_that_the_service_does_not_understand_is_refused(
+    shared: SharedMachine, message: dict[str, object]
+) -> None:
+    with connected(shared) as connection:
+        connection.send(message)
+        found = last_of(connection)
+    assert (found["event"], found["reason"]) == ("error", UsageError.reason)
+
+
+@pytest.mark.parametrize("packet", [b"{", b"[]", b"\xff", b"[" * 20_000, b"9" * 20_000, b"x" * (LONGEST + 1)])
+def test_bytes_that_are_no_message_are_refused(shared: SharedMachine, packet: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+        raw.connect(str(StateFolder(shared.machine.state_dir).socket))
+        raw.send(packet)
+        found = last_of(ServiceConnection(raw))
+    assert found["reason"] == UsageError.reason
+    assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+
+
+def test_files_that_a_client_sends_are_closed(shared: SharedMachine) -> None:
+    reading, writing = os.pipe()
+    with connected(shared) as connection, open(reading, "rb") as end:
+        connection.send(asking(), [writing] * 3)
+        os.close(writing)
+        assert end.read() == b""  # the last copy is closed while the connection is still open
+        received = connection.receive()
+        assert received is not None
+
+
+def test_a_process_that_is_not_the_clients_child_is_refused(shared: SharedMachine) -> None:
+    with connected(shared) as connection:
+        connection.send(asking())
+        granted(connection)
+        connection.send({"started": 1})
+        assert last_of(connection)["reason"] == UsageError.reason
+    assert shared.shares() == []
+
+
+@pytest.mark.parametrize("answer", [{"started": "x"}, {"started": -1}, {"started": True}, {"ended": 0}, {}])
+def test_a_client_that_answers_nonsense_loses_its_share(shared: SharedMachine, answer: dict[str, object]) -> None:
+    with connected(shared) as connection:
+        connection.send(asking())
+        granted(connection)
+        connection.send(answer)
+        last_of(connection)
+        assert shared.shares() == []
+
+
+def test_a_client_that_says_nothing_is_dropped_and_others_are_served_meanwhile(shared: SharedMachine) -> None:
+    with connected(shared) as silent:
+        assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+        assert silent.receive() is None
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(shared: SharedMachine) -> None:
+    shared.hold()
+    shared.hold()
+    with connected(shared) as deaf:
+        deaf.send(asking())
+        wait_until(lambda: len(shared.waiters()) == 1)
+        other = shared.start("run", "-q", *HALF, "--", "true")
+        wait_until(lambda: len(shared.waiters()) == 2, other)
+        other.send_signal(signal.SIGINT)
+        assert other.wait(60) == 128 + signal.SIGINT
+    wait_until(lambda: shared.waiters() == [])
+
+
+def test_one_user_cannot_take_all_places(shared: SharedMachine) -> None:
+    """A crowd of connections of one user is refused from some number on, with the reason; another user is served."""
+    code = f"""
+import os, socket, sys, json
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+kept = []
+for each in range({MOST_OF_A_USER} + 10):
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    one.connect(sys.argv[1])
+    kept.append(one)
+refused = [json.loads(each.recv(10000))["reason"] for each in kept[-10:]]
+print(refused == ["NoRoom"] * 10, flush=True)
+sys.stdin.read()
+"""
+    path = str(StateFolder(shared.machine.state_dir).socket)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as crowd:
+        assert crowd.stdout is not None
+        assert crowd.stdout.readline() == "True\n"
+        assert shared.run("run", "-q", *HALF, "--", "true", uid=OTHER)[0] == 0
+        crowd.kill()
+
+
+def test_a_second_service_is_refused_and_a_dead_ones_socket_is_replaced(shared: SharedMachine) -> None:
+    done = shared.machine.tranche("serve", code=UsageError.exit_code)
+    assert "another service" in done.stderr
+    assert shared.service is not None
+    shared.service.kill()
+    shared.service.wait()
+    shared.serve()
+    assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
