@@ -1,4 +1,4 @@
-"""The systemd unit of the cut at boot: its text, and its two files on a machine or in an image."""
+"""systemd units on a machine or in an image: the two files of each, and the text of the unit that cuts at boot."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unit_text(command: tuple[str, ...], *, settings_file: str, seconds: float) -
     template = resources.files(__package__).joinpath(UNIT).read_text()
     values = {
         "@file@": settings_file.replace("%", "%%"),
-        "@command@": " ".join(map(_quoted, command)),
+        "@command@": command_line(command),
         "@seconds@": f"{seconds + CUT_SECONDS + _MARGIN_SECONDS:.0f}",
     }
     for name, value in values.items():
@@ -34,19 +34,20 @@ def unit_text(command: tuple[str, ...], *, settings_file: str, seconds: float) -
 
 @dataclass(frozen=True, slots=True)
 class InstalledUnit:
-    """The unit's place under `root`: "/" for the machine itself, or the root folder of an image."""
+    """A unit's place under `root`: "/" for the machine itself, or the root folder of an image."""
 
     root: Path
+    name: str = UNIT
 
     @property
     def file(self) -> Path:
         """The unit."""
-        return self.root / _FOLDER / UNIT
+        return self.root / _FOLDER / self.name
 
     @property
     def link(self) -> Path:
         """The link that starts it at boot."""
-        return self.root / _FOLDER / _WANTS / UNIT
+        return self.root / _FOLDER / _WANTS / self.name
 
     @property
     def installed(self) -> bool:
@@ -78,13 +79,13 @@ class InstalledUnit:
         if self.file.is_symlink():
             raise UsageError(
                 f"{self.file} is a link to {self.file.readlink()}: the unit is masked or replaced",
-                hint=f"systemctl unmask {UNIT}, or remove the link",
+                hint=f"systemctl unmask {self.name}, or remove the link",
             )
         try:
             current = self.file.read_text() if self.installed else None
             if current != text:
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                unfinished = self.file.with_name(f".{UNIT}.new")
+                unfinished = self.file.with_name(f".{self.name}.new")
                 unfinished.write_text(text)
                 unfinished.chmod(0o644)
                 unfinished.replace(self.file)
@@ -92,7 +93,7 @@ class InstalledUnit:
                 return False
             if not self.enabled:
                 self.link.parent.mkdir(parents=True, exist_ok=True)
-                self.link.symlink_to(f"../{UNIT}")
+                self.link.symlink_to(f"../{self.name}")
         except OSError as error:
             raise _refused("write", self.file, error) from error
         return True
@@ -117,7 +118,11 @@ def _refused(verb: str, path: Path, error: OSError) -> PermissionDenied | UsageE
     return UsageError(f"cannot {verb} {path}: {error.strerror}", hint="for an image, name its root with --root DIR")
 
 
+def command_line(command: tuple[str, ...]) -> str:
+    """The command as systemd reads it back from a unit."""
+    return " ".join(map(_quoted, command))
+
+
 def _quoted(word: str) -> str:
-    """A word as systemd reads it back from a command line."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if not word or _TO_QUOTE & set(word) else escaped

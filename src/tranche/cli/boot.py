@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +19,16 @@ from tranche.cli.duration import DurationType
 from tranche.cli.layout.options import read_layouts
 from tranche.cli.output import fail, leave, print_json, say, show, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option, register_places
-from tranche.cli.service_options import absolute_path, others_may_write
-from tranche.core.errors import PartitionInvalid, TrancheError, UsageError, WaitTimeout
+from tranche.cli.service_options import absolute_path
+from tranche.cli.unit_options import (
+    options_of_unit,
+    program_of_unit,
+    tell_systemd,
+    unit_program_option,
+    unit_root_option,
+    warn_of_program,
+)
+from tranche.core.errors import PartitionInvalid, TrancheError, WaitTimeout
 from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
 from tranche.core.partition import BootSettings, parse_boot_settings
@@ -37,16 +42,7 @@ _STATUS_SECONDS = 2.0
 _WRITE_SECONDS = 10.0
 _TIMEOUT_KEY = "tranche.boot.timeout"
 _FILE_KEY = "tranche.boot.file"
-_SYSTEMD = Path("/run/systemd/system")
 _NOTHING_THERE = "this machine has no NVIDIA GPU: there is nothing to cut"
-
-_root_option = click.option(
-    "--root",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("/"),
-    show_default=True,
-    help="Root folder of an image; / is this machine.",
-)
 
 
 @click.group(cls=TrancheGroup, invoke_without_command=True)
@@ -81,12 +77,8 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
 
 
 @command.command(cls=TrancheCommand)
-@_root_option
-@click.option(
-    "--program",
-    metavar="PATH",
-    help="Path of the program tranche on the machine that boots. Default: path of this command.",
-)
+@unit_root_option
+@unit_program_option
 @click.pass_context
 def install(context: click.Context, root: Path, program: str | None) -> None:
     """Install and enable the systemd unit of tranche boot.
@@ -98,29 +90,22 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
     $ tranche boot --timeout 5m install
     """
     settings_file = absolute_path(context.meta[_FILE_KEY], "--file")
-    program = absolute_path(program, "--program") if program else _own_program()
-    settings = context.find_object(Settings) or Settings()
-    options = ["--simulate", settings.simulate] if settings.simulate else []
-    if settings.state_dir:
-        options += ["--state-dir", absolute_path(settings.state_dir, "--state-dir")]
+    program, options = program_of_unit(program), options_of_unit(context.find_object(Settings) or Settings())
     changed = install_unit(
         root, program, options=options, settings_file=settings_file, seconds=context.meta[_TIMEOUT_KEY]
     )
     if changed:
-        _tell_systemd(root, "daemon-reload")
+        tell_systemd(root, "daemon-reload")
     say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'as it should be'}")
     if not (root / settings_file.lstrip("/")).exists():
         say(f"nothing is cut until {settings_file} exists and sets MIG_PARTITION=...")
-    if not os.path.lexists(root / program.lstrip("/")):
-        warn(f"{program} does not exist: install Tranche under {root}, or give its path with --program")
-    elif owner := others_may_write(root / program.lstrip("/")):
-        warn(f"users other than root can change {owner}, which runs as root at each boot: install Tranche in /opt")
+    warn_of_program(root, program)
     if any((root / folder / "nvidia-mig-manager.service").exists() for folder in _UNIT_FOLDERS):
         warn("nvidia-mig-manager.service also cuts GPUs at boot: disable it")
 
 
 @command.command(cls=TrancheCommand)
-@_root_option
+@unit_root_option
 def remove(root: Path) -> None:
     """Remove the systemd unit of tranche boot.
 
@@ -129,16 +114,16 @@ def remove(root: Path) -> None:
     unit = InstalledUnit(root)
     if unit.installed:
         # What has ended well counts as active, and would stay in systemctl's lists.
-        _tell_systemd(root, "stop", UNIT)
+        tell_systemd(root, "stop", UNIT)
     removed = unit.remove()
     if removed:
-        _tell_systemd(root, "daemon-reload")
-        _tell_systemd(root, "reset-failed", UNIT)
+        tell_systemd(root, "daemon-reload")
+        tell_systemd(root, "reset-failed", UNIT)
     say(f"{unit.file} is {'removed' if removed else 'not there'}")
 
 
 @command.command(cls=TrancheCommand)
-@_root_option
+@unit_root_option
 @output_option()
 @click.pass_context
 def status(context: click.Context, root: Path, output: str) -> None:
@@ -240,17 +225,3 @@ def _settings_of(path: str) -> BootSettings:
 
 
 _UNIT_FOLDERS = ("etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system")
-
-
-def _own_program() -> str:
-    program = Path(sys.argv[0])
-    if not program.is_file() or not os.access(program, os.X_OK):
-        raise UsageError("cannot find the path of this command", hint="give the path with --program PATH")
-    return str(program.absolute())
-
-
-def _tell_systemd(root: Path, *arguments: str) -> None:
-    """Tell the running systemd, if the unit is this machine's; if that fails, systemd learns of it at the next boot."""
-    if root == Path("/") and _SYSTEMD.is_dir():
-        with suppress(OSError):
-            subprocess.run(["systemctl", *arguments], capture_output=True, check=False, timeout=60)

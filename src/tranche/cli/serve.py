@@ -1,36 +1,91 @@
-"""`tranche serve`: the service that gets shares for users who are not root."""
+"""`tranche serve`: the service that gets shares for users who are not root, and its systemd unit."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from contextlib import AbstractContextManager
+from importlib import resources
+from pathlib import Path
 
 import click
 
+from tranche.boot.unit import InstalledUnit, command_line
 from tranche.cli.output import say
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, register_places
+from tranche.cli.unit_options import (
+    options_of_unit,
+    program_of_unit,
+    tell_systemd,
+    unit_program_option,
+    unit_root_option,
+    warn_of_program,
+)
 from tranche.core.errors import UsageError
 from tranche.local.connection import ClientProcess, listen
 from tranche.local.service import RunService
 from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
 
+_UNIT = "tranche.service"
 _FIRST_PASSED = 3
 """The descriptor of systemd's first socket (sd_listen_fds(3))."""
+_NEEDED_LATER = ("pynvml", "tranche.core.events", "tranche.hardware.control_groups", "tranche.hardware.nvml")
+"""What the process of each request needs: the service imports it once for all."""
 
 
-@click.command(cls=TrancheCommand)
-@click.pass_obj
-def command(settings: Settings, /) -> None:
+@click.group(cls=TrancheGroup, invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context, /) -> None:
     """Let users of this machine run commands without root.
 
     The service listens on the socket in the state folder. When a user who may not write the state folder calls tranche
     run, the service gets the share, and the user's own process runs the command. The kernel tells the service who the
     user is. The service never executes anything for a user.
 
-    Run the service as root. If it ends, commands keep running and keep their shares.
+    Run the service as root, best as the systemd unit that tranche serve install makes. If the service ends, commands
+    keep running and keep their shares.
     """
+    if context.invoked_subcommand is None:
+        _serve(context.find_object(Settings) or Settings())
+
+
+@command.command(cls=TrancheCommand)
+@unit_root_option
+@unit_program_option
+@click.pass_context
+def install(context: click.Context, root: Path, program: str | None) -> None:
+    """Install, enable and start the systemd unit of tranche serve."""
+    path = program_of_unit(program)
+    words = (path, *options_of_unit(context.find_object(Settings) or Settings()), "serve")
+    text = resources.files("tranche.local").joinpath(_UNIT).read_text().replace("@command@", command_line(words))
+    unit = InstalledUnit(root, _UNIT)
+    changed = unit.install(text)
+    if changed:
+        tell_systemd(root, "daemon-reload")
+    tell_systemd(root, "restart" if changed else "start", _UNIT)
+    say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
+    warn_of_program(root, path)
+
+
+@command.command(cls=TrancheCommand)
+@unit_root_option
+def remove(root: Path) -> None:
+    """Stop the service and remove its systemd unit.
+
+    Commands that run keep running and keep their shares.
+    """
+    unit = InstalledUnit(root, _UNIT)
+    if unit.installed:
+        tell_systemd(root, "stop", _UNIT)
+    removed = unit.remove()
+    if removed:
+        tell_systemd(root, "daemon-reload")
+    say(f"{unit.file} is {'removed' if removed else 'not there'}")
+
+
+def _serve(settings: Settings) -> None:
     places = register_places(settings)
     try:
         lock = FileLock(places.service_lock, wait=False)
@@ -42,6 +97,8 @@ def command(settings: Settings, /) -> None:
     def open_for(peer: ClientProcess) -> AbstractContextManager[Host]:
         return open_host(settings, uid=peer.uid)
 
+    for each in _NEEDED_LATER:
+        importlib.import_module(each)
     with lock, _passed_socket() or listen(places.socket) as listener:
         whom = "every user of this machine" if os.geteuid() == 0 else "only this user, because it is not root"
         say(f"tranche: serving {whom} at {listener.getsockname()}")
