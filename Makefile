@@ -9,6 +9,9 @@ SITE   := build/site/index.html
 
 NODES ?= p4d=p4d.24xlarge
 
+# Each process of the tests reads what the first has compiled, also where the shell tells Python to write none of it.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test test-long check site recording dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
