@@ -456,3 +456,27 @@ def test_a_second_service_is_refused_and_a_dead_ones_socket_is_replaced(shared: 
 
 def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_connection_that_another_process_keeps_ends_with_the_process_that_made_it(shared: SharedMachine) -> None:
+    """Else the pid of the one that ended, and with it the share, could become that of a stranger."""
+    shared.hold()
+    shared.hold()
+    path = StateFolder(shared.machine.state_dir).socket
+    ours, theirs = socket.socketpair()
+    maker = os.fork()
+    if maker == 0:
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        made.connect(str(path))
+        made.send(json.dumps(asking()).encode())
+        socket.send_fds(theirs, [b"here"], [made.fileno()])
+        theirs.recv(1)
+        os._exit(0)
+    with ours, theirs:
+        _, (kept,), _, _ = socket.recv_fds(ours, 10, 1)
+        wait_until(lambda: len(shared.waiters()) == 1)
+        assert shared.waiters()[0]["pid"] == maker
+        ours.send(b"x")
+        os.waitpid(maker, 0)
+        wait_until(lambda: shared.waiters() == [])
+    os.close(kept)

@@ -23,7 +23,7 @@ from tranche.cli.unit_options import (
     warn_of_program,
 )
 from tranche.core.errors import UsageError
-from tranche.local.connection import ClientProcess, listen
+from tranche.local.connection import listen
 from tranche.local.service import RunService
 from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
@@ -94,8 +94,8 @@ def _serve(settings: Settings) -> None:
             f"another service already serves {places.state_dir}", hint="find it with: ss -lxp | grep tranche"
         ) from error
 
-    def open_for(peer: ClientProcess) -> AbstractContextManager[Host]:
-        return open_host(settings, uid=peer.uid)
+    def open_for(uid: int) -> AbstractContextManager[Host]:
+        return open_host(settings, uid=uid)
 
     for each in _NEEDED_LATER:
         importlib.import_module(each)

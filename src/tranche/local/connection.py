@@ -15,7 +15,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tranche.core.errors import PermissionDenied, ServiceUnavailable, UsageError
 
@@ -29,25 +29,17 @@ _CREDENTIALS = struct.Struct("3i")
 _POLLRDHUP = 0x2000
 
 
-class ClientProcess(NamedTuple):
-    """The process that connected, as the kernel knew it then."""
-
-    pid: int
-    uid: int
-
-
 class ServiceConnection:
     """One end of a connection. Several threads may send; one may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
 
-    @property
-    def peer(self) -> ClientProcess:
-        """Who is at the other end."""
+    def peer(self) -> tuple[int, int]:
+        """The pid and user of the process that connected, or that listened; the pid is 0 if it cannot be seen from here."""
         found = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(found)
-        return ClientProcess(pid, uid)
+        return pid, uid
 
     def fileno(self) -> int:
         """The descriptor, for a selector."""
@@ -89,11 +81,15 @@ class ServiceConnection:
             raise
         return message, files
 
-    def await_hangup(self, stop: int) -> bool:
-        """Sleep until the peer has gone, or until the descriptor `stop` is readable; returns whether the peer has gone."""
+    def await_hangup(self, process: int, stop: int) -> bool:
+        """Sleep until the peer has gone, or until the descriptor `stop` is readable; returns whether the peer has gone.
+
+        It has gone when it has closed the connection, or when the process of that pidfd has ended.
+        """
         poll = select.poll()
         poll.register(self._socket, _POLLRDHUP)
-        poll.register(stop, select.POLLIN)
+        for each in (process, stop):
+            poll.register(each, select.POLLIN)
         ready = dict(poll.poll())
         return stop not in ready
 
@@ -124,10 +120,11 @@ def connect(path: Path) -> ServiceConnection:
             hint="ask an administrator to start it: tranche serve",
         ) from error
     connection = ServiceConnection(end)
-    if connection.peer.uid not in (0, path.parent.stat().st_uid):
+    _, uid = connection.peer()
+    if uid not in (0, path.parent.stat().st_uid):
         connection.close()
         raise PermissionDenied(
-            f"user {connection.peer.uid} listens at {path}, but the folder belongs to another user",
+            f"user {uid} listens at {path}, but the folder belongs to another user",
             hint="ask an administrator to remove the socket and to start the service",
         )
     return connection

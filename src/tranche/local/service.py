@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import inspect
 import os
+import select
 import selectors
 import signal
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tranche.core.errors import NoRoom, PermissionDenied, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request
 from tranche.hardware.process_stat import PROC
-from tranche.local.connection import LONGEST_COMMAND, VERSION, ClientProcess, ServiceConnection
+from tranche.local.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import SentenceReporter
 from tranche.local.watches import beside
@@ -39,6 +39,7 @@ MOST_OF_A_USER = 64
 """Requests of one user at once, running ones included; root may have as many as there is room for."""
 MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
+_PAUSE_SECONDS = 0.1
 _CLIENT_GONE = 128 + signal.SIGHUP
 _LONGEST_OPTION = 256
 _LONGEST_WAIT_SECONDS = 1e9
@@ -46,13 +47,39 @@ _MARK = f"{MARK}=".encode()
 OPTIONS = frozenset(inspect.signature(parse_request).parameters)
 """The options of a request, as `tranche run` has them with underscores."""
 
-OpenHost = Callable[[ClientProcess], AbstractContextManager[Host]]
+OpenHost = Callable[[int], AbstractContextManager[Host]]
 Log = Callable[[str], None]
+
+
+class ClientProcess(NamedTuple):
+    """The process that connected, by its pid and its user as the kernel knew them then.
+
+    `handle` is a pidfd: it tells the process from a later one with the same pid.
+    """
+
+    pid: int
+    uid: int
+    handle: int
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process has not ended, so that the pid is still its own."""
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        return not poll.poll(0)
+
+    def children(self) -> tuple[Process, ...]:
+        """Its living children, oldest first; none once it has ended, because the pid may be another process's then."""
+        found = children_of(self.pid)
+        return found if self.lives else ()
+
+    def __str__(self) -> str:
+        return f"{user_name(self.uid)} (uid {self.uid}, pid {self.pid})"
 
 
 @dataclass(slots=True)
 class RunService:
-    """The listener, which holds `lock`. `open_host` opens the machine in a request's process; `log` receives lines."""
+    """The listener, which holds `lock`. `open_host` opens the machine for a user, in a request's process."""
 
     listener: socket.socket
     lock: FileLock
@@ -87,47 +114,68 @@ class RunService:
             accepted, _ = self.listener.accept()
         except OSError as error:  # no more files, or the client has left already
             self.log(f"cannot accept a connection: {error.strerror}")
+            time.sleep(_PAUSE_SECONDS)
             return
         connection = ServiceConnection(accepted)
-        peer = connection.peer
-        if (why := self._refusal(peer)) is not None:
-            self.log(f"{_name(peer)}: refused: {why.message}")
-            send_error(connection, why)
+        pid, uid = connection.peer()
+        try:
+            peer = self._admit(pid, uid)
+        except TrancheError as error:
+            self.log(f"{user_name(uid)} (uid {uid}, pid {pid}): refused: {error.message}")
+            send_error(connection, error)
+            connection.close()
+            return
+        except OSError:  # it has ended already
             connection.close()
             return
         self._silent[connection.fileno()] = (connection, peer, time.monotonic())
         selector.register(connection.fileno(), selectors.EVENT_READ)
 
-    def _refusal(self, peer: ClientProcess) -> TrancheError | None:
-        others = [*(peer for _, peer, _ in self._silent.values()), *self._served.values()]
-        if not peer.pid:
-            return PermissionDenied(
+    def _admit(self, pid: int, uid: int) -> ClientProcess:
+        """The client, or the error that refuses it. OSError if it has ended."""
+        users = [*(peer.uid for _, peer, _ in self._silent.values()), *(peer.uid for peer in self._served.values())]
+        if not pid:
+            raise PermissionDenied(
                 "the service cannot see this process, which is in another PID namespace",
                 hint="run the command on the machine itself, outside any container",
             )
-        if os.geteuid() not in (0, peer.uid):
-            return PermissionDenied(
+        if os.geteuid() not in (0, uid):
+            raise PermissionDenied(
                 f"the service runs as {user_name(os.geteuid())} and serves no other user",
                 hint="ask an administrator to run it as root",
             )
-        if peer.uid and Counter(each.uid for each in others)[peer.uid] >= MOST_OF_A_USER:
-            return NoRoom(
-                f"{user_name(peer.uid)} already has {MOST_OF_A_USER} requests, the most of one user",
+        if uid and users.count(uid) >= MOST_OF_A_USER:
+            raise NoRoom(
+                f"{user_name(uid)} already has {MOST_OF_A_USER} requests, the most of one user",
                 hint="wait until one of them ends: tranche ps",
             )
-        if len(others) >= MOST_OF_ALL:
-            return NoRoom(f"the service already has {MOST_OF_ALL} requests", hint="try again later: tranche ps")
-        return None
+        if len(users) >= MOST_OF_ALL:
+            raise NoRoom(f"the service already has {MOST_OF_ALL} requests", hint="try again later: tranche ps")
+        peer = ClientProcess(pid, uid, os.pidfd_open(pid))
+        found = process_at(pid)
+        if found is None or found.uid != uid:  # ended, and its pid may be another's already
+            os.close(peer.handle)
+            raise ProcessLookupError
+        return peer
+
+    def _close(self, connection: ServiceConnection, peer: ClientProcess) -> None:
+        connection.close()
+        os.close(peer.handle)
 
     def _hear(self, selector: selectors.BaseSelector, descriptor: int) -> None:
         """Read the request of that connection, and let a process of its own answer it."""
         selector.unregister(descriptor)
         connection, peer, _ = self._silent.pop(descriptor)
-        pid = os.fork()
-        if pid == 0:
-            self._answer_and_exit(connection, peer, selector)
-        self._served[pid] = peer
-        connection.close()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.log(f"{peer}: refused: cannot start a process: {error.strerror}")
+            send_error(connection, NoRoom("the machine has no room for another process", hint="try again later"))
+        else:
+            if pid == 0:
+                self._answer_and_exit(connection, peer, selector)
+            self._served[pid] = peer
+        self._close(connection, peer)
 
     def _answer_and_exit(
         self, connection: ServiceConnection, peer: ClientProcess, selector: selectors.BaseSelector
@@ -141,12 +189,12 @@ class RunService:
             selector.close()
             self.listener.close()
             self.lock.release()  # the listener's next run must not wait for this process
-            for each, _, _ in self._silent.values():
-                each.close()
+            for each, other, _ in self._silent.values():
+                self._close(each, other)
             answer(connection, peer, self.open_host, self.log)
             code = 0
         except BaseException as error:
-            self.log(f"{_name(peer)}: the request's process failed: {error!r}")
+            self.log(f"{peer}: the request's process failed: {error!r}")
         finally:
             os._exit(code)
 
@@ -155,17 +203,17 @@ class RunService:
         now = time.monotonic()
         for descriptor, (connection, peer, since) in list(self._silent.items()):
             if now - since >= _SPEAKS_WITHIN_SECONDS:
-                self.log(f"{_name(peer)}: connected, but sent no request")
+                self.log(f"{peer}: connected, but sent no request")
                 selector.unregister(descriptor)
                 del self._silent[descriptor]
-                connection.close()
+                self._close(connection, peer)
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 peer = self._served.pop(ended[0], None)
                 if ended[1] and peer is not None:
-                    self.log(f"{_name(peer)}: the request's process ended with {os.waitstatus_to_exitcode(ended[1])}")
+                    self.log(f"{peer}: the request's process ended with {os.waitstatus_to_exitcode(ended[1])}")
 
 
 @contextmanager
@@ -187,11 +235,10 @@ def _signals_wake() -> Iterator[int]:
 
 def answer(connection: ServiceConnection, peer: ClientProcess, open_host: OpenHost, log: Log) -> None:
     """Serve one client in this process, which then ends."""
-    name = _name(peer)
 
     def tell(event: str) -> Callable[[str], None]:
         def send(text: str) -> None:
-            log(f"{name}: {one_line(text)}")
+            log(f"{peer}: {one_line(text)}")
             connection.send({"event": event, "text": text})
 
         return send
@@ -205,15 +252,15 @@ def answer(connection: ServiceConnection, peer: ClientProcess, open_host: OpenHo
             os.close(each)
         asked = _parse(message)
         workload = ClientWorkload(connection, peer, asked.command)
-        with open_host(peer) as host, workload.waiting():
+        with open_host(peer.uid) as host, workload.waiting():
             _refuse_inside_share(host, peer)
-            log(f"{name}: asks for {asked.request}: {one_line(asked.command)}")
+            log(f"{peer}: asks for {asked.request}: {one_line(asked.command)}")
             request = RunRequest(request=asked.request, workload=workload, patience=asked.patience)
             code = run(host, request, SentenceReporter(tell("note"), tell("warning")))
-        log(f"{name}: over, exit code {code}")
+        log(f"{peer}: over, exit code {code}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
-        log(f"{name}: refused: {one_line(error.message)}")
+        log(f"{peer}: refused: {one_line(error.message)}")
         send_error(connection, error)
 
 
@@ -305,18 +352,18 @@ class ClientWorkload:
 
     def note_children(self) -> None:
         """Note the client's children."""
-        self._others = frozenset(children_of(self._peer.pid))
+        self._others = frozenset(self._peer.children())
 
     def orphans(self) -> tuple[Process, ...]:
-        """The client's living children of later. None once the client has ended: they are nobody's children then."""
-        return tuple(each for each in children_of(self._peer.pid) if each not in self._others)
+        """The client's living children of later; none once the client has ended."""
+        return tuple(each for each in self._peer.children() if each not in self._others)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Within the block, until the command starts, end this process's wait as SIGTERM does when the client has gone."""
 
         def watch(stop: int) -> None:
-            if self._connection.await_hangup(stop):
+            if self._connection.await_hangup(self._peer.handle, stop):
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with self._stack:
@@ -339,10 +386,10 @@ class ClientWorkload:
         granted = {"event": "granted", "allocation": held.allocation.id, "environment": dict(variables)}
         self._connection.send(granted, [held.lock.descriptor])
         pid = self._told("started")
-        child = None if pid is None else process_at(pid)
-        if child is None:
+        if pid is None or not self._peer.lives:
             return _CLIENT_GONE
-        if child.parent != self._peer.pid:
+        child = next((each for each in self._peer.children() if each.pid == pid), None)
+        if child is None:
             raise UsageError(f"process {pid} is not a child of process {self._peer.pid}, which asked for the share")
         if held.group is not None:
             from tranche.hardware.control_groups import move_into  # seldom needed
@@ -366,7 +413,3 @@ class ClientWorkload:
             os.close(each)
         number = message.get(what)
         return number if isinstance(number, int) and 0 <= number < 2**31 else None
-
-
-def _name(peer: ClientProcess) -> str:
-    return f"{user_name(peer.uid)} (uid {peer.uid}, pid {peer.pid})"

@@ -360,6 +360,8 @@ def process_owners(allocations: Iterable[Allocation], queue: Iterable[records.Wa
         keeper = each.keeper
         if isinstance(keeper, ProcessKeeper) and keeper.pid and keeper.namespace in (0, here):
             found[each.id] = _user_of(keeper.pid, keeper.started)
+        elif isinstance(keeper, ProcessKeeper) and not keeper.pid and keeper.uid >= 0:
+            found[each.id] = user_name(keeper.uid)
     found |= {each.id: _user_of(each.pid) for each in queue}
     return {id: ShareOwner(OwnerKind.USER, user) for id, user in found.items() if user}
 
