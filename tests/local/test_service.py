@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
 from tranche.core.errors import NoRoom, ServiceUnavailable, UsageError
@@ -26,7 +27,7 @@ pytestmark = needs_root
 OTHER = NOBODY + 10_000
 HALF = ("--mig-profile", "3g.20gb")
 DROP = """
-import difflib, os, pwd, shutil, sys, traceback
+import difflib, fractions, os, pwd, shutil, sys, traceback
 import tranche.cli.ps, tranche.cli.release, tranche.cli.run, tranche.core.printable, tranche.core.spelling
 import tranche.documents.envelope, tranche.hardware.nvml, tranche.local.client, tranche.node.host
 import tranche.node.state.register_place, tranche.node.store.ledger
@@ -480,3 +481,20 @@ def test_a_connection_that_another_process_keeps_ends_with_the_process_that_made
         os.waitpid(maker, 0)
         wait_until(lambda: shared.waiters() == [])
     os.close(kept)
+
+
+def test_a_user_gets_a_part_of_a_gpu_by_a_daemon_that_serves_every_user() -> None:
+    with readable_folder() as folder, machine_in(folder, machine_type="g4dn.xlarge") as machine:
+        machine.cache = folder / "cache"
+        made = SharedMachine(machine)
+        made.serve()
+        try:
+            code, out, err = made.run(
+                "run", "--gpu-memory", "3G", "--", "sh", "-c", "env; test -x $CUDA_MPS_PIPE_DIRECTORY"
+            )
+            assert code == 0, err
+            assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=" in out
+            assert made.shares() == []
+        finally:
+            made.end()
+            end_daemons(machine)
