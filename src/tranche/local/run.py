@@ -104,6 +104,7 @@ def _run_in_share(host: Host, held: HeldAllocation, workload: Workload, reporter
         if held.group is not None:
             stack.callback(host.memory_groups.drop, held.group)
         gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in allocation.grants}}
+        host.daemons.open_to(allocation, workload.uid)
         share = share_environment(held, gpus.__getitem__, host.places, workload.uid)
         reporter.granted(held, gpus)
         watch = _ShareWatch(host, allocation, reporter)

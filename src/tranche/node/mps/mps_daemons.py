@@ -139,6 +139,14 @@ class MpsDaemonManager:
         if serving and (why := self.health.refusal(record)):
             raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
 
+    def open_to(self, allocation: Allocation, uid: int) -> None:
+        """Let programs of that user reach the daemons of the allocation's parts, if the daemons are another user's."""
+        for part in allocation.grants:
+            if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS:
+                record = self.records.find(part.gpu_uuid, part.slot)
+                if record is not None and record.uid != uid:
+                    self.process(record.device_uuid).admit(everybody=True)
+
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
         """End the daemon of the device with its servers, and restore the compute mode.
 
