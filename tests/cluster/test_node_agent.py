@@ -133,7 +133,7 @@ def test_it_starts_without_an_api_server_and_becomes_ready_when_there_is_one(clu
         # The kubelet knows the pod: only the agent starts in the dark.
         first.end()
         agent = first.restarted()
-        agent.wait_until_not_ready("node-watch", "not read from the API server yet")
+        agent.wait_until_not_ready("node-watch", "not been read from the API server yet")
         cluster.start_component("kube-apiserver")
         agent.wait_until_ready()
     p4d.wait_until_ready(cluster.api)

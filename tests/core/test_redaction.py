@@ -76,5 +76,11 @@ def test_of_a_command_the_program_is_kept(command: str | None, shown: str | None
 
 
 def test_of_a_log_line_only_our_own_words_are_kept() -> None:
-    line = {"message": "layout not applied", "reason": "GpuBusy", "error": SECRET, "hint": SECRET, "traceback": SECRET}
-    assert reduced(line, LOG_LINE) == {"message": "layout not applied", "reason": "GpuBusy"}
+    line = {
+        "message": "cannot apply the layout",
+        "reason": "GpuBusy",
+        "error": SECRET,
+        "hint": SECRET,
+        "traceback": SECRET,
+    }
+    assert reduced(line, LOG_LINE) == {"message": "cannot apply the layout", "reason": "GpuBusy"}

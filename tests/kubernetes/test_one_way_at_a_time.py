@@ -44,6 +44,8 @@ from tranche.kubernetes.dra.claimable_devices import (
 )
 from tranche.kubernetes.node.advertisement_arbiter import PluginAdvertisement
 
+WATCH_SECONDS = 2.0
+"""How late a watch may be: the device plugin counts on the node's status within `STATUS_SECONDS` of the kubelet's knowledge."""
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 UUIDS = ("GPU-0", "GPU-1")
 
@@ -90,6 +92,8 @@ class Agent:
     opened: frozenset[str] | None = None
     writing_mode: NodeMode = NodeMode.OFF
     writes: list[tuple[str, Mapping[str, bool]]] = field(default_factory=list)
+    behind: bool = False
+    """It has given a pod a device since it read the register; the publisher waits for the look that this asks for."""
 
     @property
     def view(self) -> NodeView:
@@ -115,13 +119,17 @@ class TwoWays:
         self.agent: Agent | None = Agent()
         self.number = self.run = 0
         self.now = self.written = 0.0
+        self.unseen = 0.0
+        """When the status changed that the agent has not seen; 0 if it has."""
 
     def step(self) -> None:
         """Something that can happen now does: now and then what nobody wants, else what goes on by itself."""
         acts = self._troubles() if self.rng.random() < 0.08 else self._steps()
         self.now += 0.5
-        if self.now - self.written > STATUS_SECONDS - 2:
+        if self.now - self.written > STATUS_SECONDS - WATCH_SECONDS:
             self.status_is_written()
+        if self.unseen and self.now - self.unseen >= WATCH_SECONDS:
+            self.agent_sees_the_node()
         act = self.rng.choice([act for act, may in acts if may])
         self.past.append(act.__name__)
         act()
@@ -140,6 +148,8 @@ class TwoWays:
         self.mode = self.rng.choice((NodeMode.STATIC, NodeMode.STATIC, NodeMode.MIXED, NodeMode.MIXED, NodeMode.OFF))
 
     def status_is_written(self) -> None:
+        if self.status != self.kubelet and self.agent is not None:
+            self.unseen = self.unseen or self.now
         self.status, self.written = dict(self.kubelet), self.now
 
     def kubelet_starts_anew(self) -> None:
@@ -150,7 +160,7 @@ class TwoWays:
     def agent_is_killed(self) -> None:
         if self.agent is not None and self.agent.writes and self.rng.random() < 0.5:
             self._write(*self.agent.writes[0])
-        self.agent, self.kubelet = None, {}
+        self.agent, self.kubelet, self.unseen = None, {}, 0.0
 
     def agent_starts(self) -> None:
         self.agent = Agent()
@@ -159,6 +169,7 @@ class TwoWays:
         self.api = {}
 
     def agent_sees_the_node(self) -> None:
+        self.unseen = 0.0
         self.running.mode = self.mode
         self.running.status = {name: str(len(devices)) for name, devices in self.status.items()}
 
@@ -166,7 +177,7 @@ class TwoWays:
         self.running.slices = dict(self.api)
 
     def agent_reads_the_register(self) -> None:
-        self.running.allocations = self.allocations
+        self.running.allocations, self.running.behind = self.allocations, False
 
     def plugin_looks(self) -> None:
         agent = self.running
@@ -188,6 +199,8 @@ class TwoWays:
 
     def publisher_decides(self) -> None:
         agent = self.running
+        if agent.behind:
+            self.agent_reads_the_register()
         assert agent.offer is not None
         assert agent.slices is not None
         seen, view = shown(agent.slices), agent.view
@@ -229,6 +242,8 @@ class TwoWays:
         if free:
             resource, grant = self.rng.choice(free)
             self._give(PodKeeper(resource, "ns", f"pod-{self.number}", "main", f"p{self.number}", "run"), grant)
+            if self.agent is not None:
+                self.agent.behind = True
 
     def claim_is_given_a_device(self) -> None:
         free = [

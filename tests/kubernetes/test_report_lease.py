@@ -256,7 +256,7 @@ def test_while_the_api_server_is_down_it_is_said_once_and_afterwards_the_latest_
         await until(lambda: agent.paused > paused + 2)
         assert agent.said == "one"
         write, read = agent.complaints
-        assert (write[:12], read) == ("cannot write", agent.lease.trouble), "tried again and again, and each said once"
+        assert (write[:13], read) == ("cannot update", agent.lease.trouble), "tried again and again, and each said once"
         await agent.server.start()
         await agent.say("three")
         for word in ("four", "five"):

@@ -11,7 +11,7 @@ def read_json(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_no_number)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def _no_number(word: str) -> Any:

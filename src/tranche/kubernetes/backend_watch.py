@@ -54,7 +54,7 @@ class BackendWatch:
     def ready(self) -> Readiness:
         """Ready once it is known."""
         known = self.latest.synced
-        return Readiness(known, "" if known else "the API server has not said yet what it serves")
+        return Readiness(known, "" if known else "the API server has not reported its APIs yet")
 
     async def run(self) -> None:
         """Ask until cancelled. While there is no answer, the last one stands."""
@@ -64,10 +64,10 @@ class BackendWatch:
                 try:
                     found = await ask_backend(self._connection)
                     if not self.latest.synced or found is not self.latest.value:
-                        _log.info("shares are given", extra={"by": str(found)})
+                        _log.info("shares are assigned", extra={"by": str(found)})
                     self.latest.publish(found)
                 except TrancheError as error:
-                    _log.info("tier not known", extra={"error": str(error)})
+                    _log.info("cannot determine the tier", extra={"error": str(error)})
                     pause = _RETRY_SECONDS if not self.latest.synced else pause
             await self._sleep(pause)
 
@@ -102,7 +102,7 @@ class BackendComponent:
     def ready(self) -> Readiness:
         """The component's readiness while it runs."""
         if not self._backend.synced:
-            return Readiness(False, "it is not known yet how this cluster gives shares")
+            return Readiness(False, "the agent does not know yet how this cluster assigns shares")
         return self._component.ready() if self._backend.value in self._backends else Readiness(True)
 
     async def run(self) -> None:
@@ -113,7 +113,7 @@ class BackendComponent:
             elif self._owed is None:
                 await self._until(True)
             elif await self._owed.left():
-                _log.info("settling what is left of another tier", extra={"part": self.name})
+                _log.info("cleaning up after another tier", extra={"part": self.name})
                 await self._during(self._owed.settle(), self._settled(self._owed))
             else:
                 with suppress(TimeoutError):
@@ -132,7 +132,7 @@ class BackendComponent:
             await asyncio.gather(*tasks, return_exceptions=True)
         if done:
             tasks[0].result()
-            raise RuntimeError(f"{self.name} ended without being asked to")
+            raise RuntimeError(f"{self.name} exited unexpectedly")
 
     async def _until(self, inside: bool) -> None:
         """Return once the backend is one of ours; with `inside` false, once it is not."""

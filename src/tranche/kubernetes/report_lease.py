@@ -75,7 +75,9 @@ class LeaseWriter(Generic[Said]):
         pause: float = PAUSE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._reconciler = Reconciler(_log, "node not told of", trouble=trouble, longest=_RETRY_SECONDS, sleep=sleep)
+        self._reconciler = Reconciler(
+            _log, "cannot report on the node", trouble=trouble, longest=_RETRY_SECONDS, sleep=sleep
+        )
         self._leases = leases
         self._news = news
         self._every = every

@@ -23,7 +23,7 @@ DRIVER = MetricFamily(
     _GAUGE,
     "Always 1; the labels are the versions of NVIDIA's driver and of the newest CUDA that it supports.",
     ("driver_version", "cuda_version"),
-    "the GPUs were not read yet",
+    "the GPUs have not been read yet",
 )
 OBSERVATION_AGE = MetricFamily(
     "tranche_observation_age_seconds",

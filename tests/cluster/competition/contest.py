@@ -30,7 +30,7 @@ CALM_SECONDS = 180.0
 _PODS_MAX, _RUNS_MAX = 30, 10
 _PAUSES = (0.0, 0.1, 0.3, 1.0, 1.0, 2.0)
 _STEADY_SECONDS = 1.5
-_DEFECTS = re.compile(r"Traceback|has a defect|internal error")
+_DEFECTS = re.compile(r"Traceback|hit a bug|internal error")
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ def hosted(components: list[Part], check: Callable[[Supervisor, list[float]], Aw
         (failing, "broken"),
         (failing_in_a_group, "broken"),
         (crashing, "ZeroDivisionError: oops"),
-        (ending, "it ended without being asked to"),
+        (ending, "it exited unexpectedly"),
     ],
 )
 def test_what_fails_is_started_again_after_growing_pauses_and_the_rest_runs_on(

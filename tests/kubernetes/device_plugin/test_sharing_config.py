@@ -268,7 +268,7 @@ def test_a_cut_gpu_as_a_whole_is_not_shared_by_mps() -> None:
     advertised = replicated(advertise(node(cut(0), whole(1)), config.mig_strategy), config.sharing, WITH_MPS)
     assert len(advertised.devices) == 4
     assert advertised.unshared == (
-        "nvidia.com/gpu is not offered of GPU 0: it is in MIG mode, and MPS serves its slices alone",
+        "nvidia.com/gpu is not offered on GPU 0: it is in MIG mode, where MPS shares only slices",
     )
 
 

@@ -202,17 +202,17 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
             node.delete("gone")
             assert "was deleted" in await refusal(gone)
             node.allocate("gone", "gpu-0-1g-5gb-3", uid="another")
-            assert "has uid another now, and uid-gone was asked for" in await refusal(gone)
+            assert "now has uid another, but uid uid-gone was asked for" in await refusal(gone)
             assert "does not have" in await refusal(node.allocate("odd", "gpu-0-1g-5gb-9"))
             across = await refusal(node.allocate("both", "gpu-0-1g-5gb-5", "gpu-0-2g-10gb-4"))
-            assert "was given gpu-0-1g-5gb-5 and gpu-0-2g-10gb-4, which cannot both be there" in across
+            assert "was allocated gpu-0-1g-5gb-5 and gpu-0-2g-10gb-4, which cannot exist together" in across
             two = node.allocate("two", "gpu-0-shared", "gpu-0-shared", consumed={"memory": "4Gi"})
-            assert "team/two was given several parts of gpu-0-shared" in await refusal(two)
+            assert "team/two was allocated several parts of gpu-0-shared" in await refusal(two)
             node.node.server.put(
                 "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/bare", {"metadata": {"uid": "uid-bare"}}
             )
             bare = node.allocate("bare")
-            assert "no device of gpu.tranche.dev" in await refusal(bare)
+            assert "no allocated device of gpu.tranche.dev" in await refusal(bare)
             assert node.node.machine.machine.total_change_calls() == calls
             (held,) = node.allocations
             assert held.keeper == ClaimKeeper("team", "first", "uid-first")
@@ -304,7 +304,7 @@ def test_a_share_is_within_its_limit_before_the_container_starts() -> None:
             (error,) = await node.prepare(three)
             assert "but the request needs" in error
             four = node.allocate("four", "gpu-0-shared", consumed={"memory": "900Gi"})
-            assert "there is no more than" in (await node.prepare(four))[0]
+            assert "the device has only" in (await node.prepare(four))[0]
             for number, odd in enumerate(("1500m", "-4Gi", "1")):
                 claim = node.allocate(f"odd-{number}", "gpu-0-shared", consumed={"memory": odd})
                 (error,) = await node.prepare(claim)
@@ -607,10 +607,10 @@ def test_a_claim_that_tolerates_every_taint_is_given_nothing_that_the_administra
             assert await node.prepare(held) == [""]
             before = changes()
             for mode, refused, given in (
-                ("dynamic", part, "in which claims get no parts of devices"),
-                ("shared", slice_, "in which claims get no slices"),
-                ("static", slice_, "the node's mode is static, in which claims get nothing"),
-                ("off", part, "the node's mode is off, in which claims get nothing"),
+                ("dynamic", part, "which offers no parts of devices to claims"),
+                ("shared", slice_, "which offers no slices to claims"),
+                ("static", slice_, "the node is in mode static, which offers nothing to claims"),
+                ("off", part, "the node is in mode off, which offers nothing to claims"),
             ):
                 await node.set_mode(mode)
                 (error,) = await node.prepare(refused)
@@ -622,7 +622,7 @@ def test_a_claim_that_tolerates_every_taint_is_given_nothing_that_the_administra
             gpu = host.observe().gpus[0]
             change_policy(host.ledger, lambda policy: policy.with_word((), GpuPolicy.OFF), host.observe(), clock=float)
             for claim in (slice_, part):
-                assert "the administrator's word on the GPU is sharing=off" in (await node.prepare(claim))[0]
+                assert "the GPU's policy is sharing=off" in (await node.prepare(claim))[0]
             change_policy(host.ledger, lambda policy: policy.with_word((), None), host.observe(), clock=float)
             cordon(host, gpu, user="ada", reason="fan", clock=float)
             assert "cordoned by ada: fan" in (await node.prepare(slice_))[0]
@@ -651,7 +651,7 @@ def test_room_that_is_kept_is_not_for_whom_tolerates_the_taint_and_is_for_whom_c
         await until(lambda: bool(node.node.services.node.value and node.node.services.node.value.annotations))
         async with node.driver():
             for error in await node.prepare(*sneaky):
-                assert "gpu-0-1g-5gb-0 is not given: its room is kept for larger requests" in error
+                assert "gpu-0-1g-5gb-0 is unavailable: it is reserved for larger requests" in error
             assert not node.allocations
             assert await node.prepare(early, late) == ["", ""]
 
@@ -671,7 +671,7 @@ def test_what_has_reported_an_error_is_given_to_nobody_until_it_is_well() -> Non
                     if {each.device.device_name for each in report.devices if each.health == 2} >= {"gpu-0"}:
                         break
                 claim = node.allocate("a", "gpu-0-1g-5gb-0", tolerations=ANY)
-                assert "it has reported an error (XID 79)" in (await node.prepare(claim))[0]
+                assert "it reported an error (XID 79)" in (await node.prepare(claim))[0]
                 node.node.now += QUIET_SECONDS + 1
                 async for report in reports:
                     if all(each.health == 1 for each in report.devices):
@@ -749,7 +749,7 @@ def test_the_kubelet_finds_the_driver_again_and_no_dead_one() -> None:
             await node.kubelet.register(error="not this one")
             assert "not this one" in driver.ready().why
             shutil.rmtree(node.kubelet.folder)
-            await until(lambda: "the kubelet has not found the driver yet" in driver.ready().why)
+            await until(lambda: "the kubelet has not registered the DRA driver yet" in driver.ready().why)
             await node.kubelet.register()
             assert driver.ready().ready
             assert await node.prepare(claim) == [""]
@@ -784,7 +784,7 @@ def test_a_kubelet_that_begins_anew_has_its_answer_while_the_agent_is_busy() -> 
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
-    with pytest.raises(KubeletUnavailable, match="longer than 107"):
+    with pytest.raises(KubeletUnavailable, match="longer than the limit of 107"):
         PluginSocketFiles(tmp_path / ("x" * 60), "00000000-0000-0000-0000-000000000000").make_room()
 
 

@@ -49,21 +49,25 @@ def accepted(*names: str, **consumed: str) -> tuple[GivenDevice, ...]:
     ("consumed", "error", "words"),
     [
         ({"memory": "1500m"}, UsageError, "'1500m' is not a whole number"),
-        ({"memory": "2"}, SharingUnavailable, "nobody is given less than"),
-        ({"memory": "0"}, SharingUnavailable, "nobody is given less than"),
+        ({"memory": "2"}, SharingUnavailable, "the minimum is"),
+        ({"memory": "0"}, SharingUnavailable, "the minimum is"),
         (
             {"memory": "-4Gi"},
             SharingUnavailable,
-            "was given -4294967296 of memory of gpu-0-shared: nobody is given less than",
+            "was allocated -4294967296 of memory of gpu-0-shared: the minimum is",
         ),
         ({"memory": "4294967297"}, SharingUnavailable, "in steps of 1048576"),
-        ({"memory": "900Gi"}, SharingUnavailable, "there is no more than"),
-        ({"memory": "4Gi", "clients": "0"}, SharingUnavailable, "was given 0 of clients"),
-        ({"memory": "4Gi", "clients": "-40"}, SharingUnavailable, "was given -40 of clients"),
+        ({"memory": "900Gi"}, SharingUnavailable, "the device has only"),
+        ({"memory": "4Gi", "clients": "0"}, SharingUnavailable, "was allocated 0 of clients"),
+        ({"memory": "4Gi", "clients": "-40"}, SharingUnavailable, "was allocated -40 of clients"),
         ({"memory": "4Gi", "clients": "500m"}, UsageError, "not a whole number"),
-        ({"memory": "4Gi", "compute": "-1"}, SharingUnavailable, "was given -1 of compute"),
-        ({"memory": "4Gi", "compute": "101"}, SharingUnavailable, "there is no more than 100"),
-        ({"memory": "4Gi", "turns": "1"}, SharingUnavailable, "was given 1 of turns of gpu-0-shared: it has none"),
+        ({"memory": "4Gi", "compute": "-1"}, SharingUnavailable, "was allocated -1 of compute"),
+        ({"memory": "4Gi", "compute": "101"}, SharingUnavailable, "the device has only 100"),
+        (
+            {"memory": "4Gi", "turns": "1"},
+            SharingUnavailable,
+            "was allocated 1 of turns of gpu-0-shared: the device has none",
+        ),
     ],
 )
 def test_an_amount_outside_of_what_is_shown_is_refused_by_name(
@@ -100,7 +104,9 @@ def test_an_amount_is_accepted_exactly_when_the_policy_that_is_shown_allows_it(a
     ],
 )
 def test_devices_that_cannot_both_be_there_are_refused_by_their_names(names: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match=f"team/a was given {names[0]} and {names[-1]}, which cannot both be there"):
+    with pytest.raises(
+        UsageError, match=f"team/a was allocated {names[0]} and {names[-1]}, which cannot exist together"
+    ):
         accepted(*names)
 
 
@@ -110,7 +116,7 @@ def test_devices_side_by_side_are_accepted() -> None:
 
 
 def test_two_parts_of_one_device_are_refused_by_its_name_and_with_what_to_ask_for() -> None:
-    with pytest.raises(SharingUnavailable, match="team/a was given several parts of gpu-0-shared") as refused:
+    with pytest.raises(SharingUnavailable, match="team/a was allocated several parts of gpu-0-shared") as refused:
         accepted("gpu-0-shared", "gpu-0-shared", memory="4Gi")
-    assert "claim of its own" in str(refused.value.hint)
+    assert "one claim for each part" in str(refused.value.hint)
     assert "distinctAttribute: gpu.tranche.dev/uuid" in str(refused.value.hint)

@@ -410,13 +410,13 @@ def test_a_gpu_is_shown_once_the_device_plugin_has_taken_it_back_and_then_as_a_w
         first, second = (gpu.uuid for gpu in node.host.driver.observe())
         async with publishing(node, ways=ways) as published:
             published.set_mode("dynamic")
-            await until(lambda: "has not said what it lists" in published.publisher.ready().why)
+            await until(lambda: "has not reported its devices" in published.publisher.ready().why)
             assert not published.writes()
             ways.plugin.publish(PluginAdvertisement(frozenset({WholeGpu(second)}), {"nvidia.com/gpu": 1}))
             await until(lambda: len(published.slices) > 0 and published.whole)
             assert {name.split("-")[1] for name in published.devices} == {"0"}
             assert ways.claims.value == {first}
-            await until(lambda: "claims are not shown all GPUs yet" in published.publisher.ready().why)
+            await until(lambda: "not all GPUs are offered to claims yet" in published.publisher.ready().why)
             before = published.writes()
             ways.plugin.publish(PluginAdvertisement())
             await until(lambda: "gpu-1" in published.devices and published.publisher.ready().ready)

@@ -212,7 +212,7 @@ class World:
 
     def _evict(self, ref: PodRef) -> None:
         if ref in self.protected:
-            self.answers[ref] = "its eviction is refused: a budget"
+            self.answers[ref] = "its eviction was refused: a budget"
         elif ref in self.pods:
             self.pods[ref] = replace(self.pods[ref], terminating=True)
 

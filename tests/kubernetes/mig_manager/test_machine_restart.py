@@ -38,7 +38,7 @@ def test_it_is_the_hosts_own_reboot_that_is_run(tmp_path: Path) -> None:
 @needs_a_host
 def test_what_the_host_says_against_it_is_told(tmp_path: Path) -> None:
     refusing = host(tmp_path, "echo no permission >&2; exit 1")
-    with pytest.raises(HardwareError, match="cannot restart the machine: reboot said: no permission"):
+    with pytest.raises(HardwareError, match="cannot restart the machine: reboot failed: no permission"):
         restart_machine(refusing)
 
 

@@ -331,7 +331,7 @@ def test_gpus_that_cannot_be_read_at_the_start_are_told(tmp_path: Path) -> None:
         async with unread.managed():
             await node.shows("failed", "HardwareError")
             assert node.condition is not None
-            assert "nothing can be decided: " in node.condition[2]
+            assert "cannot decide on the layout: " in node.condition[2]
             node.machine.machine.clear_injections()
             await unread.services.inventory.refresh()
             await node.shows("success")
@@ -348,7 +348,7 @@ def test_layouts_that_may_not_be_read_are_told_until_they_are(tmp_path: Path) ->
         async with node.managed() as manager:
             await node.shows("pending", "KubernetesUnavailable")
             assert node.condition is not None
-            assert "ConfigMap tranche/layouts of layouts cannot be read" in node.condition[2]
+            assert "cannot read the layouts in ConfigMap tranche/layouts" in node.condition[2]
             assert not manager.ready().ready
             assert node.machine.machine.total_change_calls() == calls
             node.server.refusals.clear()
@@ -434,7 +434,7 @@ def test_a_change_that_hangs_in_the_driver_makes_the_manager_unready(tmp_path: P
             assert node.shown == ("pending", "Applying")
             assert manager.ready().ready
             node.now += 700
-            await until(lambda: "a layout is being applied for 700 s" in manager.ready().why)
+            await until(lambda: "a layout change has taken 700 s" in manager.ready().why)
             await node.shows("success")
             await until(lambda: manager.ready().ready)
 

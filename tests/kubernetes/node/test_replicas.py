@@ -56,7 +56,7 @@ def test_a_gpu_that_the_administrator_will_not_have_shared_is_not_offered_in_par
         shared = replicated(plain, QUARTERS, NO_SHARING, {whole(1).uuid: use})
         assert len(shared.devices) == count
         assert shared.unshared == (
-            () if count == 8 else (f"nvidia.com/gpu is not offered of GPU 1: its policy is sharing={use}",)
+            () if count == 8 else (f"nvidia.com/gpu is not offered on GPU 1: its policy is sharing={use}",)
         )
 
 

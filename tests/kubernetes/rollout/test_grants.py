@@ -91,7 +91,7 @@ def test_the_first_come_go_first_and_no_more_than_the_budget() -> None:
     assert full.granted == ()
     assert busy_text(full.busy) == "node z"
     assert grants(tickets, 0, {}).granted == ()
-    assert busy_text([ticket(name, CHANGING) for name in "abcde"]) == "nodes a, b, c, and 2 nodes more"
+    assert busy_text([ticket(name, CHANGING) for name in "abcde"]) == "nodes a, b, c, and 2 more nodes"
     assert busy_text(()) == ""
 
 
@@ -102,7 +102,7 @@ def test_a_failed_node_holds_up_all_others_until_somebody_says_go_on() -> None:
     assert held_up_text(found.held_up_by) == "node f failed: NVML: unknown error"
     many = [ticket(f"f{number}", FAILED, message="x" * 900) for number in range(9)]
     assert len(held_up_text(many)) < 600
-    assert held_up_text(many).endswith("x, and 6 nodes more")
+    assert held_up_text(many).endswith("x, and 6 more nodes")
     told = ticket("f", FAILED, go_on=True)
     assert [each.node for each in grants([told, ticket("a", WAITING)], 1, {}).granted] == ["a"]
 
@@ -124,7 +124,7 @@ def test_a_node_that_is_heard_of_no_more_while_it_changes_holds_up_all_others() 
     assert [each.node for each in grants(tickets, 2, {"gone": LOST_SECONDS - 1}).granted] == ["a"]
     found = grants(tickets, 2, {"gone": LOST_SECONDS})
     assert not found.granted
-    assert held_up_text(found.held_up_by) == "node gone began to change and is heard of no more"
+    assert held_up_text(found.held_up_by) == "node gone started to change and stopped reporting"
 
 
 def test_a_turn_that_nobody_takes_is_taken_back_and_its_node_passed_over_until_it_is_heard_of() -> None:

@@ -215,7 +215,7 @@ def test_nobody_begins_while_the_budget_is_zero() -> None:
         rollout.wish(WANTED)
         await until(lambda: fleet.states() == {"n0": "waiting"} and fleet.leader() == "n0")
         assert not rollout.turn.value.allows("d1")
-        assert rollout.turn.value.why_not == "the rollout is paused, nobody may begin a change"
+        assert rollout.turn.value.why_not == "the rollout is paused: no node may start a change"
         rollout.wish(DONE)
         await until(lambda: not fleet.states())
 
@@ -262,7 +262,7 @@ def test_who_waits_names_the_node_that_changes_once_a_leader_has_said_so() -> No
         await until_allowed(fleet, "n0")
         assert "at most" not in second.turn.value.why_not
         second.wish(WANTED)
-        said = "at most 1 of the nodes may change at once, and node n0 may now"
+        said = "at most 1 of the nodes may change at once; node n0 may change now"
         await until(lambda: second.turn.value.why_not == said)
 
     rolled_out(2, "1", test)

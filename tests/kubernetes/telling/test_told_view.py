@@ -132,7 +132,7 @@ def test_what_is_too_much_is_told_without_processes_and_then_not_at_all(monkeypa
     assert heard.view.node.gpus[0].memory_free == gpu.memory_free
     assert size_of(lease) < 256 * 1024
     monkeypatch.setattr("tranche.kubernetes.telling.told_view.MOST_BYTES", 100)
-    with pytest.raises(UsageError, match="more to tell than a lease holds"):
+    with pytest.raises(UsageError, match="larger than a lease can hold"):
         told_to_lease(ViewReport("n1", crowded), OWNER)
     assert MOST_BYTES < 256 * 1024
 

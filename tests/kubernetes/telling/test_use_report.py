@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_the_oldest() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "null", "[]", "[" * 100_000, '{"format": 2}'])
 def test_what_is_nothing_of_the_kind_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="use of GPUs cannot be read"):
+    with pytest.raises(UsageError, match="GPU use report"):
         use_from_text(packed_text(text))
 
 

@@ -110,11 +110,11 @@ class DeviceCapacity:
     def why_not(self, amount: int) -> str:
         """Why that amount is never given, in words; "" for any amount that a scheduler can give by the published capacities."""
         if amount > self.value:
-            return f"there is no more than {self.value}"
+            return f"the device has only {self.value}"
         if amount < self.least or amount < 0:
-            return f"nobody is given less than {self.least}"
+            return f"the minimum is {self.least}"
         if (amount - self.least) % self.step and amount != self.default:
-            return f"it is given in steps of {self.step} from {self.least}"
+            return f"it is allocated in steps of {self.step} from {self.least}"
         return ""
 
 

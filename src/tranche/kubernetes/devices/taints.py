@@ -148,9 +148,9 @@ def parse_kept(text: str) -> tuple[KeptRoom, ...]:
         name, _, number = (part.strip() for part in word.partition("="))
         profile = None if name == _WHOLE else parse_profile(name)
         if number and not (number.isascii() and number.isdigit() and int(number) <= _MOST):
-            raise UsageError(f"'{word}' is not a size with a number: the number is 0 to {_MOST}")
+            raise UsageError(f"'{word}' must be SIZE=NUMBER, with a number from 0 to {_MOST}")
         if profile in found:
-            raise UsageError(f"{name} is named twice")
+            raise UsageError(f"{name} appears twice")
         found[profile] = KeptRoom(profile, int(number) if number else 1)
     return tuple(found.values())
 
@@ -160,7 +160,7 @@ def kept_sizes(annotations: Mapping[str, str]) -> tuple[tuple[KeptRoom, ...], st
     try:
         return parse_kept(annotations.get(KEEP_ANNOTATION, "")), ""
     except UsageError as error:
-        return (), f"no room is kept by the annotation {KEEP_ANNOTATION}: {error.message}"
+        return (), f"the annotation {KEEP_ANNOTATION} is invalid, so the node keeps no room: {error.message}"
 
 
 def kept_places(

@@ -62,7 +62,7 @@ class ClaimUserReader:
         try:
             return frozenset(map(claim_of, await self._listed()))
         except TrancheError as error:
-            _log.info("kubelet not asked", extra={"error": str(error)})
+            _log.info("cannot ask the kubelet", extra={"error": str(error)})
             return None
 
     def _seen(self) -> tuple[KubePod, ...]:
@@ -169,7 +169,7 @@ class ClaimReconciler:
             await self._preparer.repair(keeper.uid, lambda held: None if held else self._files.remove(keeper.uid))
 
     def _adopt(self, order: ClaimRequest) -> None:
-        _log.warning("a claim of which the register knew nothing", extra={"claim": str(order.keeper)})
+        _log.warning("adopted a claim that the register did not have", extra={"claim": str(order.keeper)})
         holders, node = self._host.holders, self._host.observe()
         allocation = Allocation(
             holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
@@ -186,7 +186,9 @@ class ClaimReconciler:
                     keeper.uid, lambda held: self._preparer.write_file(keeper, grants) if held else None
                 )
             except TrancheError as error:
-                _log.warning("no file for a claim", extra={"claim": str(allocation.keeper), "error": str(error)})
+                _log.warning(
+                    "cannot write a claim's CDI file", extra={"claim": str(allocation.keeper), "error": str(error)}
+                )
 
     async def _order_of(self, keeper: ClaimKeeper) -> ClaimRequest | bool | None:
         """What the API server says the claim has; False when it no longer has anything here, None when unknown."""
@@ -196,7 +198,7 @@ class ClaimReconciler:
         try:
             claim = await self._read(ref)
         except TrancheError as error:
-            _log.info("claim not read", extra={"claim": str(ref), "error": str(error)})
+            _log.info("cannot read a claim", extra={"claim": str(ref), "error": str(error)})
             return None
         if claim is None:
             return False
@@ -207,7 +209,7 @@ class ClaimReconciler:
             return False
         except TrancheError as error:
             # The devices of a GPU that was lost when the agent began are unknown, but still the claim's.
-            _log.info("claim not understood", extra={"claim": str(ref), "error": str(error)})
+            _log.info("cannot resolve a claim's devices", extra={"claim": str(ref), "error": str(error)})
             return None
 
     async def _free_the_fallen(self, held: Mapping[str, tuple[Allocation, ...]], most: int) -> None:
@@ -244,7 +246,7 @@ class ClaimReconciler:
                 fallen[uid] = self._fallen[uid]
             evidence = ClaimEvidence(stands, now - fallen.get(uid, now), listed=None if listed is None else False)
             if judge_claim(evidence) is KeeperStatus.GONE:
-                await self._preparer.forget(uid, "its claim is over, and nobody gave it back")
+                await self._preparer.forget(uid, "its claim has ended, but the kubelet did not give it back")
                 fallen.pop(uid, None)
         self._fallen = fallen
         self._tell_fallen(frozenset(over & held.keys()))

@@ -116,7 +116,7 @@ class ClaimDriver:
         self._health: LatestValue[tuple[DeviceHealth, ...]] = LatestValue()
         self._configured = configured
         self._care_seconds = care_seconds
-        self._failure = "the driver does not serve yet"
+        self._failure = "the DRA driver is not serving yet"
         self._serves = False
         host, share_files = services.host, ShareFiles(cdi_folder)
         node = ClaimNode(
@@ -149,9 +149,9 @@ class ClaimDriver:
         """Ready while it serves where the kubelet looks for it, and the kubelet has it."""
         why = self._failure or self._registration.refusal
         if not why and not (self._registration.registered.synced and self._registration.registered.value):
-            why = "the kubelet has not found the driver yet"
+            why = "the kubelet has not registered the DRA driver yet"
         if not why and not self._serves:
-            why = "claims wait until the node was looked at"
+            why = "claims wait until the agent has checked the node"
         return Readiness(not why, why)
 
     async def run(self) -> None:
@@ -183,7 +183,7 @@ class ClaimDriver:
         while True:
             if not self._registration.found:
                 await self._registration.stop()
-                self._failure = "the driver does not serve yet"
+                self._failure = "the DRA driver is not serving yet"
                 await self._registration.start()
                 self._failure = ""
                 _log.info("serving", extra={"driver": DRIVER})
@@ -217,7 +217,7 @@ class ClaimDriver:
             try:
                 await self._care.note_pods()
             except TrancheError as error:
-                _log.warning("pods not noted", extra={"reason": error.reason, "error": str(error)})
+                _log.warning("cannot record the pods of claims", extra={"reason": error.reason, "error": str(error)})
 
     async def _keep_telling(self) -> None:
         """Report each change on the node to waiting claims."""
@@ -228,7 +228,7 @@ class ClaimDriver:
         try:
             await self._care.look(thorough=thorough)
         except TrancheError as error:
-            _log.warning("claims not looked after", extra={"reason": error.reason, "error": str(error)})
+            _log.warning("cannot check the claims", extra={"reason": error.reason, "error": str(error)})
 
     async def _keep_health(self, news: AsyncIterator[object]) -> None:
         async for _ in news:

@@ -23,9 +23,9 @@ from tranche.kubernetes.node.health import FaultyDevices, faulty
 from tranche.node.claims import ClaimRequest
 from tranche.planning.decide.realise import ChosenDevice, contradicts, parts_of_one_device
 
-_ANEW = "no scheduler gives that: delete pod and claim, and have them made and placed anew"
+_ANEW = "no scheduler allocates that: delete the pod and the claim, then create them again"
 _ONE_PART = (
-    "delete the pod, and make it again with a claim of its own for each part, or with a claim that asks for one larger part; "
+    "create the pod again with one claim for each part, or with one claim for a larger part; "
     f"for parts of different GPUs, add the constraint distinctAttribute: {DRIVER}/{AttributeName.UUID} to the claim"
 )
 
@@ -52,38 +52,41 @@ def given_devices(
         UsageError: it asks for access without having anything, or two of its devices cannot both be there.
     """
     if claim.ref.uid != wanted.uid:
-        raise AllocationUnknown(f"{wanted} has uid {claim.ref.uid} now, and {wanted.uid} was asked for")
+        raise AllocationUnknown(f"{wanted} now has uid {claim.ref.uid}, but uid {wanted.uid} was asked for")
     if claim.allocated is None:
         raise AllocationUnknown(f"{wanted} is not allocated")
     found = []
     for each in claim.of_driver(DRIVER):
         if each.pool != pool:
-            raise AllocationUnknown(f"{wanted} is allocated in pool {each.pool}, and this node's pool is {pool}")
+            raise AllocationUnknown(f"{wanted} is allocated in pool {each.pool}, but this node's pool is {pool}")
         if each.admin_access:
-            raise UsageError(f"{wanted} asks for administrative access, which is not given")
+            raise UsageError(f"{wanted} asks for admin access, which Tranche does not support")
         device = devices.get(each.device)
         if device is None:
             raise GpuNotFound(
                 f"{wanted} is allocated device {each.device}, which this node does not have",
-                hint="delete the pod; its successor is placed by what the node has",
+                hint="delete the pod, so that its replacement is scheduled onto existing devices",
             )
         for name, amount in each.consumed.items():
             shown = device.capacity.get(name)
-            why = "it has none" if shown is None else shown.why_not(amount)
+            why = "the device has none" if shown is None else shown.why_not(amount)
             if why:
-                raise SharingUnavailable(f"{wanted} was given {amount} of {name} of {each.device}: {why}", hint=_ANEW)
+                raise SharingUnavailable(
+                    f"{wanted} was allocated {amount} of {name} of {each.device}: {why}", hint=_ANEW
+                )
         found.append(GivenDevice(each, device.grant(each.consumed)))
     if not found:
-        raise AllocationUnknown(f"{wanted} is allocated no device of {DRIVER}")
+        raise AllocationUnknown(f"{wanted} has no allocated device of {DRIVER}")
     for one, other in combinations(found, 2):
         if parts_of_one_device(one.grant, other.grant):
             name = one.allocated.device
             raise SharingUnavailable(
-                f"{wanted} was given several parts of {name}, and a claim has one part of a device", hint=_ONE_PART
+                f"{wanted} was allocated several parts of {name}, but a claim can have only one part of a device",
+                hint=_ONE_PART,
             )
         if contradicts(one.grant, other.grant):
             names = f"{one.allocated.device} and {other.allocated.device}"
-            raise UsageError(f"{wanted} was given {names}, which cannot both be there", hint=_ANEW)
+            raise UsageError(f"{wanted} was allocated {names}, which cannot exist together", hint=_ANEW)
     return tuple(found)
 
 
@@ -113,25 +116,28 @@ class Permission:
             why = self._why_not(each, devices[each.allocated.device], view)
             if why:
                 raise NotOffered(
-                    f"{each.allocated.device} is not given: {why}",
-                    hint="delete the pod, and its successor is placed by what is offered; left alone it starts once this is",
+                    f"{each.allocated.device} is unavailable: {why}",
+                    hint=(
+                        "wait until it is available, or delete the pod, so that its replacement is scheduled onto "
+                        "available devices"
+                    ),
                 )
 
     def _why_not(self, given: GivenDevice, device: NodeDevice, view: NodeView) -> str:
         if not self.mode.by_claims:
-            return f"the node's mode is {self.mode}, in which claims get nothing"
+            return f"the node is in mode {self.mode}, which offers nothing to claims"
         if not is_offered(device, self.mode, GpuPolicy.AUTO):
             what = "slices" if device.sharing is None else "parts of devices"
-            return f"the node's mode is {self.mode}, in which claims get no {what}"
+            return f"the node is in mode {self.mode}, which offers no {what} to claims"
         use = view.use_of(device.gpu_uuid)
         if not is_offered(device, self.mode, use):
-            return f"the administrator's word on the GPU is sharing={use}"
+            return f"the GPU's policy is sharing={use}"
         for each in view.withheld:
             if not each.for_large and overlap(device.offered, each.place):
                 return each.why
         for place, why in faulty(self.faults, view.node).items():
             if overlap(device.offered, place):
-                return f"it has reported an error ({why})"
+                return f"it reported an error ({why})"
         if device.name in self.reserved and given.allocated.tolerates(TaintKey.RESERVED):
-            return f"its room is kept for larger requests, and the claim tolerates {TaintKey.RESERVED}"
+            return f"it is reserved for larger requests, even from claims that tolerate {TaintKey.RESERVED}"
         return ""

@@ -47,7 +47,7 @@ class ShareFiles:
         except OSError as error:
             raise CdiUnavailable(
                 f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
-                hint="see whether the folder may be written",
+                hint="make the folder writable",
             ) from error
 
     def remove(self, uid: str) -> None:
@@ -175,7 +175,10 @@ class ClaimPreparer:
                     task = self._begin(self._preparing, ref.uid, self._prepare(ref, until))
                 await asyncio.wait({task})
         except TimeoutError as error:
-            raise WaitTimeout(f"{ref} is not prepared after {BUDGET_SECONDS:.0f} s", hint="it goes on") from error
+            raise WaitTimeout(
+                f"{ref} was not prepared within {BUDGET_SECONDS:.0f} s",
+                hint="the agent continues; the kubelet asks again",
+            ) from error
         return task.result()
 
     async def unprepare(self, ref: ClaimRef) -> None:
@@ -232,7 +235,7 @@ class ClaimPreparer:
         """Prepare what the claim is allocated now: it may have lost its allocation while it waited."""
         claim = await self._read(ref)
         if claim is None:
-            raise KubernetesNotFound(f"there is no {ref}: it was deleted")
+            raise KubernetesNotFound(f"{ref} was deleted")
         devices = await self._node.devices()
         given = given_devices(claim, ref, self._node.pool, devices)
         permission = await self._node.permission(given)

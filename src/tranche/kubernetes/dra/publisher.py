@@ -89,8 +89,8 @@ class SlicePublisher:
         self._basis: _Basis | None = None
         self._unknown_mode: str | None = None
         self._unknown_size = ""
-        trouble = "nothing was shown to claims yet"
-        self._reconciler = Reconciler(_log, "ResourceSlices not written", trouble=trouble, sleep=sleep)
+        trouble = "no devices have been published to claims yet"
+        self._reconciler = Reconciler(_log, "cannot write the ResourceSlices", trouble=trouble, sleep=sleep)
         self._pause = pause
 
     def ready(self) -> Readiness:
@@ -119,7 +119,7 @@ class SlicePublisher:
             for each in slices:
                 await self._slices.delete(each)
         except TrancheError as error:
-            _log.warning("ResourceSlices not removed", extra={"reason": error.reason, "error": str(error)})
+            _log.warning("cannot delete the ResourceSlices", extra={"reason": error.reason, "error": str(error)})
             return False
         return True
 
@@ -148,7 +148,7 @@ class SlicePublisher:
         if node is None or not node.uid:
             return LookResult()
         await self._say_unknown(node)
-        sizes, view = await self._sizes(node), self._services.inventory.latest.value.view
+        sizes, view = await self._sizes(node), (await self._services.inventory.current()).view
         if self._now(node, sizes, view) == self._basis:
             return LookResult()
         devices = await self._devices(view)
@@ -184,7 +184,7 @@ class SlicePublisher:
         word = node.labels.get(MODE_LABEL, "") if node_mode(node.labels) is None else None
         if word is not None and word != self._unknown_mode:
             message = (
-                f"{MODE_LABEL}={word} is no mode, so nothing is given away here: it is one of {', '.join(NodeMode)}"
+                f"{MODE_LABEL}={word} is not a mode, so this node offers no GPUs; use one of {', '.join(NodeMode)}"
             )
             await self._services.api.create_node_event(node, KubeEventType.WARNING, "NodeModeUnknown", message)
         self._unknown_mode = word
@@ -210,7 +210,7 @@ class SlicePublisher:
             if changes := {key: value for key, value in labels.items() if node.labels.get(key) != value}:
                 await self._services.api.patch_node_metadata(node.name, labels=changes)
         except TrancheError as error:
-            _log.warning("labels not written", extra={"reason": error.reason, "error": str(error)})
+            _log.warning("cannot write the node labels", extra={"reason": error.reason, "error": str(error)})
             return False
         return True
 
@@ -288,11 +288,9 @@ class _Basis(NamedTuple):
         ):
             return ""
         if self.other == UNKNOWN:
-            return "claims are not shown all GPUs yet: the device plugin has not said what it lists"
+            return "not all GPUs are offered to claims yet: the device plugin has not reported its devices"
         names = ", ".join(sorted(self.other.strangers)) or "GPUs"
-        return (
-            f"claims are not shown all GPUs yet: the node's status still counts {names} that a device plugin gave away"
-        )
+        return f"not all GPUs are offered to claims yet: the node's status still counts {names} from a device plugin"
 
 
 def _decide(

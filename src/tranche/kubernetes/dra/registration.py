@@ -51,8 +51,8 @@ class PluginSocketFiles:
         for path in (self.plugin, self.registration):
             if len(str(path)) > _LONGEST_PATH:
                 raise KubeletUnavailable(
-                    f"the path {path} is longer than {_LONGEST_PATH} characters, which is all that a socket can have",
-                    hint="see whether --kubelet-folder is the kubelet's own",
+                    f"the socket path {path} is longer than the limit of {_LONGEST_PATH} characters",
+                    hint="check that --kubelet-folder is the kubelet's folder",
                 )
         try:
             for path, pattern in (
@@ -65,8 +65,8 @@ class PluginSocketFiles:
                         found.unlink(missing_ok=True)
         except OSError as error:
             raise KubeletUnavailable(
-                f"cannot use the kubelet's folders of plugins: {error}",
-                hint="see whether they are mounted under the same path as on the host, and may be written",
+                f"cannot use the kubelet's plugin folders: {error}",
+                hint="mount them writable, under the same path as on the host",
             ) from error
 
     @property
@@ -153,7 +153,7 @@ class RegistrationServer:
             self.registered.publish(True)
         else:
             _log.warning("cannot register with the kubelet", extra={"driver": DRIVER, "error": error})
-            self.refusal = f"the kubelet refuses the driver: {error}"
+            self.refusal = f"the kubelet rejected the DRA driver: {error}"
 
 
 def listened_to(path: Path) -> bool:

@@ -42,7 +42,9 @@ class FeatureLabelWriter:
         self._sharing = sharing
         self._clock = clock
         self._host_facts = host_facts
-        self._reconciler = Reconciler(_log, "labels not written", trouble="the labels were not looked at yet")
+        self._reconciler = Reconciler(
+            _log, "cannot write the node labels", trouble="the labels have not been checked yet"
+        )
 
     def ready(self) -> Readiness:
         """Ready when the labels were true at the last look."""

@@ -74,10 +74,10 @@ class PodResourcesClient:
             except grpc.aio.AioRpcError as error:
                 raise KubeletUnavailable(
                     f"the kubelet does not say which pod holds which device: {error.details() or error.code().name}",
-                    hint=f"is the kubelet running, and is {self._socket} its pod-resources socket?",
+                    hint=f"check that the kubelet runs, and that {self._socket} is its pod-resources socket",
                 ) from error
         if not before or self.run() != before:
-            raise KubeletUnavailable("the kubelet started while it was asked which pod holds which device")
+            raise KubeletUnavailable("the kubelet restarted while Tranche asked it which pod holds which device")
         return KubeletResponse(before, tuple(_listed(answer)), frozenset(_by_claims(answer)))
 
 

@@ -142,7 +142,7 @@ def _decide(situation: NodeObservation) -> NodeDecision:
         return replace(_at_rest(situation, None, forget=True), report=situation.boot)
     if situation.unseen is not None:
         state = MigState.PENDING if situation.unseen.reason in _PASSING else MigState.FAILED
-        message = f"nothing can be decided: {_sentence(situation.unseen)}"
+        message = f"cannot decide on the layout: {_sentence(situation.unseen)}"
         return _at_rest(situation, Report(state, situation.unseen.reason, message), look_again=RETRY_SECONDS)
     try:
         layout = situation.layouts.select(name, situation.view.node)
@@ -322,13 +322,13 @@ def _reboot(situation: NodeObservation) -> NodeDecision:
     holders = sorted({holder_text(allocation) for allocation in situation.view.allocations})
     draining = frozenset(devices(situation.view.node))
     if holders:
-        message = f"the restart that the MIG mode needs waits for who holds GPUs: {', '.join(holders)}"
+        message = f"the MIG mode change needs a restart, which waits for these GPU holders: {', '.join(holders)}"
         if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(ReportReason.IN_USE, message))
         refs = pods_having(situation.view.allocations)
         return _make_room(situation, Report(MigState.PENDING, ReportReason.IN_USE, message), refs, draining)
     report = Report(
-        MigState.REBOOTING, ReportReason.REBOOT, "the machine is restarted to change the MIG mode of its GPUs"
+        MigState.REBOOTING, ReportReason.REBOOT, "restarting the machine to change the MIG mode of its GPUs"
     )
     return replace(
         _at_rest(situation, report, draining=draining), work=LayoutTask.REBOOT, look_again=_REBOOT_TAKES_SECONDS
@@ -344,7 +344,7 @@ def _patience(situation: NodeObservation, attempt: RetryState, wait: float, drai
     report = Report(
         MigState.PENDING if goes_on else MigState.FAILED,
         attempt.reason,
-        f"{attempt.message} (attempt {attempt.failures}; it will be tried again)",
+        f"{attempt.message} (attempt {attempt.failures}; Tranche will try again)",
     )
     return _at_rest(situation, report, draining=draining if goes_on else frozenset(), look_again=wait)
 
@@ -352,7 +352,9 @@ def _patience(situation: NodeObservation, attempt: RetryState, wait: float, drai
 def _conflict(situation: NodeObservation, name: str) -> NodeDecision:
     named = ", ".join(situation.rivals)
     report = (
-        _failure(ReportReason.MANAGER_CONFLICT, f"another MIG manager is on this node: {named}; nothing is changed")
+        _failure(
+            ReportReason.MANAGER_CONFLICT, f"another MIG manager runs on this node: {named}; Tranche changes nothing"
+        )
         if name
         else None
     )

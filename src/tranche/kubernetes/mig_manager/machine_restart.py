@@ -20,4 +20,4 @@ def restart_machine(host_root: Path) -> None:
         raise HardwareError(f"cannot restart the machine: {error}") from error
     if done.returncode != 0:
         said = " ".join((done.stdout + done.stderr).split())
-        raise HardwareError(f"cannot restart the machine: reboot said: {said}")
+        raise HardwareError(f"cannot restart the machine: reboot failed: {said}")

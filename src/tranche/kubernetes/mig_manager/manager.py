@@ -123,8 +123,8 @@ class MigManager:
         self._boot = boot
         self._restart = restart
         self._source: LatestValue[LayoutSource] = LatestValue()
-        trouble = "it has not looked at the node yet"
-        self._reconciler = Reconciler(_log, "layout not managed", trouble=trouble, longest=_LONGEST_PAUSE_SECONDS)
+        trouble = "the MIG manager has not checked the node yet"
+        self._reconciler = Reconciler(_log, "cannot manage the layout", trouble=trouble, longest=_LONGEST_PAUSE_SECONDS)
         self._claims: Memory = {}
         self._eviction_answers: dict[PodRef, str] = {}
         self._working_since: float | None = None
@@ -136,9 +136,9 @@ class MigManager:
         """Ready when the last round was carried out, whatever its result for the layout, and no work has been hanging since."""
         working = 0.0 if self._working_since is None else self._clock() - self._working_since
         if working > _LONGEST_WORK_SECONDS:
-            return Readiness(False, f"a layout is being applied for {working:.0f} s: the driver does not answer")
+            return Readiness(False, f"a layout change has taken {working:.0f} s: the driver does not answer")
         if not self._reconciler.trouble and not self._source.synced:
-            return Readiness(False, f"ConfigMap {self._config_map} was not read yet")
+            return Readiness(False, f"ConfigMap {self._config_map} has not been read yet")
         return Readiness(not self._reconciler.trouble, self._reconciler.trouble)
 
     def _asking(self, node: KubeNode, machine: NodeState) -> KubeNode:
@@ -299,8 +299,8 @@ class MigManager:
         if self._services.state_problem.synced and self._services.state_problem.value:
             return LedgerUnavailable(self._services.state_problem.value, hint="see: tranche doctor")
         if not self._source.synced:
-            hint = "the agent's log says why; the manifest gives it the right to read its own namespace's"
-            return KubernetesUnavailable(f"ConfigMap {self._config_map} of layouts cannot be read", hint=hint)
+            hint = "see the agent's log; its manifest grants the right to read ConfigMaps of its namespace"
+            return KubernetesUnavailable(f"cannot read the layouts in ConfigMap {self._config_map}", hint=hint)
         inventory = self._services.inventory
         if inventory.latest.synced:
             return None
@@ -354,7 +354,7 @@ class MigManager:
             self._eviction_answers[pod.ref] = str(error)
             return
         if answer.outcome is EvictionStatus.BLOCKED:
-            self._eviction_answers[pod.ref] = f"its eviction is refused: {answer.message}"
+            self._eviction_answers[pod.ref] = f"its eviction was refused: {answer.message}"
         else:
             self._eviction_answers.pop(pod.ref, None)
 
@@ -407,16 +407,18 @@ class MigManager:
                 await asyncio.to_thread(self._restart, self._settings.host_root)
         except TrancheError as error:
             if work.refused:
-                _log.info("layout decided anew", extra={"reason": error.reason, "detail": error.message})
+                _log.info("deciding on the layout again", extra={"reason": error.reason, "detail": error.message})
                 return False
-            _log.warning("layout not applied", extra={"reason": error.reason, "error": str(error), "hint": error.hint})
+            _log.warning(
+                "cannot apply the layout", extra={"reason": error.reason, "error": str(error), "hint": error.hint}
+            )
             await self._remember(failed_attempt(situation, layout, error, changed_mode=work.changed_mode))
         except Exception as defect:
             # Otherwise the component would restart midway, with the operands paused and no report on the node.
-            _log.exception("layout not applied")
+            _log.exception("cannot apply the layout")
             failure = TrancheError(
-                f"the agent has a defect: {type(defect).__name__}: {defect}",
-                hint="its log says where; please report it",
+                f"the agent hit a bug: {type(defect).__name__}: {defect}",
+                hint="please report it with the agent's log",
             )
             await self._remember(failed_attempt(situation, layout, failure, changed_mode=work.changed_mode))
         finally:
@@ -455,7 +457,7 @@ class _CutWork:
         self.refused = True
         plan = work_plan(view, self._layout, self._policy, self._protected)
         if draining_by(plan, view) - self._draining:
-            raise StateMoved("the GPUs are no longer as they were when the layout was planned")
+            raise StateMoved("the GPUs have changed since the layout was planned")
         return self._carried_out(plan)
 
     def deciding_reboot(self, view: NodeView) -> Plan:

@@ -65,7 +65,7 @@ class Inventory:
         self._lifting: dict[str, object] = {}  # marks that go with the next look, each with its call's token
         self._marks_are_known = asyncio.Event()
         self._marks_are_known.set()
-        self._failure = "the GPUs were not read yet"
+        self._failure = "the GPUs have not been read yet"
         self._read_at = 0.0
         self._ending = False
 
@@ -89,6 +89,15 @@ class Inventory:
         """Refresh the inventory soon."""
         self._wanted.set()
 
+    async def current(self) -> Snapshot:
+        """The latest snapshot, after any look that was asked for: what was given to a pod before this call is in it.
+
+        Raises as `refresh` does.
+        """
+        if self._wanted.is_set() or self._reading.locked():
+            return await self.refresh()
+        return self.latest.value
+
     async def run(self) -> None:
         """Refresh until cancelled. A failure leads to another try, and is logged when it begins and when it is over."""
         logged = ""
@@ -101,7 +110,7 @@ class Inventory:
                 logged = ""
             except TrancheError as error:
                 if str(error) != logged:
-                    _log.warning("inventory not refreshed", extra={"reason": error.reason, "error": str(error)})
+                    _log.warning("cannot refresh the inventory", extra={"reason": error.reason, "error": str(error)})
                 logged = str(error)
             try:
                 async with asyncio.timeout(self._period):

@@ -21,7 +21,7 @@ class NodeWatch:
     def ready(self) -> Readiness:
         """Ready once the node was seen."""
         if not self.latest.synced:
-            return Readiness(False, f"node {self._node_name} was not read from the API server yet")
+            return Readiness(False, f"node {self._node_name} has not been read from the API server yet")
         if self.latest.value is None:
             return Readiness(False, f"the cluster has no node {self._node_name}")
         return Readiness(True)
@@ -48,7 +48,7 @@ class PodWatch:
     def ready(self) -> Readiness:
         """Ready once the pods were seen."""
         if not self.latest.synced:
-            return Readiness(False, f"the pods of node {self._node_name} were not read from the API server yet")
+            return Readiness(False, f"the pods of node {self._node_name} have not been read from the API server yet")
         return Readiness(True)
 
     async def run(self) -> None:

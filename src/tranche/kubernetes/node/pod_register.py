@@ -202,9 +202,7 @@ class PodRegister:
             keepers = [each.keeper for each in view.allocations if isinstance(each.keeper, PodKeeper)]
             missing = unaccounted(words, [each for each in keepers if each.container])
             for pod, resource in missing:
-                _log.warning(
-                    "pod runs with devices that are not known", extra={"pod": str(pod.ref), "resource": resource}
-                )
+                _log.warning("pod runs with unknown devices", extra={"pod": str(pod.ref), "resource": resource})
             if not missing:
                 self._complete_run = word.run
         words = replace(words, complete=word.run == self._complete_run)
@@ -222,7 +220,7 @@ class PodRegister:
             async with asyncio.timeout(_API_SECONDS):
                 return {pod.ref: pod for pod in await self._pods()}
         except (TrancheError, TimeoutError) as error:
-            _log.info("pods not read", extra={"error": str(error)})
+            _log.info("cannot read pods", extra={"error": str(error)})
             return None
 
 
@@ -253,7 +251,7 @@ def _refuse_given_twice(word: KubeletResponse, view: NodeView, given: HeldGrants
             if device_id in given.replicas or (device and any(overlap(device, grant) for grant in alone)):
                 raise GpuBusy(
                     f"another share now holds device {device_id}: the kubelet lists it with pod {each.namespace}/{each.name}",
-                    hint="this pod's successor is given another device",
+                    hint="the pod's replacement gets another device",
                 )
 
 

@@ -115,9 +115,9 @@ def can_share(sharing: Sharing, replicas: int, means: MachineSharing) -> str:
     if sharing is not Sharing.MPS:
         return ""
     if why := means.why_not(sharing):
-        return f"MPS is not there: {why}"
+        return f"MPS is not available: {why}"
     if replicas > means.mps_clients:
-        return f"{replicas} replicas are more than the {means.mps_clients} clients that MPS serves"
+        return f"{replicas} replicas exceed the {means.mps_clients} clients that MPS supports"
     return ""
 
 
@@ -138,9 +138,11 @@ def _why_not_shared(device: PluginDevice, rule: SharedResource, means: MachineSh
     if why := can_share(rule.sharing, rule.replicas, means):
         return f"{rule.offered_as} is not offered: {why}"
     if rule.sharing is Sharing.MPS and device.instance is None and device.gpu.mig_enabled:
-        return f"{rule.offered_as} is not offered of {device.gpu.label}: it is in MIG mode, and MPS serves its slices alone"
+        return (
+            f"{rule.offered_as} is not offered on {device.gpu.label}: it is in MIG mode, where MPS shares only slices"
+        )
     if use in (GpuPolicy.OFF, GpuPolicy.MIG):
-        return f"{rule.offered_as} is not offered of {device.gpu.label}: its policy is sharing={use}"
+        return f"{rule.offered_as} is not offered on {device.gpu.label}: its policy is sharing={use}"
     return ""
 
 

@@ -162,7 +162,7 @@ def single_problem(node: NodeState) -> str:
     if len(names) > 1:
         return f"more than one MIG device type present on node: {', '.join(map(str, names))}"
     if not names[0].spans_gpu_instance:
-        return f"{names[0]} slices share a GPU instance, and have no resource name"
+        return f"{names[0]} slices share a GPU instance, so they have no resource name"
     return ""
 
 

@@ -101,4 +101,4 @@ def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
         case Sharing.MPS:
             return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
         case Sharing.MEMORY_LIMITS:
-            raise SharingUnavailable("the driver's memory limits are for commands, not yet for containers")
+            raise SharingUnavailable("the driver's memory limits work for commands, but not for containers yet")

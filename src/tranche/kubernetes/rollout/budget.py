@@ -49,9 +49,7 @@ def parse_budget(text: str) -> RolloutLimit:
     """
     found = _TEXT.fullmatch(text.strip())
     if found is None or (found[2] and int(found[1]) > 100):
-        raise UsageError(
-            f"'{text}' is no number of nodes", hint="write how many may change at once, such as 3, or 10% of them"
-        )
+        raise UsageError(f"'{text}' is not a number of nodes", hint="say how many may change at once, such as 3 or 10%")
     return RolloutLimit(int(found[1]), bool(found[2]))
 
 
@@ -115,11 +113,11 @@ def held_up_text(tickets: Sequence[RolloutTicket]) -> str:
     named = [
         f"node {each.node} failed: {shortened(each.message, _LONGEST_REASON)}"
         if each.state is TicketState.FAILED
-        else f"node {each.node} began to change and is heard of no more"
+        else f"node {each.node} started to change and stopped reporting"
         for each in sorted(tickets, key=lambda each: each.order)[:3]
     ]
     return "; ".join(named) + _more(len(tickets) - 3)
 
 
 def _more(nodes: int) -> str:
-    return f", and {nodes} nodes more" if nodes > 0 else ""
+    return f", and {nodes} more nodes" if nodes > 0 else ""

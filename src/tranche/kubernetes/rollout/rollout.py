@@ -50,7 +50,7 @@ class Rollout:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.turn: LatestValue[RolloutPermission] = LatestValue()
-        self.turn.publish(RolloutPermission(why_not="its ticket of the rollout was not read yet"))
+        self.turn.publish(RolloutPermission(why_not="its rollout ticket has not been read yet"))
         self._budget = budget
         self._fleet = fleet
         self._own = OwnTicket(leases, me, self._spread, clock=clock, random=random, sleep=sleep)
@@ -78,12 +78,12 @@ class Rollout:
         if news.held_up_by:
             return f"the rollout is held up: {news.held_up_by}"
         if self._budget.amount == 0:
-            return "the rollout is paused, nobody may begin a change"
+            return "the rollout is paused: no node may start a change"
         # A leader says how many wait, without those that it has not seen yet or is about to let begin.
         if not (self._own.waits and news.waiting) or self._budget.nodes(None) == EVERY_NODE:
-            return "its turn has not been given out yet"
-        first = f"{news.busy} may now" if news.busy else "others come first"
-        return f"at most {self._budget} of the nodes may change at once, and {first}"
+            return "its turn has not come yet"
+        first = f"{news.busy} may change now" if news.busy else "other nodes come first"
+        return f"at most {self._budget} of the nodes may change at once; {first}"
 
     async def _stand_while_waiting(self) -> None:
         async for _ in self._own.latest.changes():
@@ -98,7 +98,7 @@ class Rollout:
         try:
             return await self._fleet()
         except TrancheError as error:
-            _log.info("nodes not counted", extra={"reason": error.reason, "error": str(error)})
+            _log.info("cannot count the nodes", extra={"reason": error.reason, "error": str(error)})
             return None
 
 
@@ -142,7 +142,7 @@ class Leader:
             else:
                 self.news.publish(self._leadership.news)
         except TrancheError as error:
-            _log.info("rollout not led", extra={"reason": error.reason, "error": str(error)})
+            _log.info("cannot lead the rollout", extra={"reason": error.reason, "error": str(error)})
         pause = min(max(self.news.value.waiting * _TRY_SECONDS_PER_WAITING, _FIRST_TRY_SECONDS), _LAST_TRY_SECONDS)
         await self._sleep(pause * (0.5 + self._random()))
 

@@ -55,8 +55,8 @@ class Supervisor:
             begun = self._clock()
             error = await _outcome(component)
             if error is None:
-                failure = "it ended without being asked to"
-                _log.error("component ended", extra={"component": component.name})
+                failure = "it exited unexpectedly"
+                _log.error("component exited", extra={"component": component.name})
             elif isinstance(error, TrancheError):
                 failure = str(error)
                 _log.error(

@@ -48,4 +48,4 @@ def _refuse_halves(data: Any) -> None:
     try:
         json.dumps(data, ensure_ascii=False).encode()
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error

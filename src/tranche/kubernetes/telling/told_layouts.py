@@ -63,7 +63,7 @@ def layouts_from_text(text: str) -> LayoutReport:
     try:
         data = unpacked(text)
         if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']} is not known here")
+            raise ValueError(f"format {data['format']} is unknown")
         return LayoutReport(
             managed=data["managed"] is True,
             in_use=str(data["inUse"]),
@@ -72,7 +72,7 @@ def layouts_from_text(text: str) -> LayoutReport:
             offer=None if data["offer"] is None else _offer_from(data["offer"]),
         )
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, RecursionError, LayoutInvalid) as error:
-        raise UsageError(f"what an agent says of layouts cannot be read: {error}") from error
+        raise UsageError(f"cannot read an agent's layout report: {error}") from error
 
 
 def _offer_data(offer: LayoutList) -> dict[str, Any]:

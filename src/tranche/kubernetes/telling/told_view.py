@@ -133,7 +133,7 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
         few = replace(view, node=replace(view.node, gpus=tuple(_with_processes(gpu, _first) for gpu in view.node)))
         text, annotations[_SHORT] = _view_text(few, most), "true"
     if text is None:
-        raise UsageError(f"node {said.node} has more to tell than a lease holds, which is {most:,} bytes")
+        raise UsageError(f"the report of node {said.node} is larger than a lease can hold ({most:,} bytes)")
     annotations[_VIEW] = text
     if said.layouts is not None:
         annotations[_LAYOUTS] = layouts_to_text(said.layouts)
@@ -165,7 +165,7 @@ def told_from_lease(lease: Lease) -> ViewReport:
     """An agent's report; UsageError if it is unreadable or cannot be true. Then nothing is known of the node."""
     try:
         if lease.annotations[NODE] != told_node(lease):
-            raise ValueError("it is not the lease of the node that it names")
+            raise ValueError("it is the lease of another node")
         view = credible(view_from_dict(unpacked(lease.annotations[_VIEW])))
         marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
         short = lease.annotations.get(_SHORT) == "true"
@@ -174,7 +174,7 @@ def told_from_lease(lease: Lease) -> ViewReport:
         return ViewReport(told_node(lease), view, short, layouts, marked, offer, to_people, generation_of(lease), use)
     except (KeyError, ValueError, TypeError, AttributeError, OSError, EOFError, TrancheError) as error:
         why = shortened(str(error), _LONGEST_REASON)
-        raise UsageError(f"lease {lease.name} does not say what the node has: {why}") from error
+        raise UsageError(f"lease {lease.name} does not describe the node's GPUs: {why}") from error
 
 
 def told_node(lease: Lease) -> str:

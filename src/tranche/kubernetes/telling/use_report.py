@@ -103,7 +103,7 @@ def use_from_text(text: str) -> UseReport:
     """Parses the annotation; UsageError if it is unreadable, cannot be true, or has another format."""
     found = _read(text)
     if isinstance(found, str):
-        raise UsageError(f"what an agent says of the use of GPUs cannot be read: {found}")
+        raise UsageError(f"cannot read an agent's GPU use report: {found}")
     return found
 
 
@@ -113,7 +113,7 @@ def _read(text: str) -> UseReport | str:
     try:
         data = unpacked(text, _MOST_JSON_BYTES)
         if data["format"] != _FORMAT:
-            raise ValueError(f"format {data['format']} is not known here")
+            raise ValueError(f"format {data['format']} is unknown")
         uuids = [_text(each) for each in data["gpus"][:_MOST_GPUS]]
         readings = tuple(map(_reading, data["readings"][:_MOST_GPUS]))
         lines = _lines(uuids, data["lines"], _MOST_LINES), _lines(uuids, data["longLines"], _MOST_LONG_LINES)
@@ -150,7 +150,7 @@ def _counted(value: float | None, unit: float) -> int | None:
 def _lines(uuids: Sequence[str], data: dict[str, Any], most: int) -> tuple[GaugeSample, ...]:
     taken = [_number(each) or 0.0 for each in data["taken"][:most]]
     if any(later <= earlier for earlier, later in pairwise(taken)):
-        raise ValueError("its lines are not in the order of time")
+        raise ValueError("its lines are not in chronological order")
     gpus: list[dict[str, Document]] = [{} for _ in taken]
     for place, uuid in enumerate(uuids):
         columns = [
@@ -183,7 +183,7 @@ def _reading(data: dict[str, Any]) -> Document:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("a GPU is not named")
+        raise TypeError("a GPU has no name")
     return value
 
 
@@ -195,5 +195,5 @@ def _number(value: object) -> float | None:
         or not isinstance(value, int | float)
         or not (0 <= value < 2**63 and math.isfinite(value))
     ):
-        raise ValueError("a gauge says no number")
+        raise ValueError("a gauge is not a number")
     return value
