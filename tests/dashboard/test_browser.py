@@ -131,7 +131,8 @@ def test_a_table_keeps_the_order_that_was_asked_for_while_the_machine_changes(
         assert viewer.violations() == []
         scrolled = viewer.page.evaluate("() => { scrollTo(0, 50); return scrollY; }")
         machine.hold("--mig-profile", "1g.5gb")
-        viewer.page.locator("#gpus tbody tr", has_text="1g.5gb").wait_for()
+        # A GPU instance is seen before its compute instance, and has no memory of its own until then.
+        viewer.page.locator("#gpus tbody tr", has_text="1g.5gb").filter(has_text="4.75 GiB").wait_for()
         amounts = viewer.page.locator("#gpus td[data-label=Memory]").all_inner_texts()
         assert [each for each in amounts if each != "–"] == ["19.62 GiB", "4.75 GiB"]
         assert viewer.page.evaluate("() => scrollY") == scrolled
@@ -145,7 +146,7 @@ def test_a_server_that_is_killed_is_said_and_its_return_is_seen(
     with viewer_of(browser, first) as viewer:
         viewer.keep_what_is_said()
         first.process.kill()
-        viewer.says("this page's server does not answer")
+        viewer.says("the dashboard server does not answer")
         assert "driver" not in "".join(viewer.said_meanwhile)
         assert "not live since" in viewer.page.locator("#live").inner_text()
         machine.hold("--mig-profile", "1g.5gb")
@@ -183,7 +184,7 @@ def test_a_token_that_is_taken_back_ends_what_is_open(
         first.process.wait()
         (machine.folder / "xdg/tranche/dashboard-token").unlink()
         dashboards.start(first.port)
-        viewer.says("you are not let in any more; enter again")
+        viewer.says("your session has expired; sign in again")
 
 
 def test_a_viewers_clock_that_is_wrong_is_said(browser: Any, dashboard: ServedDashboard) -> None:

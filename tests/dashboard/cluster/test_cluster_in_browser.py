@@ -188,7 +188,7 @@ def test_a_token_that_ends_ends_what_it_opened(browser: Any, page: ServedCluster
         del page.people.users["t-ana"]
 
     page.api.change(ended)
-    viewer.says("you are not let in any more; enter again")
+    viewer.says("your session has expired; sign in again")
 
 
 def test_an_agent_that_is_killed_is_said_and_its_return_is_seen(browser: Any, page: ServedClusterPage) -> None:

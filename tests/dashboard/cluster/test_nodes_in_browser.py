@@ -107,7 +107,7 @@ def test_a_server_that_comes_back_with_another_cluster_is_seen_as_a_whole(browse
         with viewing(browser, port) as viewer:
             assert len(ids(viewer)) == 12
             first.close()
-            viewer.says("this page's server does not answer")
+            viewer.says("the dashboard server does not answer")
             with serving(15, 0, port):
                 viewer.wait_for_live()
                 viewer.page.wait_for_function("() => rows.rows.length === 15")
