@@ -52,6 +52,33 @@ def test_each_case_makes_these_objects(case: str, golden: Golden) -> None:
     golden(f"chart-{case}.yaml", as_text([*different, {"missing": missing}]))
 
 
+def notes(folder: Path, **values: Any) -> str:
+    """What `helm install` prints. Helm renders that text only with a cluster, so a field of an object holds it here."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart, dirs_exist_ok=True)
+    text = chart / "templates" / "NOTES.txt"
+    field = 'kind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | toJson }}'
+    (chart / "templates" / "notes.yaml").write_text(
+        f'{{{{- define "notes" }}}}{text.read_text()}{{{{- end }}}}\n{field}\n'
+    )
+    text.unlink()
+    return str(by_name(render(values, chart=chart))["Notes", "notes"]["text"])
+
+
+def test_the_notes_name_only_commands_that_the_values_allow(tmp_path: Path) -> None:
+    """A layout applies in the mode `static` only, so the notes explain modes before they name a layout."""
+    on = {"enabled": True}
+    defaults, whole = notes(tmp_path), notes(tmp_path, dra=on, dashboard=on, controller=on)
+    assert "nvidia.com/mig.config=all-balanced" in defaults
+    assert "tranche.dev/mode" not in defaults
+    assert whole.index("tranche.dev/mode=mixed") < whole.index("Cut a static node")
+    assert "port-forward service/" in whole
+    assert "turns annotations of pods into claims" in whole
+    assert "nvidia.com/mig.config" not in notes(tmp_path, migManager={"enabled": False})
+    assert "migStrategy is not set" in defaults
+    assert "migStrategy" not in notes(tmp_path, migStrategy="mixed")
+
+
 def test_every_cluster_role_that_a_page_names_is_one_that_the_chart_makes() -> None:
     objects = [item for file in cases().values() for item in render(files=(file,))]
     made = {item["metadata"]["name"] for item in objects if item["kind"] == "ClusterRole"}
