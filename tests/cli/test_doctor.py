@@ -48,6 +48,13 @@ def test_lines_of_equal_gpus_are_joined(make_machine: MakeMachine) -> None:
     assert "pass  GPU 1: Tesla T4 has no MIG: Tranche gives it whole or in parts" in lines
 
 
+def test_a_sound_machine_leads_to_a_first_run(make_machine: MakeMachine) -> None:
+    machine = make_machine("A100-40GB")
+    assert machine.tranche("doctor").stderr == "next: tranche run --gpu-memory 4Gi -- nvidia-smi\n"
+    machine.machine.inject_lost(0)
+    assert "next:" not in machine.tranche("doctor", code=1).stderr
+
+
 def test_a_lost_gpu_fails(two_a100: TestMachine) -> None:
     two_a100.machine.inject_lost(1)
     (found,) = _findings(two_a100, "lost", code=1)

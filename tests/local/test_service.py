@@ -27,8 +27,8 @@ pytestmark = needs_root
 OTHER = NOBODY + 10_000
 HALF = ("--mig-profile", "3g.20gb")
 DROP = """
-import difflib, fractions, os, pwd, shutil, sys, traceback
-import tranche.cli.ps, tranche.cli.release, tranche.cli.run, tranche.core.printable, tranche.core.spelling
+import contextvars, ctypes.util, difflib, fractions, os, tomllib, pwd, shutil, sys, traceback
+import tranche.cli.doctor, tranche.cli.ps, tranche.cli.release, tranche.cli.run, tranche.core.printable, tranche.core.spelling
 import tranche.documents.envelope, tranche.hardware.nvml, tranche.local.client, tranche.node.host
 import tranche.node.state.register_place, tranche.node.store.ledger
 uid = int(sys.argv.pop(1))
@@ -149,6 +149,20 @@ def test_a_listing_names_the_user(shared: SharedMachine) -> None:
     wait_until(lambda: all(each["pid"] for each in shared.shares()))
     owners = [each["owner"] for each in shared.shares()]
     assert owners == [{"kind": "user", "name": str(NOBODY)}, {"kind": "user", "name": str(OTHER)}]
+
+
+def test_a_users_checkup_asks_the_service_instead_of_the_state_folder(shared: SharedMachine) -> None:
+    shared.hold()
+    code, out, err = shared.run("doctor")
+    assert code == 0, (out, err)
+    assert "cuts GPUs for this user" in out
+    assert err.startswith("next: tranche run ")
+    assert shared.service is not None
+    shared.service.terminate()
+    shared.service.wait()
+    code, out, err = shared.run("doctor")
+    assert code == 1
+    assert "next:" not in err
 
 
 @pytest.mark.parametrize(

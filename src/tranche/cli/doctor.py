@@ -12,14 +12,15 @@ import click
 from tranche.cli.answers import DriverReader
 from tranche.cli.cluster_checkup import cluster_checkup, print_finding
 from tranche.cli.kubeconfig_option import kubeconfig_option
-from tranche.cli.output import print_json
-from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option, register_places
+from tranche.cli.output import print_json, show
+from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option, register_places, socket_of_service
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import DeviceVisibility, Driver
+from tranche.local.connection import connect
 from tranche.node.health.checkup import (
     Finding,
     Status,
@@ -70,6 +71,9 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
         print_json("Checkup", healthy=not failures, findings=[finding_document(each) for each in findings])
     else:
         _print(findings)
+        if not failures and _may_run(findings):
+            simulate = "" if settings.simulate is None else f" --simulate {settings.simulate}"
+            show(f"next: tranche{simulate} run --gpu-memory 4Gi -- nvidia-smi", err=True)
     sys.exit(1 if failures else 0)
 
 
@@ -77,19 +81,35 @@ def machine_findings(settings: Settings, answers: DriverReader | None = None) ->
     """All findings on this machine, with a driver that may hang."""
     places: StateFolder | None = None
     found: list[Finding] = []
+    served: Path | None = None
     try:
+        served = socket_of_service(settings)
         places = register_places(settings, reading=True)
-        state = [check_state_folder(places), check_ledger(places)]
+        state = [_check_service(served)] if served else [check_state_folder(places), check_ledger(places)]
     except TrancheError as error:
         state = [failed("state-folder", error)]
-    whole = places if state[-1].status is not Status.FAIL else None
+    whole = places if served is None and state[-1].status is not Status.FAIL else None
     try:
         found += (answers or DriverReader()).to(lambda: _of_driver(settings, whole))
     except TrancheError as error:
         found += [failed("driver", error), check_reset_command("nvidia-smi", None)]
     simulated = os.environ.get("TRANCHE_SIM_STATE")
-    found.append(check_permission(Path(simulated) if simulated else None))
+    if served is None:
+        found.append(check_permission(Path(simulated) if simulated else None))
     return [*found, *check_container_toolkit(), *state]
+
+
+def _check_service(socket: Path) -> Finding:
+    """Whether the service answers that gives this user shares; the user needs no rights of their own then."""
+    try:
+        connect(socket).close()
+    except TrancheError as error:
+        return failed("permission", error)
+    return Finding("permission", Status.PASS, f"the service at {socket} cuts GPUs for this user")
+
+
+def _may_run(findings: Sequence[Finding]) -> bool:
+    return any(each.check == "permission" and each.status is Status.PASS for each in findings)
 
 
 def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:

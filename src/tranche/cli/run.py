@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -14,7 +13,7 @@ import click
 from tranche.cli.duration import TIMEOUT_HELP, DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, register_places
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import SentenceReporter, WarningReporter
@@ -72,7 +71,7 @@ def command(
         raise UsageError("--no-wait and --timeout exclude each other", hint="--no-wait fails at once, --timeout waits")
     asked, patience = request_from(**request), WaitLimit(wait=wait, seconds=timeout)
     say_of_run = (lambda line: None) if quiet else (lambda line: say(f"tranche: {line}"))
-    socket = _socket_of_service(settings)
+    socket = socket_of_service(settings)
     if socket is not None:
         if adopt_foreign == "destroy" or record is not None:
             raise PermissionDenied(
@@ -90,14 +89,6 @@ def command(
         )
         reporter = WarningReporter(warn) if quiet else SentenceReporter(say_of_run, warn)
         sys.exit(run(stack.enter_context(open_host(settings)), to_run, reporter))
-
-
-def _socket_of_service(settings: Settings) -> Path | None:
-    """Where the service of this machine listens, for a user who may not write its register; None without one."""
-    if os.geteuid() == 0:
-        return None
-    places = register_places(settings, reading=True)
-    return places.socket if os.path.exists(places.socket) and not places.writable else None
 
 
 def _run_by_service(

@@ -196,6 +196,14 @@ def user_name() -> str:
         return f"uid {os.geteuid()}"
 
 
+def socket_of_service(settings: Settings) -> Path | None:
+    """Where the service of this machine listens, for a user who may not write its register; None without one."""
+    if os.geteuid() == 0:
+        return None
+    places = register_places(settings, reading=True)
+    return places.socket if os.path.exists(places.socket) and not places.writable else None
+
+
 def simulated_machine(settings: Settings) -> SimulatedMachine | None:
     """The machine that --simulate names, made at first use when the name is a machine type; None without --simulate."""
     name = settings.simulate

@@ -18,6 +18,7 @@ from tranche.core.errors import LedgerUnavailable, PermissionDenied
 
 _MODE = 0o644
 _MOST_LINKS = 40
+_NEEDS_ROOT = "run the command with sudo, or ask an administrator to start the service: tranche serve"
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -152,7 +153,7 @@ def no_files_left(folder: Path) -> bool:
 
 def no_permission(what: str) -> PermissionDenied:
     """The error when this user may not write; root may write everything except immutable files."""
-    hint = "check whether it is immutable: lsattr" if os.geteuid() == 0 else "run the command with sudo"
+    hint = "check whether it is immutable: lsattr" if os.geteuid() == 0 else _NEEDS_ROOT
     return PermissionDenied(f"no permission to write {what}", hint=hint)
 
 
@@ -175,7 +176,5 @@ def register_of_another(folder: Path) -> PermissionDenied | None:
         name = f"uid {owner}"
     return PermissionDenied(
         f"only {name} may change this machine's register, {folder}, and share its GPUs",
-        hint="run the command with sudo, or ask an administrator to start the service: tranche serve"
-        if owner == 0
-        else f"run the command as {name}, or with sudo",
+        hint=_NEEDS_ROOT if owner == 0 else f"run the command as {name}, or with sudo",
     )
