@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
 from tranche.core.errors import NoRoom, ServiceUnavailable, UsageError
-from tranche.local.connection import LONGEST, VERSION, ServiceConnection, connect
-from tranche.local.service import MOST_OF_A_USER
+from tranche.local.service import MOST_OF_A_USER, ClientProcess, RunService, answer
+from tranche.node.locks.locks import FileLock
+from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
 from tranche.node.state.session import StateFolder
 
 pytestmark = needs_root
@@ -302,7 +303,7 @@ def test_inside_a_share_there_is_no_other(shared: SharedMachine) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from tranche.local.connection import connect
+from tranche.node.state.connection import connect
 connection = connect(Path(sys.argv[1]))
 connection.send({asking()!r})
 print(connection.receive()[0]["message"])
@@ -359,6 +360,7 @@ def granted(connection: ServiceConnection) -> None:
         asking(request={}),
         asking(request={"mig_profile": "3g.20gb", "uid": "0"}),
         asking(request={"gpus": 1}),
+        asking(command="\ud800"),
         asking(request={"gpu": "0." + "3" * 300}),
         asking(request={"gpu": "1e999999999"}),
         asking(timeout=-1),
@@ -433,6 +435,55 @@ def test_a_client_that_does_not_read_holds_nobody_up(shared: SharedMachine) -> N
         other.send_signal(signal.SIGINT)
         assert other.wait(60) == 128 + signal.SIGINT
     wait_until(lambda: shared.waiters() == [])
+
+
+def test_a_user_lists_shares_but_cannot_lock_the_ledger(shared: SharedMachine) -> None:
+    """A reader's lock on a file that SQLite locks, too, would hold up every decision of the machine."""
+    shared.hold()
+    reader = f"""
+import glob, os, sys
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+for each in glob.glob(sys.argv[1] + "*"):
+    try:
+        print(each, os.open(each, os.O_RDONLY))
+    except PermissionError:
+        pass
+"""
+    ledger = shared.machine.state_dir / "ledger.db"
+    assert ledger.is_file()
+    assert subprocess.run([sys.executable, "-c", reader, str(ledger)], check=True, capture_output=True).stdout == b""
+    code, out, err = shared.run("ps", "-o", "json", uid=OTHER)
+    assert code == 0, err
+    assert [each["id"] for each in json.loads(out)["allocations"]] == [each["id"] for each in shared.shares()]
+    assert shared.service is not None
+    shared.service.terminate()
+    shared.service.wait()
+    code, out, err = shared.run("ps", uid=OTHER)
+    assert code == ServiceUnavailable.exit_code, err
+    assert "tranche serve" in err
+
+
+@pytest.mark.parametrize(
+    ("message", "event"), [({"version": VERSION, "method": "ledger"}, "ledger"), (asking(), "error")]
+)
+def test_a_user_with_all_their_runs_can_still_list_them(tmp_path: Path, message: dict[str, object], event: str) -> None:
+    with socket.socket() as listener, ExitStack() as stack:
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here, there = (stack.enter_context(closing(ServiceConnection(each))) for each in ends)
+        here.send(message)
+        peer = ClientProcess(os.getpid(), NOBODY, os.pidfd_open(os.getpid()))
+        stack.callback(os.close, peer.handle)
+        lock = stack.enter_context(FileLock(tmp_path / "lock"))
+        service = RunService(
+            listener, lock, tmp_path / "ledger.db", lambda uid: pytest.fail("opened"), lambda line: None
+        )
+        answer(there, peer, service, full=True)
+        received = here.receive()
+    assert received is not None
+    assert received[0]["event"] == event
+    assert received[0].get("reason") in (None, NoRoom.reason)
+    for each in received[1]:
+        os.close(each)
 
 
 def test_one_user_cannot_take_all_places(shared: SharedMachine) -> None:

@@ -20,7 +20,6 @@ from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import DeviceVisibility, Driver
-from tranche.local.connection import connect
 from tranche.node.health.checkup import (
     Finding,
     Status,
@@ -42,6 +41,7 @@ from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupMana
 from tranche.node.mps.daemon_due import node_as_said, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.recovery.adoption import find_strays
+from tranche.node.state.connection import connect
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import register

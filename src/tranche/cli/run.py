@@ -100,7 +100,7 @@ def _run_by_service(
     say: Callable[[str], None],
 ) -> int:
     from tranche.local.client import ServiceClient
-    from tranche.local.connection import connect  # most runs need no service
+    from tranche.node.state.connection import connect  # most runs need no service
 
     return ServiceClient(connect(socket), say, warn).run(options, command_line, environment, patience)
 

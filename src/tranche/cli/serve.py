@@ -23,10 +23,11 @@ from tranche.cli.unit_options import (
     warn_of_program,
 )
 from tranche.core.errors import UsageError
-from tranche.local.connection import listen
 from tranche.local.service import RunService
 from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
+from tranche.node.state.connection import listen
+from tranche.node.store.ledger import make_private
 
 _UNIT = "tranche.service"
 _FIRST_PASSED = 3
@@ -99,10 +100,11 @@ def _serve(settings: Settings) -> None:
 
     for each in _NEEDED_LATER:
         importlib.import_module(each)
+    make_private(places.ledger)
     with lock, _passed_socket() or listen(places.socket) as listener:
         whom = "every user of this machine" if os.geteuid() == 0 else "only this user, because it is not root"
         say(f"tranche: serving {whom} at {listener.getsockname()}")
-        RunService(listener, lock, open_for, lambda line: say(f"tranche: {line}")).serve()
+        RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}")).serve()
         say("tranche: the service ends; commands that run keep their shares")
 
 

@@ -12,9 +12,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tranche.core.errors import ServiceUnavailable, TrancheError, all_errors
+from tranche.core.errors import ServiceUnavailable
 from tranche.local.child import OrphanTracker, run_child
-from tranche.local.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.local.workload import command_text, find_command, prepare_inheritance, reporting_not_executable
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import (
@@ -24,6 +23,7 @@ from tranche.node.locks.interrupts import (
     interrupt_if_told,
     interruptible,
 )
+from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection, error_of
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -111,7 +111,7 @@ class ServiceClient:
                 case "warning":
                     self._warn(str(message["text"]))
                 case "error":
-                    raise _error_of(message)
+                    raise error_of(message)
                 case "over":
                     self._code = int(message["code"])
                     return None, []
@@ -124,10 +124,3 @@ class ServiceClient:
                 "the service ended before the command started", hint="run the command again, or ask an administrator"
             )
         return None, []
-
-
-def _error_of(message: Mapping[str, Any]) -> TrancheError:
-    """The error that the service met; one of an unknown reason is as general as it can be."""
-    kinds = {each.reason: each for each in all_errors()}
-    kind = kinds.get(str(message.get("reason")), TrancheError)
-    return kind(str(message.get("message", "")), hint=str(message.get("hint", "")))

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from tranche.core.errors import NoRoom, PermissionDenied, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request
 from tranche.hardware.process_stat import PROC
-from tranche.local.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import SentenceReporter
 from tranche.local.watches import beside
@@ -32,11 +32,14 @@ from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
 from tranche.node.processes.processes import MARK, Process, children_of, process_at
+from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.node.store import register
+from tranche.node.store.ledger_copy import ledger_content
 from tranche.node.store.register import user_name
 
-MOST_OF_A_USER = 64
-"""Requests of one user at once, running ones included; root may have as many as there is room for."""
+MOST_OF_A_USER = 80
+"""Connections of one user at a time. More of them than runs, so that a user with all their runs can list and release them."""
+MOST_RUNS_OF_A_USER = 64
 MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
@@ -83,6 +86,7 @@ class RunService:
 
     listener: socket.socket
     lock: FileLock
+    ledger: Path
     open_host: OpenHost
     log: Log
     _silent: dict[int, tuple[ServiceConnection, ClientProcess, float]] = field(default_factory=dict)
@@ -146,7 +150,7 @@ class RunService:
             )
         if uid and users.count(uid) >= MOST_OF_A_USER:
             raise NoRoom(
-                f"{user_name(uid)} already has {MOST_OF_A_USER} requests, the most of one user",
+                f"{user_name(uid)} already has {MOST_OF_A_USER} connections, the most of one user",
                 hint="wait until one of them ends: tranche ps",
             )
         if len(users) >= MOST_OF_ALL:
@@ -191,7 +195,9 @@ class RunService:
             self.lock.release()  # the listener's next run must not wait for this process
             for each, other, _ in self._silent.values():
                 self._close(each, other)
-            answer(connection, peer, self.open_host, self.log)
+            runs = sum(each.uid == peer.uid for each in self._served.values())
+            full = peer.uid != 0 and runs >= MOST_RUNS_OF_A_USER
+            answer(connection, peer, self, full=full)
             code = 0
         except BaseException as error:
             self.log(f"{peer}: the request's process failed: {error!r}")
@@ -233,12 +239,12 @@ def _signals_wake() -> Iterator[int]:
         os.close(writing)
 
 
-def answer(connection: ServiceConnection, peer: ClientProcess, open_host: OpenHost, log: Log) -> None:
-    """Serve one client in this process, which then ends."""
+def answer(connection: ServiceConnection, peer: ClientProcess, service: RunService, *, full: bool) -> None:
+    """Serve one client in this process, which then ends. A user with a `full` number of runs may still read the ledger."""
 
     def tell(event: str) -> Callable[[str], None]:
         def send(text: str) -> None:
-            log(f"{peer}: {one_line(text)}")
+            service.log(f"{peer}: {one_line(text)}")
             connection.send({"event": event, "text": text})
 
         return send
@@ -250,17 +256,25 @@ def answer(connection: ServiceConnection, peer: ClientProcess, open_host: OpenHo
         message, files = received
         for each in files:
             os.close(each)
+        if _method(message) == "ledger":
+            _send_ledger(connection, service.ledger)
+            return
+        if full:
+            raise NoRoom(
+                f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most of one user",
+                hint="wait until one of them ends: tranche ps",
+            )
         asked = _parse(message)
         workload = ClientWorkload(connection, peer, asked.command)
-        with open_host(peer.uid) as host, workload.waiting():
+        with service.open_host(peer.uid) as host, workload.waiting():
             _refuse_inside_share(host, peer)
-            log(f"{peer}: asks for {asked.request}: {one_line(asked.command)}")
+            service.log(f"{peer}: asks for {asked.request}: {one_line(asked.command)}")
             request = RunRequest(request=asked.request, workload=workload, patience=asked.patience)
             code = run(host, request, SentenceReporter(tell("note"), tell("warning")))
-        log(f"{peer}: over, exit code {code}")
+        service.log(f"{peer}: over, exit code {code}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
-        log(f"{peer}: refused: {one_line(error.message)}")
+        service.log(f"{peer}: refused: {one_line(error.message)}")
         send_error(connection, error)
 
 
@@ -276,15 +290,30 @@ class _Asked:
     patience: WaitLimit
 
 
-def _parse(message: Mapping[str, Any]) -> _Asked:
-    """The request in the message; UsageError for what this version does not understand."""
+def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:
+    """Send a copy, which the client cannot lock against others."""
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(os.memfd_create(f"tranche-{name}"), "wb")) for name in ("ledger", "log")]
+        for file, content in zip(files, ledger_content(ledger), strict=True):
+            file.write(content)
+            file.seek(0)
+        connection.send({"event": "ledger"}, [file.fileno() for file in files])
+
+
+def _method(message: Mapping[str, Any]) -> str:
+    """What the client wants; UsageError for what this version does not know."""
     if message.get("version") != VERSION:
         raise UsageError(
             f"the service speaks version {VERSION} of its messages, and this tranche version {message.get('version')!r}",
             hint="use the version of Tranche that the service runs",
         )
-    if message.get("method") != "run":
-        raise UsageError(f"the service has no method {message.get('method')!r}", hint="it has one: run")
+    if message.get("method") not in ("run", "ledger"):
+        raise UsageError(f"the service has no method {message.get('method')!r}", hint="it has two: run and ledger")
+    return str(message["method"])
+
+
+def _parse(message: Mapping[str, Any]) -> _Asked:
+    """The request in the message; UsageError for what this version does not understand."""
     match message:
         case {
             "parameters": {

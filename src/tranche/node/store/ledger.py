@@ -12,7 +12,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tranche.core.errors import (
@@ -297,6 +297,22 @@ def open_to_read(places: StateFolder) -> Ledger:
         ledger = Ledger(places.ledger, read_only=True)
         ledger.unwritable = error
         return ledger
+
+
+def make_private(ledger: Path) -> None:
+    """Let only the owner open the ledger, which is made first if there is none. Raises TrancheError if it cannot be made.
+
+    A user who may read a file may also lock it (fcntl), and so block every writer of SQLite.
+    SQLite gives its log and its index of readers the mode of the database.
+    """
+    try:
+        Ledger(ledger).close()
+    except TrancheError:
+        if not ledger.is_file():
+            raise
+    for each in (ledger, ledger.with_name(f"{ledger.name}-wal"), ledger.with_name(f"{ledger.name}-shm")):
+        with suppress(FileNotFoundError):
+            each.chmod(0o600)
 
 
 _NOT_OPEN_YET = (0, 0)

@@ -6,11 +6,14 @@ nothing in the folder and does not hold up writers.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from pathlib import Path
 
-from tranche.core.errors import LedgerUnavailable
+from tranche.core.errors import LedgerUnavailable, ServiceUnavailable
+from tranche.node.state.connection import VERSION, connect, error_of
+from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import open_state_file
 
 _ATTEMPTS = 200
@@ -20,11 +23,45 @@ _WAL_HEADER = 32
 
 
 def copied(ledger: Path) -> sqlite3.Connection:
-    """The current database, in memory; an empty one when there is none. Raises OSError when it may not be read."""
+    """The current database, in memory; an empty one when there is none. Raises OSError when it may not be read.
+
+    The ledger of a machine with a service is private, and the service sends a copy.
+    """
+    try:
+        return _in_memory(*ledger_content(ledger))
+    except PermissionError:
+        socket = StateFolder(ledger.parent).socket
+        if not os.path.exists(socket):
+            raise
+        return _in_memory(*_from_service(socket))
+
+
+def _from_service(path: Path) -> tuple[bytes, bytes]:
+    connection = connect(path)
+    try:
+        connection.send({"version": VERSION, "method": "ledger", "parameters": {}})
+        message, files = connection.receive() or ({}, [])
+    finally:
+        connection.close()
+    content = [_read_whole(each) for each in files]
+    if message.get("event") == "error":
+        raise error_of(message)
+    if message.get("event") != "ledger" or len(content) != 2:
+        raise ServiceUnavailable("the service ended before it sent the ledger", hint="run the command again")
+    return content[0], content[1]
+
+
+def _read_whole(descriptor: int) -> bytes:
+    with open(descriptor, "rb") as file:
+        return file.read()
+
+
+def ledger_content(ledger: Path) -> tuple[bytes, bytes]:
+    """The bytes of the database and of its log, which fit together; empty without a ledger. OSError if they may not be read."""
     for _ in range(_ATTEMPTS):
         files = _read(ledger)
         if files is not None:
-            return _in_memory(*files)
+            return files
         time.sleep(_WAIT_SECONDS)
     raise LedgerUnavailable(f"the ledger {ledger} is being written all the time", hint="run the command again")
 

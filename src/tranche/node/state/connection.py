@@ -1,8 +1,8 @@
-"""The socket between `tranche run` and the service of a shared machine, and its messages.
+"""The socket between users' commands and the service of a shared machine, and its messages.
 
 A message is one JSON object in one packet of a Unix socket (SOCK_SEQPACKET), at most 64 KiB. The kernel says who the peer is; the
 service believes nothing else about a client's identity. A client sends one `run` message, then `started` and `ended`. The service
-sends `note`, `warning`, `granted`, `admitted`, `error` and `over`. docs/reference/service.md describes them.
+sends `note`, `warning`, `granted`, `admitted`, `error` and `over`. To a `ledger` message it answers `ledger`, with two files.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import PermissionDenied, ServiceUnavailable, UsageError
+from tranche.core.errors import PermissionDenied, ServiceUnavailable, TrancheError, UsageError, all_errors
 
 VERSION = 1
 """The version of the messages. A service refuses another one, and says which it speaks."""
@@ -71,6 +71,7 @@ class ServiceConnection:
             if len(packet) > LONGEST or state & socket.MSG_TRUNC:
                 raise UsageError(f"a message is longer than {LONGEST} bytes")
             message = json.loads(packet)
+            json.dumps(message, ensure_ascii=False).encode()  # half a character cannot be stored or printed
             if not isinstance(message, dict):
                 raise UsageError("a message is not a JSON object")
         except (ValueError, RecursionError) as error:
@@ -141,3 +142,10 @@ def listen(path: Path) -> socket.socket:
         os.umask(before)
     listener.listen(128)
     return listener
+
+
+def error_of(message: Mapping[str, Any]) -> TrancheError:
+    """The error that the service met; one of an unknown reason is as general as it can be."""
+    kinds = {each.reason: each for each in all_errors()}
+    kind = kinds.get(str(message.get("reason")), TrancheError)
+    return kind(str(message.get("message", "")), hint=str(message.get("hint", "")))
