@@ -140,6 +140,28 @@ def test_a_user_runs_a_command_with_their_own_environment_and_rights(shared: Sha
     assert shared.shares() == []
 
 
+def test_root_of_a_user_namespace_is_the_user_outside(shared: SharedMachine) -> None:
+    into = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.prctl(4, 1)  # PR_SET_DUMPABLE: after the change of user, /proc/self is root's
+assert libc.unshare(0x10000000) == 0  # CLONE_NEWUSER
+for name, text in ("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {uid} 1"):
+    open(f"/proc/self/{name}", "w").write(text)
+"""
+    program = DROP.replace("from tranche.cli.main", f"{into}from tranche.cli.main")
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(NOBODY), "run", "-q", *HALF, "--", "id", "-u"],
+        env=shared.machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert done.stderr == ""
+    assert done.stdout == "0\n"
+
+
 def test_a_command_that_a_signal_ends_has_its_code(shared: SharedMachine) -> None:
     assert shared.run("run", "-q", *HALF, "--", "sh", "-c", "kill -9 $$")[0] == 128 + signal.SIGKILL
 
@@ -208,6 +230,22 @@ def test_a_request_whose_client_ends_leaves_the_queue(shared: SharedMachine, num
     third.send_signal(number)
     assert third.wait(60) in (128 + number, -number)
     wait_until(lambda: shared.waiters() == [])
+
+
+def test_a_stopped_client_is_not_granted_a_share_until_it_goes_on(shared: SharedMachine) -> None:
+    held = [shared.hold(OTHER), shared.hold(OTHER)]
+    stopped = shared.start("run", "-q", *HALF, "--", "true")
+    wait_until(lambda: len(shared.waiters()) == 1, stopped)
+    stopped.send_signal(signal.SIGSTOP)
+    for each, _ in held:
+        each.terminate()
+        each.wait(60)
+    wait_until(lambda: shared.shares() == [])
+    assert shared.run("run", "-q", *HALF, "--", "true", uid=OTHER)[0] == 0
+    assert len(shared.waiters()) == 1
+    assert shared.shares() == []
+    stopped.send_signal(signal.SIGCONT)
+    assert stopped.wait(60) == 0
 
 
 def test_a_share_outlives_service_and_request_process_and_client(shared: SharedMachine) -> None:
@@ -342,11 +380,13 @@ def last_of(connection: ServiceConnection) -> dict[str, object]:
 
 
 def granted(connection: ServiceConnection) -> None:
-    """Read until the share is granted, and let its lock go."""
+    """Read until the share is granted, and let its lock go, which its user cannot write to."""
     while (received := connection.receive()) is not None and received[0]["event"] != "granted":
         pass
     assert received is not None
     for each in received[1]:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.write(each, b"x")
         os.close(each)
 
 

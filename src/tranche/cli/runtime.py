@@ -197,9 +197,10 @@ def user_name() -> str:
 
 
 def socket_of_service(settings: Settings) -> Path | None:
-    """Where the service of this machine listens, for a user who may not write its register; None without one."""
-    if os.geteuid() == 0:
-        return None
+    """Where the service of this machine listens, for a user who may not write its register; None without one.
+
+    Root of a user namespace (a rootless container) may not write the register either.
+    """
     places = register_places(settings, reading=True)
     return places.socket if os.path.exists(places.socket) and not places.writable else None
 

@@ -46,7 +46,7 @@ from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import interruptible, uninterruptible
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
-from tranche.node.state.session import StateFolder
+from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.allocate import Decision, Waiting
@@ -237,7 +237,7 @@ class Queue:
             self._host.leave(ticket)
             raise
         try:
-            return self._wait(request, ticket, bell, patience, begun, waiting, progress)
+            return self._wait(request, ticket, bell, pid, patience, begun, waiting, progress)
         except BaseException as error:
             removed = not ticket.lock.in_place
             waited = self._leave(ticket, patience.with_others(self._monotonic() - begun))
@@ -304,6 +304,7 @@ class Queue:
         request: Request,
         ticket: QueuePlace,
         bell: WakeupPipe,
+        pid: int,
         patience: WaitLimit,
         begun: float,
         waiting: Callable[[Waiting, int, str], None],
@@ -338,6 +339,7 @@ class Queue:
         while True:
             others = patience.with_others(self._monotonic() - begun)
             try:
+                self._await_continued(pid, bell, refuse_over)
                 outcome = self._decide(turn, ticket, refuse_over, others)
                 if isinstance(outcome, ReservedShare):
                     held = self._host.fulfil(outcome, progress=noting, seconds=others)
@@ -375,6 +377,15 @@ class Queue:
                     f"{request} got no share within {patience.seconds:g} s: {reasons}",
                     hint=f"ask why with: tranche explain {request}",
                 )
+
+    def _await_continued(self, pid: int, bell: WakeupPipe, refuse_over: Callable[[], None]) -> None:
+        """Wait until the client goes on, if it is stopped: a share would lie idle until then."""
+        while process_stopped(pid):
+            refuse_over()
+            with interruptible():
+                rang = bell.wait(_HEAD_PATROL_SECONDS)
+            if rang:
+                self.ring_next()
 
     def _decide(
         self, turn: QueuedRequest, place: QueuePlace, refuse_over: Callable[[], None], seconds: float | None

@@ -103,9 +103,9 @@ class SentenceReporter(WarningReporter):
         self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}")
 
     def left(self, remains: RemainingProcesses) -> None:
-        """Say what keeps the share after the command has ended."""
+        """Say which processes keep the share after `tranche run`."""
         ends = "they end" if len(remains.processes) > 1 else "it ends"
-        self._say(f"the command has ended; {remains} keeps its share until {ends}")
+        self._say(f"{remains} keeps its share until {ends}")
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """Say what is being done to a GPU."""

@@ -6,6 +6,7 @@ The child inherits the allocation's lock, so the share is kept as long as the ch
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shlex
@@ -236,9 +237,8 @@ def reporting_not_executable(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise CommandNotFound(
-            f"'{command[0]}' cannot be executed: {error.strerror}", hint="a script needs a first line such as #!/bin/sh"
-        ) from error
+        hint = "a script needs a first line such as #!/bin/sh" if error.errno == errno.ENOEXEC else ""
+        raise CommandNotFound(f"'{command[0]}' cannot be executed: {error.strerror}", hint=hint) from error
 
 
 def prepare_inheritance(descriptor: int) -> None:

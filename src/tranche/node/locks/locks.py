@@ -307,11 +307,12 @@ def is_held(path: Path) -> bool:
 def open_lock_file(path: Path) -> int:
     """A descriptor of the lock file; makes the file if it is missing.
 
-    Only its owner may open it: any user who can read a file can lock it and hold up all others.
+    Only its owner may open it: any user who can read a file can lock it and hold up all others. The descriptor cannot write,
+    because a user who gets it with a share could fill the file system.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = open_state_file(path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_state_file(path, os.O_RDONLY | os.O_CREAT)
         if os.fstat(descriptor).st_mode & 0o077:
             os.fchmod(descriptor, 0o600)
         return descriptor
