@@ -140,6 +140,19 @@ def test_a_user_runs_a_command_with_their_own_environment_and_rights(shared: Sha
     assert shared.shares() == []
 
 
+def test_a_ledger_that_was_moved_away_is_rebuilt_with_the_shares_of_users(shared: SharedMachine) -> None:
+    """And no user can read the new one."""
+    shared.hold()
+    shared.hold(OTHER)
+    before = {each["id"] for each in shared.shares()}
+    for each in shared.machine.state_dir.glob("ledger.db*"):
+        each.unlink()
+    code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
+    assert (code, "nothing is free" in err) == (NoRoom.exit_code, True), err
+    assert {each["id"] for each in shared.shares()} == before
+    assert all(each.stat().st_mode & 0o077 == 0 for each in shared.machine.state_dir.glob("ledger.db*"))
+
+
 def test_root_of_a_user_namespace_is_the_user_outside(shared: SharedMachine) -> None:
     into = """
 import ctypes
@@ -556,6 +569,22 @@ def test_a_second_service_is_refused_and_a_dead_ones_socket_is_replaced(shared: 
     assert shared.service is not None
     shared.service.kill()
     shared.service.wait()
+    shared.serve()
+    assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+
+
+def test_a_service_that_nobody_can_reach_ends_and_another_takes_its_place(
+    shared: SharedMachine, tmp_path: Path
+) -> None:
+    path = StateFolder(shared.machine.state_dir).socket
+    first = shared.service
+    assert first is not None
+    path.unlink()
+    path.mkdir()
+    assert first.wait(60) == ServiceUnavailable.exit_code
+    assert any("was removed or replaced" in line for line in shared.log)
+    assert subprocess.run([*TRANCHE, "serve"], env=shared.machine.environment, check=False).returncode == 2
+    path.rmdir()
     shared.serve()
     assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
 

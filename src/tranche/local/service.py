@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tranche.core.errors import NoRoom, PermissionDenied, TrancheError, UsageError
+from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request
 from tranche.hardware.process_stat import PROC
@@ -43,6 +43,7 @@ MOST_RUNS_OF_A_USER = 64
 MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
+_LOOK_SECONDS = 10.0
 _CLIENT_GONE = 128 + signal.SIGHUP
 _LONGEST_OPTION = 256
 _LONGEST_WAIT_SECONDS = 1e9
@@ -93,7 +94,11 @@ class RunService:
     _served: dict[int, ClientProcess] = field(default_factory=dict)
 
     def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT; requests that have begun go on without the listener."""
+        """Serve until SIGTERM or SIGINT; requests that have begun go on without the listener.
+
+        Raises ServiceUnavailable when the socket's file was removed or replaced: nobody reaches this service any more.
+        """
+        here = _file_at(self.listener.getsockname())
         with _signals_wake() as woken, selectors.DefaultSelector() as selector:
             self.listener.setblocking(False)
             selector.register(self.listener, selectors.EVENT_READ)
@@ -106,12 +111,18 @@ class RunService:
                 for descriptor in ready & set(self._silent):
                     self._hear(selector, descriptor)
                 self._drop_late(selector)
+                if _file_at(self.listener.getsockname()) != here:
+                    raise ServiceUnavailable(
+                        f"{self.listener.getsockname()} was removed or replaced, so no user reaches this service",
+                        hint="start the service again",
+                    )
                 if self.listener.fileno() in ready:
                     self._accept(selector)
 
-    def _patience(self) -> float | None:
-        begun = min((since for _, _, since in self._silent.values()), default=None)
-        return None if begun is None else max(0.0, begun + _SPEAKS_WITHIN_SECONDS - time.monotonic())
+    def _patience(self) -> float:
+        now = time.monotonic()
+        begun = min((since for _, _, since in self._silent.values()), default=now + _LOOK_SECONDS)
+        return min(_LOOK_SECONDS, max(0.0, begun + _SPEAKS_WITHIN_SECONDS - now))
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -220,6 +231,15 @@ class RunService:
                 peer = self._served.pop(ended[0], None)
                 if ended[1] and peer is not None:
                     self.log(f"{peer}: the request's process ended with {os.waitstatus_to_exitcode(ended[1])}")
+
+
+def _file_at(path: str) -> tuple[int, int] | None:
+    """Which file that is; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 @contextmanager

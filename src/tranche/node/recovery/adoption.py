@@ -83,6 +83,9 @@ def shares_of_processes(
 ) -> tuple[Allocation, ...]:
     """The register's shares named by running processes of root or user `uid`, each kept by the oldest of its processes.
 
+    The service gives root's shares to all users. So if `uid` is root, every user's process counts: a liar can only make a device
+    look occupied, and a share that is overlooked is given twice.
+
     `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. Leaves out shares
     without any existing device.
     """
@@ -93,7 +96,7 @@ def shares_of_processes(
         grants = tuple(_given(uuid, devices[uuid], environment) for uuid in dict.fromkeys(uuids) if uuid in devices)
         older = name in found and found[name][0].started <= process.started
         here = environment.get(REGISTER) == str(register.resolve())
-        if here and _ID.fullmatch(name) and grants and not older and process.uid in (0, uid):
+        if here and _ID.fullmatch(name) and grants and not older and (uid == 0 or process.uid in (0, uid)):
             found[name] = (process, grants, environment)
     return tuple(
         Allocation(

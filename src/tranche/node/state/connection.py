@@ -132,8 +132,14 @@ def connect(path: Path) -> ServiceConnection:
 
 
 def listen(path: Path) -> socket.socket:
-    """A socket that every user of the machine may connect to; replaces one that a dead service left."""
-    path.unlink(missing_ok=True)
+    """A socket that every user of the machine may connect to; replaces one that a dead service left.
+
+    Raises UsageError if something is in the way.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot listen at {path}: {error.strerror}", hint="remove what is there") from error
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     before = os.umask(0o111)
     try:

@@ -70,6 +70,9 @@ class Ledger:
             except OSError as error:
                 raise LedgerUnavailable(f"cannot make the state folder {path.parent}: {error.strerror}") from error
             _refuse_strange(path)
+            if os.path.exists(StateFolder(path.parent).socket):
+                with suppress(OSError):  # the ledger is there, or cannot be made, which SQLite reports
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -102,7 +105,7 @@ class Ledger:
         except PermissionError as error:
             raise PermissionDenied(
                 f"no permission to read the ledger {self.path}",
-                hint="ask with sudo, or have an administrator let others read that folder",
+                hint="ask with sudo, or ask an administrator to start the service: tranche serve",
             ) from error
         except OSError as error:
             raise LedgerUnavailable(f"the ledger {self.path} cannot be read: {error.strerror}") from error
@@ -302,7 +305,8 @@ def open_to_read(places: StateFolder) -> Ledger:
 def make_private(ledger: Path) -> None:
     """Let only the owner open the ledger, which is made first if there is none. Raises TrancheError if it cannot be made.
 
-    A user who may read a file may also lock it (fcntl), and so block every writer of SQLite.
+    A user who may read a file may also lock it (fcntl), and so block every writer of SQLite. A ledger that is
+    made beside a service's socket is private from the start.
     SQLite gives its log and its index of readers the mode of the database.
     """
     try:
