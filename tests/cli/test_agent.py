@@ -126,7 +126,7 @@ def test_it_serves_without_a_kubelet_says_what_is_missing_and_ends_in_peace(
                     while True:
                         status, body = await get(port, "/readyz")
                         components = body["components"]
-                        if components["node-watch"] == "ready" and "kubelet" in components["inventory"]:
+                        if components.get("node-watch") == "ready" and "kubelet" in components.get("inventory", ""):
                             break
                         await asyncio.sleep(0.02)
                 assert (status, body["ready"]) == (503, False)

@@ -58,8 +58,7 @@ class StateFolderWatch:
                 logged = self._trouble
             # While no agent serves, no pod with a claim starts, and the kubelet may not ask again for more than a minute.
             await self._sleep(_STAND_BY_SECONDS if self._stand_by else _PERIOD_SECONDS)
-        os.ftruncate(lock.descriptor, 0)
-        os.pwrite(lock.descriptor, b"%d\n" % os.getpid(), 0)
+        lock.path.write_text(f"{os.getpid()}\n")
         self._lock, self._trouble = lock, ""
         self.problem.publish("")
 

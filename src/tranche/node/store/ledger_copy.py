@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable, ServiceUnavailable
-from tranche.node.state.connection import VERSION, connect, error_of
 from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import open_state_file
 
@@ -37,6 +36,8 @@ def copied(ledger: Path) -> sqlite3.Connection:
 
 
 def _from_service(path: Path) -> tuple[bytes, bytes]:
+    from tranche.node.state.connection import VERSION, connect, error_of  # slow to import, and root needs none
+
     connection = connect(path)
     try:
         connection.send({"version": VERSION, "method": "ledger", "parameters": {}})
