@@ -17,7 +17,7 @@ import pytest
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
-from tranche.core.errors import NoRoom, ServiceUnavailable, UsageError
+from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
 from tranche.local.service import MOST_OF_A_USER, ClientProcess, RunService, answer
 from tranche.node.locks.locks import FileLock
 from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
@@ -357,7 +357,7 @@ from pathlib import Path
 from tranche.node.state.connection import connect
 connection = connect(Path(sys.argv[1]))
 connection.send({asking()!r})
-print(connection.receive()[0]["message"])
+print(connection.receive()[0]["event"], connection.receive()[0]["message"])
 """
     path = str(StateFolder(shared.machine.state_dir).socket)
     done = subprocess.run([sys.executable, "-c", code, path], env=inside, capture_output=True, text=True, check=True)
@@ -537,6 +537,32 @@ def test_a_user_with_all_their_runs_can_still_list_them(tmp_path: Path, message:
     assert received[0].get("reason") in (None, NoRoom.reason)
     for each in received[1]:
         os.close(each)
+
+
+def test_a_stopped_service_keeps_no_client_longer_than_its_time(shared: SharedMachine) -> None:
+    assert shared.service is not None
+    shared.service.send_signal(signal.SIGSTOP)
+    try:
+        code, _, err = shared.run("run", "--timeout", "2", *HALF, "--", "true")
+    finally:
+        shared.service.send_signal(signal.SIGCONT)
+    assert code == ServiceUnavailable.exit_code
+    assert "has not answered within 2 s" in err
+    assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+
+
+def test_a_client_in_a_pid_namespace_is_refused_before_it_waits(shared: SharedMachine) -> None:
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", DROP, str(NOBODY)]
+    done = subprocess.run(
+        [*command, "run", *HALF, "--", "true"],
+        env=shared.machine.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == PermissionDenied.exit_code
+    assert "PID namespace" in done.stderr
+    assert not any("asks for" in line for line in shared.log)
 
 
 def test_one_user_cannot_take_all_places(shared: SharedMachine) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import click
 
 from tranche.boot.unit import InstalledUnit, command_line
-from tranche.cli.output import say
+from tranche.cli.output import say, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, register_places
 from tranche.cli.unit_options import (
     options_of_unit,
     program_of_unit,
+    systemd_runs,
     tell_systemd,
     unit_program_option,
     unit_root_option,
@@ -67,6 +68,8 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
         tell_systemd(root, "daemon-reload")
     tell_systemd(root, "restart" if changed else "start", _UNIT)
     say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
+    if root == Path("/") and not systemd_runs(root):
+        warn("systemd does not run here, so nothing was started; without systemd, run: tranche serve")
     warn_of_program(root, path)
 
 

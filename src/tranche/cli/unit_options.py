@@ -57,8 +57,13 @@ def warn_of_program(root: Path, program: str) -> None:
         warn(f"users other than root can change {owner}, which runs as root at each boot: install Tranche in /opt")
 
 
+def systemd_runs(root: Path) -> bool:
+    """Whether systemd runs this machine, and the unit is for it."""
+    return root == Path("/") and _SYSTEMD.is_dir()
+
+
 def tell_systemd(root: Path, *arguments: str) -> None:
     """Tell the running systemd, if the unit is this machine's; if that fails, systemd learns of it at the next boot."""
-    if root == Path("/") and _SYSTEMD.is_dir():
+    if systemd_runs(root):
         with suppress(OSError):
             subprocess.run(["systemctl", *arguments], capture_output=True, check=False, timeout=60)

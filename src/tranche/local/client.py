@@ -23,7 +23,7 @@ from tranche.node.locks.interrupts import (
     interrupt_if_told,
     interruptible,
 )
-from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection, error_of
+from tranche.node.state.connection import ANSWERS_WITHIN_SECONDS, LONGEST_COMMAND, VERSION, ServiceConnection, error_of
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -59,6 +59,8 @@ class ServiceClient:
                 }
             )
             with interruptible():
+                longest = ANSWERS_WITHIN_SECONDS if patience.seconds is None else max(1.0, patience.seconds)
+                self._connection.await_answer(min(ANSWERS_WITHIN_SECONDS, longest))
                 granted, files = self._await("granted")
             if granted is None:
                 return self._code or 0

@@ -149,7 +149,7 @@ class RunService:
     def _admit(self, pid: int, uid: int) -> ClientProcess:
         """The client, or the error that refuses it. OSError if it has ended."""
         users = [*(peer.uid for _, peer, _ in self._silent.values()), *(peer.uid for peer in self._served.values())]
-        if not pid:
+        if not pid or not _same_pids(pid):
             raise PermissionDenied(
                 "the service cannot see this process, which is in another PID namespace",
                 hint="run the command on the machine itself, outside any container",
@@ -233,6 +233,14 @@ class RunService:
                     self.log(f"{peer}: the request's process ended with {os.waitstatus_to_exitcode(ended[1])}")
 
 
+def _same_pids(pid: int) -> bool:
+    """Whether the process is in this one's PID namespace, so that the pids it names mean the same here."""
+    try:
+        return os.readlink(PROC / str(pid) / "ns" / "pid") == os.readlink(PROC / "self" / "ns" / "pid")
+    except PermissionError:
+        return True  # the pid of its command will tell
+
+
 def _file_at(path: str) -> tuple[int, int] | None:
     """Which file that is; None if there is none."""
     try:
@@ -285,6 +293,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
                 hint="wait until one of them ends: tranche ps",
             )
         asked = _parse(message)
+        connection.send({"event": "accepted"})
         workload = ClientWorkload(connection, peer, asked.command)
         with service.open_host(peer.uid) as host, workload.waiting():
             _refuse_inside_share(host, peer)
@@ -327,9 +336,10 @@ def _method(message: Mapping[str, Any]) -> str:
             f"the service speaks version {VERSION} of its messages, and this tranche version {message.get('version')!r}",
             hint="use the version of Tranche that the service runs",
         )
-    if message.get("method") not in ("run", "ledger"):
-        raise UsageError(f"the service has no method {message.get('method')!r}", hint="it has two: run and ledger")
-    return str(message["method"])
+    method = str(message.get("method"))[:_LONGEST_OPTION]
+    if method not in ("run", "ledger"):
+        raise UsageError(f"the service has no method {method!r}", hint="it has two: run and ledger")
+    return method
 
 
 def _parse(message: Mapping[str, Any]) -> _Asked:

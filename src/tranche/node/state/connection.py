@@ -2,7 +2,8 @@
 
 A message is one JSON object in one packet of a Unix socket (SOCK_SEQPACKET), at most 64 KiB. The kernel says who the peer is; the
 service believes nothing else about a client's identity. A client sends one `run` message, then `started` and `ended`. The service
-sends `note`, `warning`, `granted`, `admitted`, `error` and `over`. To a `ledger` message it answers `ledger`, with two files.
+sends `accepted`, `note`, `warning`, `granted`, `admitted`, `error` and `over`. It answers a `ledger` message with `ledger` and
+two files.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tranche.core.errors import PermissionDenied, ServiceUnavailable, TrancheErr
 VERSION = 1
 """The version of the messages. A service refuses another one, and says which it speaks."""
 LONGEST = 64 * 1024
+ANSWERS_WITHIN_SECONDS = 30.0
+"""How long a client waits for the first message. The service is busy or stopped if it takes longer."""
 LONGEST_COMMAND = 4096
 """Characters of the command line that the service learns, to show them."""
 _MOST_FILES = 4
@@ -62,7 +65,12 @@ class ServiceConnection:
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
-            packet, files, state, _ = socket.recv_fds(self._socket, LONGEST + 1, _MOST_FILES, flags)
+            try:
+                packet, files, state, _ = socket.recv_fds(self._socket, LONGEST + 1, _MOST_FILES, flags)
+            except (
+                ConnectionResetError
+            ):  # the peer closed without reading all; what it sent before comes after this error
+                packet, files, state, _ = socket.recv_fds(self._socket, LONGEST + 1, _MOST_FILES, flags)
         except ConnectionError:
             return None
         if not packet:
@@ -81,6 +89,15 @@ class ServiceConnection:
             _close_all(files)
             raise
         return message, files
+
+    def await_answer(self, seconds: float) -> None:
+        """Sleep until the peer has sent something or has gone. Raises ServiceUnavailable after so many seconds."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            raise ServiceUnavailable(
+                f"the service has not answered within {seconds:g} s", hint="ask an administrator to restart it"
+            )
 
     def await_hangup(self, process: int, stop: int) -> bool:
         """Sleep until the peer has gone, or until the descriptor `stop` is readable; returns whether the peer has gone.

@@ -36,11 +36,17 @@ def copied(ledger: Path) -> sqlite3.Connection:
 
 
 def _from_service(path: Path) -> tuple[bytes, bytes]:
-    from tranche.node.state.connection import VERSION, connect, error_of  # slow to import, and root needs none
+    from tranche.node.state.connection import (  # slow to import, and root needs none
+        ANSWERS_WITHIN_SECONDS,
+        VERSION,
+        connect,
+        error_of,
+    )
 
     connection = connect(path)
     try:
         connection.send({"version": VERSION, "method": "ledger", "parameters": {}})
+        connection.await_answer(ANSWERS_WITHIN_SECONDS)
         message, files = connection.receive() or ({}, [])
     finally:
         connection.close()
