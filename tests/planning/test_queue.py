@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, node_views, requests_for, sharing_views, uncuttable_gpu, view_of
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, WholeGpu, WithheldDevice
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request, parse_request
 from tranche.core.state import GpuProcess, MigMode
@@ -72,6 +73,21 @@ def test_requests_for_different_models_do_not_wait_for_each_other() -> None:
         WaitingRequest("second", parse_request(gpu="0.5", gpu_model="A100")),
     ]
     assert isinstance(may_start(view, waiters, "second"), Granted)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_waiter_that_needs_a_closed_gpu_holds_nobody_up(faulty: bool) -> None:
+    """An administrator has to open the GPU, or to repair it, before the first can start; then it is first again."""
+    node = view_of(gpu_on(A100), gpu_on(A100, 1))
+    closed = replace(node, withheld=(WithheldDevice(WholeGpu(node.node.gpus[0].uuid), "is cordoned", faulty=faulty),))
+    waiters = [WaitingRequest("both", parse_request(gpus="2")), WaitingRequest("next", parse_request(gpus="1"))]
+    assert isinstance(may_start(closed, waiters, "both"), Waiting)
+    assert isinstance(may_start(closed, waiters, "next"), Granted)
+    assert list(startable(closed, waiters)) == ["next"]
+    assert isinstance(may_start(node, waiters, "next"), Waiting)
+    assert isinstance(may_start(node, waiters, "both"), Granted)
+    one = [WaitingRequest("one", parse_request(gpus="1")), *waiters[1:]]
+    assert isinstance(may_start(closed, one, "next"), Waiting), "the open GPU serves the first"
 
 
 def test_a_waiter_that_can_never_start_holds_nobody_up() -> None:

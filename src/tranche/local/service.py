@@ -34,7 +34,7 @@ from tranche.node.locks.locks import FileLock
 from tranche.node.processes.processes import MARK, Process, children_of, process_at
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.node.store import register
-from tranche.node.store.ledger_copy import ledger_content
+from tranche.node.store.ledger import content_for_users
 from tranche.node.store.register import user_name
 
 MOST_OF_A_USER = 80
@@ -323,7 +323,7 @@ def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:
     """Send a copy, which the client cannot lock against others."""
     with ExitStack() as stack:
         files = [stack.enter_context(open(os.memfd_create(f"tranche-{name}"), "wb")) for name in ("ledger", "log")]
-        for file, content in zip(files, ledger_content(ledger), strict=True):
+        for file, content in zip(files, content_for_users(ledger), strict=True):
             file.write(content)
             file.seek(0)
         connection.send({"event": "ledger"}, [file.fileno() for file in files])

@@ -27,7 +27,7 @@ from tranche.node.locks.locks import FileLock, LockHolder, continuing_who_holds,
 from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import no_files_left, no_permission, refuse_no_file, register_of_another
 from tranche.node.store import schema
-from tranche.node.store.ledger_copy import copied
+from tranche.node.store.ledger_copy import copied, ledger_content
 
 _BUSY_SECONDS = 60.0
 _MAKING_SECONDS = 5.0
@@ -300,6 +300,11 @@ def open_to_read(places: StateFolder) -> Ledger:
         ledger = Ledger(places.ledger, read_only=True)
         ledger.unwritable = error
         return ledger
+
+
+def content_for_users(ledger: Path) -> tuple[bytes, bytes]:
+    """The bytes of the database and of its log, for users who may not open a private ledger. OSError if they cannot be read."""
+    return ledger_content(ledger)
 
 
 def make_private(ledger: Path) -> None:

@@ -2,6 +2,7 @@
 
 A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants. So a
 small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each other.
+A waiter that needs more GPUs than are open (not lost, cordoned or faulty) holds none up until that changes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
-from tranche.planning.decide.candidates import Candidate, candidate, check_possible
+from tranche.planning.decide.candidates import Candidate, candidate, check_possible, gpus_needed
 from tranche.planning.decide.share_options import rules_of
 
 
@@ -117,4 +118,7 @@ def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
         check_possible(view, request)
     except TrancheError:
         return ()  # it can never start here, so it must not hold others up
-    return tuple(gpu.uuid for gpu in view.node if isinstance(candidate(request, gpu, rules_of(view, gpu)), Candidate))
+    wanted = tuple(gpu.uuid for gpu in view.node if isinstance(candidate(request, gpu, rules_of(view, gpu)), Candidate))
+    closed = {each.place.gpu_uuid for each in view.withheld if each.place.slot is None and not each.for_large}
+    # With fewer open GPUs than it needs, it starts only after an administrator has acted: others need not wait for that.
+    return wanted if len(set(wanted) - closed) >= gpus_needed(request) else ()
