@@ -305,11 +305,13 @@ def test_a_command_ends_with_its_own_code_after_the_service_was_killed(shared: S
     assert shared.shares() == []
 
 
-def test_a_service_that_ends_lets_its_requests_go_on(shared: SharedMachine) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_service_that_ends_lets_its_requests_go_on(shared: SharedMachine, number: signal.Signals) -> None:
     client, pid = shared.hold()
     assert shared.service is not None
-    shared.service.terminate()
+    shared.service.send_signal(number)
     assert shared.service.wait(30) == 0
+    assert "the service ends" in shared.log[-1]
     assert shared.run("run", *HALF, "--", "true")[0] == ServiceUnavailable.exit_code
     shared.serve()
     assert shared.run("run", *HALF, "--", "true")[0] == 0

@@ -44,6 +44,7 @@ MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 10.0
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLIENT_GONE = 128 + signal.SIGHUP
 _LONGEST_OPTION = 256
 _LONGEST_WAIT_SECONDS = 1e9
@@ -94,7 +95,7 @@ class RunService:
     _served: dict[int, ClientProcess] = field(default_factory=dict)
 
     def serve(self) -> None:
-        """Serve until SIGTERM or SIGINT; requests that have begun go on without the listener.
+        """Serve until SIGTERM, SIGINT or SIGHUP; requests that have begun go on without the listener.
 
         Raises ServiceUnavailable when the socket's file was removed or replaced: nobody reaches this service any more.
         """
@@ -105,7 +106,7 @@ class RunService:
             selector.register(woken, selectors.EVENT_READ)
             while True:
                 ready = {key.fd for key, _ in selector.select(self._patience())}
-                if woken in ready and {signal.SIGTERM, signal.SIGINT} & set(os.read(woken, 4096)):
+                if woken in ready and set(_ENDING) & set(os.read(woken, 4096)):
                     return
                 self._reap()
                 for descriptor in ready & set(self._silent):
@@ -199,7 +200,7 @@ class RunService:
         try:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            for number in (*_ENDING, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             selector.close()
             self.listener.close()
@@ -255,7 +256,7 @@ def _signals_wake() -> Iterator[int]:
     """A pipe that receives the number of each signal that the listener waits for."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    numbers = [number for number in (*_ENDING, signal.SIGCHLD) if signal.getsignal(number) != signal.SIG_IGN]  # nohup
     handlers = [(number, signal.signal(number, lambda number, frame: None)) for number in numbers]
     try:
         yield reading

@@ -132,7 +132,7 @@ def test_names_and_amounts_are_told_to_whom_they_may_be_told() -> None:
 
 def test_before_anything_was_seen_it_says_so() -> None:
     page = cluster_waste_page(None, ClusterSnapshot(notes=("nodes may not be read",)), ALL)
-    assert "Nothing was seen yet." in text_of(parsed(str(page.live)))
+    assert "No data yet." in text_of(parsed(str(page.live)))
     silent = ClusterSnapshot().after([SeenNode("a", trouble="silent")], 1.0)
     book = WasteHistory()
     book.take(silent)

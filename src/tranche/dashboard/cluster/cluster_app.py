@@ -163,7 +163,7 @@ class ClusterRequestHandler(GatedRequestHandler):
                 return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, login_page())
             if self._seen is None:
                 why = f"Its nodes were not read yet: {self._trouble or 'the API server has not answered'}."
-                return _unavailable(scope, "Nothing was seen of the cluster", why)
+                return _unavailable(scope, "The state of the cluster is unknown", why)
             sight = await self._reviews.sight(viewer, self._seen.namespaces)
             rights = ViewerPermission(sight, await self._reviews.may(viewer, LIST_NODES))
         except TrancheError as error:

@@ -46,7 +46,7 @@ def cluster_waste_page(
 ) -> DashboardPage:
     """A ClusterWaste document, and what the visible nodes have held and unused now."""
     if waste is None:
-        return DashboardPage("Waste", element("div", notes(seen.notes), element("p", "Nothing was seen yet.")))
+        return DashboardPage("Waste", element("div", notes(seen.notes), element("p", "No data yet.")))
     rows = [_shown(each) for each in waste["namespaces"]]
     unheard = waste["unheardNodes"]
     unused = sorted(_unused(seen, sight), key=lambda pair: -pair[0])
