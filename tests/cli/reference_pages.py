@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import click
@@ -13,6 +14,9 @@ from tranche.core.errors import all_errors
 from tranche.metrics import catalogue, dcgm
 from tranche.metrics.family import MetricFamily
 
+_OPTION_HEAD = ("| option | meaning |", "|---|---|")
+SHARED_BY = 3
+"""An option that this many commands explain in the same words is explained once."""
 MARK = "<!-- Made from the code by `make goldens`: change it there. -->\n"
 
 
@@ -54,8 +58,19 @@ def _absence(family: MetricFamily) -> str:
 
 
 def commands_part() -> str:
-    """A section for each command."""
-    return "\n".join(_command_section(name, context) for name, context in all_commands()) + "\n"
+    """A table of the options that many commands share, then a section for each command."""
+    uses = Counter(row for _, context in all_commands() for row in _option_rows(context))
+    # One meaning for each head: an option that means something else elsewhere is explained there.
+    most = {row.split(" | ")[0]: row for row, count in reversed(uses.most_common()) if count >= SHARED_BY}
+    shared = set(most.values())
+    lines = [
+        "These options mean the same wherever a command lists them under *Also*:",
+        "",
+        *_OPTION_HEAD,
+        *sorted(shared, key=lambda row: row.lstrip("| `-").lower()),
+        "",
+    ]
+    return "\n".join([*lines, *(_command_section(name, context, shared) for name, context in all_commands())]) + "\n"
 
 
 def all_commands() -> Iterator[tuple[str, click.Context]]:
@@ -76,18 +91,26 @@ def _below(group: click.Group, context: click.Context, name: str) -> Iterator[tu
             yield f"{name} {word}", inner
 
 
-def _command_section(name: str, context: click.Context) -> str:
+def _option_rows(context: click.Context) -> list[str]:
+    """A table row for each visible option of a command, in the order of its help."""
+    return [
+        f"| {', '.join(f'`{each}`' for each in _spellings(option))} | {_option_text(option)} |"
+        for option in context.command.get_params(context)
+        if isinstance(option, click.Option) and not option.hidden and "--help" not in option.opts
+    ]
+
+
+def _command_section(name: str, context: click.Context, shared: set[str]) -> str:
     """The usage line has what a command of a group needs before its own name too: `tranche sim inject NAME lost`."""
     command = context.command
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
     lines = [f"### {name}", "", f"`{usage}`", "", _prose(command.help or "")]
-    options = [
-        f"| {', '.join(f'`{each}`' for each in _spellings(option))} | {_option_text(option)} |"
-        for option in command.get_params(context)
-        if isinstance(option, click.Option) and not option.hidden and "--help" not in option.opts
-    ]
-    if options:
-        lines += ["", "| option | meaning |", "|---|---|", *options]
+    rows = _option_rows(context)
+    own = [row for row in rows if row not in shared]
+    if own:
+        lines += ["", *_OPTION_HEAD, *own]
+    if also := [row.split(" | ")[0].removeprefix("| ").split(", ")[-1] for row in rows if row in shared]:
+        lines += ["", f"*Also:* {', '.join(also)}"]
     return "\n".join([*lines, ""])
 
 
