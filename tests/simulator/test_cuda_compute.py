@@ -229,7 +229,12 @@ tell(told + [code(cu.cuModuleLoadData(PTX))])
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("b'nonsense'", 218), ("b'\\x7fELF'", 200), ("b'.version 8.0 .target sm_75'", 0)],
+    [
+        ("b'nonsense'", 200),
+        ("b'.version 8.0 .target sm_75 .entry ('", 218),
+        ("b'\\x7fELF'", 200),
+        ("b'.version 8.0 .target sm_75'", 0),
+    ],
 )
 def test_what_is_no_module(t4: SimulatedMachine, text: str, expected: int) -> None:
     assert cuda(t4, f"context(); tell(code(cu.cuModuleLoadData({text})))") == expected

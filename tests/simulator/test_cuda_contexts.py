@@ -12,7 +12,7 @@ from tests.simulator.machines import create, enable_mig, error_of, gpu, make_mac
 from tranche_simulator import SimulatedMachine
 
 IN_USE = 19
-T4_CONTEXT = 220 * MIB  # 100, and 3 for each of its multiprocessors
+T4_CONTEXT = 187 * MIB  # 40, and 3.69 for each of its multiprocessors
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_slice_in_use_stays(tmp_path: Path) -> None:
         (device,) = mig_devices(gpu())
         uuid = nvml.nvmlDeviceGetUUID(device)
         with cuda_program(machine, "context(); tell(free()); wait()", CUDA_VISIBLE_DEVICES=uuid) as program:
-            assert program.told() == (4864 - 142) * MIB
+            assert program.told() == (4864 - 91) * MIB
             assert error_of(nvml.nvmlComputeInstanceDestroy, compute) == IN_USE
             assert [p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(device)] == [program.pid]
         assert error_of(nvml.nvmlComputeInstanceDestroy, compute) == 0

@@ -16,7 +16,7 @@ from tests.simulator.machines import make_machine
 from tests.support.length import some_of
 from tranche_simulator import SimulatedMachine
 
-CONTEXT = 220 * MIB
+CONTEXT = 187 * MIB
 
 # Does a bit of everything, for ever.
 RESTLESS = """

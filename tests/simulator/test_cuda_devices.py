@@ -14,6 +14,7 @@ from tests.simulator.machines import create, enable_mig, gpu, make_machine, mig_
 from tranche_simulator import SimulatedMachine
 
 NO_DEVICE = 100
+INVALID_DEVICE = 101
 
 DEVICES = """
 devices = []
@@ -68,8 +69,10 @@ def test_what_stands_behind_an_entry_that_names_nothing_is_hidden(three: Simulat
     digits = [hexadecimal(each.uuid) for each in three.gpus()]
     assert shown(three, "1,7,2") == [digits[1]]
     assert shown(three, "1,-1,2") == [digits[1]]
-    for nothing in ("", "NoDevFiles", "-1", "GPU-", "GPU-00000000", "0,0"):
+    for nothing in ("", "NoDevFiles", "-1", "GPU-", "GPU-00000000"):
         assert shown(three, nothing) == [], nothing
+    result, devices = cuda(three, DEVICES, CUDA_VISIBLE_DEVICES="0,0")
+    assert (result, devices) == (INVALID_DEVICE, [])
 
 
 def test_a_container_numbers_what_it_was_given(three: SimulatedMachine) -> None:

@@ -95,7 +95,8 @@ def test_profiles_are_hidden_while_mig_is_off_on_ampere_only(tmp_path: Path) -> 
         assert error_of(ask, gpu(0), 0) == NOT_SUPPORTED
         assert ask(gpu(1), 0).id == 19
         assert ask(gpu(2), 0).id == 19
-        assert error_of(nvml.nvmlDeviceGetGpuInstanceRemainingCapacity, gpu(1), 19) == NOT_SUPPORTED
+        assert error_of(nvml.nvmlDeviceGetGpuInstanceRemainingCapacity, gpu(0), 19) == NOT_SUPPORTED
+        assert nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(gpu(1), 19) == 7, "as an H200 said"
 
 
 def test_full_gpu_leaves_no_room_and_partial_failure_keeps_the_earlier_ones(a100: Any) -> None:
@@ -190,8 +191,8 @@ def test_mig_device_handle_answers_for_its_instance(a100: Any) -> None:
     assert nvml.nvmlDeviceGetGpuInstanceId(by_uuid) == 2
     for parent_only in (nvml.nvmlDeviceGetSerial, nvml.nvmlDeviceGetMigMode, nvml.nvmlDeviceGetUtilizationRates):
         assert error_of(parent_only, device) == NOT_SUPPORTED
-    for mig_only in (nvml.nvmlDeviceGetGpuInstanceId, nvml.nvmlDeviceGetAttributes):
-        assert error_of(mig_only, a100) == NOT_SUPPORTED
+    assert error_of(nvml.nvmlDeviceGetGpuInstanceId, a100) == INVALID, "as an H200 said"
+    assert error_of(nvml.nvmlDeviceGetAttributes, a100) == NOT_SUPPORTED
 
 
 def test_handle_of_a_destroyed_device_is_invalid(a100: Any) -> None:

@@ -192,7 +192,7 @@ def test_a_server_uses_every_gpu_and_stays(tmp_path: Path) -> None:
             (1, server, 30),
             (2, server, 60),
         ]
-        assert daemon(f"get_server_status {server}") == " ACTIVE\n"
+        assert daemon(f"get_server_status {server}") == "ACTIVE\n"
         assert daemon.server() == server
         listed = Smi(machine).succeed("--query-compute-apps=pid,name", "--format=csv,noheader")
         assert listed.splitlines() == [f"{server}, nvidia-cuda-mps-server"] * 3

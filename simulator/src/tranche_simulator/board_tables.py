@@ -44,7 +44,7 @@ ELECTRICAL: Mapping[str, Electrical] = {
     "H100-SXM5-64GB": Electrical(700, 1980, 2619, 4096, 18, 5),
     "GH200-96GB": Electrical(700, 1980, 2619, 6144, 18, 5),
     "GH200-144GB": Electrical(700, 1980, 3201, 6144, 18, 5),
-    "H200-141GB": Electrical(700, 1980, 3201, 6144, 18, 5),
+    "H200-141GB": Electrical(700, 1980, 3201, 6016, 18, 5),
     "H20-96GB": Electrical(500, 1980, 2619, 6144, 18, 5),
     "H20-141GB": Electrical(500, 1980, 3201, 6144, 18, 5),
     "B200": Electrical(1000, 1965, 3996, 8192, 18, 6),

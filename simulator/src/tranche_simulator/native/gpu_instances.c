@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "clients.h"
+#include "driver_release.h"
 #include "geometry.h"
 
 /* What all versions of the profile info have in common. */
@@ -20,7 +21,9 @@ static nvmlReturn_t queries_allowed(const struct target *target) {
 static nvmlReturn_t find_profile(const struct target *target, unsigned int value, bool by_id,
                                  const struct gi_profile **profile) {
     nvmlReturn_t allowed = queries_allowed(target);
-    if (!by_id && value >= NVML_GPU_INSTANCE_PROFILE_COUNT) {
+    /* 580.159 does not know the last one; which later driver does first is not known. */
+    unsigned int known = NVML_GPU_INSTANCE_PROFILE_COUNT - (driver_release(target->m) <= 580 ? 1u : 0u);
+    if (!by_id && value >= known) {
         return NVML_ERROR_INVALID_ARGUMENT;
     }
     if (allowed != NVML_SUCCESS) {
@@ -102,9 +105,6 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsi
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(count != NULL);
-    if (!target.state.mig_current) {
-        return NVML_ERROR_NOT_SUPPORTED;
-    }
     const struct gi_profile *profile;
     nvmlReturn_t result = find_profile(&target, profileId, true, &profile);
     if (result == NVML_SUCCESS) {
@@ -269,8 +269,9 @@ nvmlReturn_t nvmlDeviceGetGpuInstanceById(nvmlDevice_t device, unsigned int id, 
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(gpuInstance != NULL);
-    if (target.board->placement_units == 0 || !target.state.mig_current) {
-        return NVML_ERROR_NOT_SUPPORTED;
+    nvmlReturn_t allowed = queries_allowed(&target);
+    if (allowed != NVML_SUCCESS) {
+        return allowed;
     }
     if (id >= BOARD_MAX_GI_IDS || !target.state.gis[id].live ||
         !view_shows_gi(target.view, target.place.gpu, id)) {

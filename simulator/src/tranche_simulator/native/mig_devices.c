@@ -91,7 +91,8 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned i
     struct target target;
     ENTER_GPU(device, &target);
     REQUIRE(migDevice != NULL);
-    if (target.board->placement_units == 0 || !target.state.mig_current) {
+    if (target.board->placement_units == 0 ||
+        (!target.state.mig_current && target.board->family->queries_need_mode)) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
     REQUIRE(index < target.board->max_mig_devices);
@@ -111,12 +112,17 @@ nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t migDevice
     return NVML_SUCCESS;
 }
 
+/* What a GPU that could be cut answers about the instance that it is not, as seen of an H200. */
+static nvmlReturn_t no_instance(const struct target *target) {
+    return target->board->placement_units == 0 ? NVML_ERROR_NOT_SUPPORTED : NVML_ERROR_INVALID_ARGUMENT;
+}
+
 nvmlReturn_t nvmlDeviceGetGpuInstanceId(nvmlDevice_t device, unsigned int *id) {
     struct target target;
     ENTER_DEVICE(device, &target);
     REQUIRE(id != NULL);
     if (!target.place.is_mig) {
-        return NVML_ERROR_NOT_SUPPORTED;
+        return no_instance(&target);
     }
     *id = target.place.gi;
     return NVML_SUCCESS;
@@ -127,7 +133,7 @@ nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *i
     ENTER_DEVICE(device, &target);
     REQUIRE(id != NULL);
     if (!target.place.is_mig) {
-        return NVML_ERROR_NOT_SUPPORTED;
+        return no_instance(&target);
     }
     *id = target.place.ci;
     return NVML_SUCCESS;

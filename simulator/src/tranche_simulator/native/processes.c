@@ -55,7 +55,7 @@ static nvmlReturn_t running_processes(const struct target *target, enum process_
     return result;
 }
 
-/* An MPS server is listed as a process that computes by itself, its clients are not. */
+/* The first list has an MPS server and its clients too, as seen of an H200 with 580.159. */
 #define RUNNING_PROCESSES(function, kinds, info)                                              \
     NVML_API nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, info *infos);    \
     nvmlReturn_t function(nvmlDevice_t device, unsigned int *count, info *infos) {            \
@@ -64,9 +64,9 @@ static nvmlReturn_t running_processes(const struct target *target, enum process_
         return running_processes(&target, kinds, count, sizeof *infos, infos);                \
     }
 
-RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses, PROCESS_COMPUTE, nvmlProcessInfo_v1_t)
-RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, PROCESS_COMPUTE, nvmlProcessInfo_t)
-RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, PROCESS_COMPUTE, nvmlProcessInfo_t)
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses, PROCESS_ANY, nvmlProcessInfo_v1_t)
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v2, PROCESS_ANY, nvmlProcessInfo_t)
+RUNNING_PROCESSES(nvmlDeviceGetComputeRunningProcesses_v3, PROCESS_ANY, nvmlProcessInfo_t)
 RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses, PROCESS_MPS, nvmlProcessInfo_v1_t)
 RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2, PROCESS_MPS, nvmlProcessInfo_t)
 RUNNING_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3, PROCESS_MPS, nvmlProcessInfo_t)

@@ -3,9 +3,9 @@
 #include "clients.h"
 #include "memory_limits.h"
 
-/* A context's own memory grows with the multiprocessors it may use: room for local memory, stacks and heaps. Chosen so that an H100
- * takes about 500 MiB, as reported. */
-enum { CONTEXT_BASE_MIB = 100, CONTEXT_MIB_PER_MULTIPROCESSOR = 3 };
+/* A context's own memory grows with the multiprocessors it may use: room for local memory, stacks and heaps. An H200 with 580.159
+ * showed 527 MiB for its 132; as a client of MPS 514 MiB, and 145 MiB for 32. */
+enum { CONTEXT_BASE_KIB = 40 << 10, CONTEXT_KIB_PER_MULTIPROCESSOR = 3779 };
 
 static uint64_t context_bytes(const struct cuda_device *device) {
     uint64_t set = atomic_load(&driver.m->state->context_bytes);
@@ -16,7 +16,7 @@ static uint64_t context_bytes(const struct cuda_device *device) {
     if (device->seat.multiprocessors != 0 && device->seat.multiprocessors < usable) {
         usable = device->seat.multiprocessors;
     }
-    return (uint64_t)(CONTEXT_BASE_MIB + CONTEXT_MIB_PER_MULTIPROCESSOR * usable) << 20;
+    return (uint64_t)(CONTEXT_BASE_KIB + CONTEXT_KIB_PER_MULTIPROCESSOR * usable) >> 10 << 20; /* whole MiB */
 }
 
 static uint64_t whole_units(uint64_t bytes) {

@@ -82,7 +82,7 @@ CUDA_API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAlloca
     return CUDA_SUCCESS;
 }
 
-/* The device that is to be charged, in which the process must have a context; NULL for memory of the host. */
+/* The device that is to be charged; NULL for memory of the host. It needs no context. */
 static CUresult device_of(const CUmemAllocationProp *properties, struct cuda_device **device) {
     *device = NULL;
     if (properties->location.type > CU_MEM_LOCATION_TYPE_DEVICE &&
@@ -91,9 +91,7 @@ static CUresult device_of(const CUmemAllocationProp *properties, struct cuda_dev
     }
     REQUIRE_VALUE(properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE);
     *device = device_at(properties->location.id);
-    return *device == NULL               ? CUDA_ERROR_INVALID_DEVICE
-           : (*device)->contexts == 0 ? CUDA_ERROR_INVALID_CONTEXT
-                                      : CUDA_SUCCESS;
+    return *device == NULL ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
 CUDA_API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *properties,

@@ -141,7 +141,7 @@ static CUfunction read_function(const char *text, const char *entry) {
 CUresult ptx_read(const char *text, CUfunction *functions) {
     *functions = NULL;
     if (strstr(text, ".version") == NULL || strstr(text, ".target") == NULL) {
-        return CUDA_ERROR_INVALID_PTX;
+        return CUDA_ERROR_INVALID_IMAGE; /* no text at all, to the driver */
     }
     CUfunction *place = functions;
     for (const char *entry = text; (entry = strstr(entry, ".entry")) != NULL; entry++) {

@@ -234,7 +234,7 @@ static CUresult find_named(const struct view *view, const unsigned int *gpus, un
     }
     free(entries);
     add_candidates(named, repeated ? 0 : known);
-    return CUDA_SUCCESS;
+    return repeated ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 
 CUresult find_devices(void) {

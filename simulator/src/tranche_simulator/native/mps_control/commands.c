@@ -51,7 +51,7 @@ static void get_server_list(struct command *command) {
 static void get_server_status(struct command *command) {
     const struct server *server = command_server(command, command->words[0]);
     if (server != NULL) {
-        command_say(command, " %s\n", STATUS_NAMES[server->status]);
+        command_say(command, "%s\n", STATUS_NAMES[server->status]);
     }
 }
 
@@ -176,7 +176,7 @@ static void dispatch(struct command *command, const char *name) {
         return;
     }
     if (!setting_command(command, name)) {
-        command_say(command, "Unrecognized command: %s\n", name);
+        command_say(command, "Unknown command \"%s\"\n", name);
     }
 }
 

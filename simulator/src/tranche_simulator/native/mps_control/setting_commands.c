@@ -28,7 +28,10 @@ static void percentage(struct command *command, struct mps_settings *settings, c
 
 static void limit(struct command *command, struct mps_settings *settings, char **words, bool sets) {
     if (!sets) {
-        say_limit(command, mps_limit_of(settings, words[0]));
+        const struct mps_limit *said = mps_limit_of(settings, words[0]);
+        bool of_server = settings != &command->control->defaults;
+        /* A server knows its device by UUID too, a daemon does not (580.159). */
+        say_limit(command, said == NULL && of_server && strncmp(words[0], "GPU-", 4) == 0 ? mps_limit_of(settings, "0") : said);
         return;
     }
     uint64_t bytes;

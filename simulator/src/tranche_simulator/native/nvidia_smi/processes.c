@@ -27,23 +27,24 @@ static nvmlReturn_t read_processes(ProcessQuery query, const SmiGpu *gpu, nvmlPr
     }
 }
 
-static nvmlReturn_t append(ProcessQuery query, const char *type, const SmiGpu *gpu, SmiProcess **processes, unsigned *count) {
-    nvmlProcessInfo_t *infos;
-    unsigned found;
-    nvmlReturn_t result = read_processes(query, gpu, &infos, &found);
-    if (result) return result;
-    SmiProcess *grown = realloc(*processes, (*count + found + 1) * sizeof **processes);
-    for (unsigned i = 0; grown && i < found; i++) grown[(*count)++] = (SmiProcess){infos[i], type};
-    free(infos);
-    *processes = grown ? grown : *processes;
-    return grown ? NVML_SUCCESS : NVML_ERROR_MEMORY;
-}
-
 nvmlReturn_t smi_processes(const SmiGpu *gpu, SmiProcess **processes, unsigned *count) {
     *processes = NULL;
     *count = 0;
-    nvmlReturn_t result = append(nvmlDeviceGetComputeRunningProcesses_v3, "C", gpu, processes, count);
-    return result ? result : append(nvmlDeviceGetMPSComputeRunningProcesses_v3, "M+C", gpu, processes, count);
+    nvmlProcessInfo_t *all, *clients = NULL;
+    unsigned client_count = 0;
+    nvmlReturn_t result = read_processes(nvmlDeviceGetComputeRunningProcesses_v3, gpu, &all, count);
+    if (result) return result;
+    result = read_processes(nvmlDeviceGetMPSComputeRunningProcesses_v3, gpu, &clients, &client_count);
+    *processes = result ? NULL : malloc((*count + 1) * sizeof **processes);
+    for (unsigned i = 0; *processes && i < *count; i++) {
+        (*processes)[i] = (SmiProcess){all[i], "C"};
+        for (unsigned j = 0; j < client_count; j++) {
+            if (clients[j].pid == all[i].pid) (*processes)[i].type = "M+C";
+        }
+    }
+    free(all);
+    free(clients);
+    return result ? result : *processes ? NVML_SUCCESS : NVML_ERROR_MEMORY;
 }
 
 const char *smi_process_name(unsigned pid, char *name, unsigned size) {
