@@ -14,7 +14,7 @@ from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.keeper import ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, Isolation, Request
-from tranche.core.sharing import CONTEXT_MEMORY, Sharing
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, MigMode, NodeState
 from tranche.node.limits.overdrawn import excess, with_overdrawn
 from tranche.node.processes.processes import digest_of
@@ -57,7 +57,7 @@ def test_processes_of_one_share_are_added_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sharing", [MPS, LIMITS])
 def test_one_context_beside_the_share_is_passed_over(tmp_path: Path, sharing: Sharing) -> None:
-    most = GIVEN + CONTEXT_MEMORY[sharing]
+    most = GIVEN + gpu_with(tmp_path).context_memory
     assert used(tmp_path, share(sharing), gpu_with(tmp_path, (OWN, EMPTY, most))) == 0
     assert used(tmp_path, share(sharing), gpu_with(tmp_path, (OWN, EMPTY, most + MIB))) == most + MIB
 
@@ -157,5 +157,5 @@ def test_a_share_is_marked_exactly_when_its_sum_is_above(
 ) -> None:
     proc = tmp_path_factory.mktemp("proc")
     gpu = gpu_with(proc, *[(OWN, EMPTY, amount) for amount in amounts])
-    above = sum(amounts) > GIVEN + CONTEXT_MEMORY[MPS]
+    above = sum(amounts) > GIVEN + gpu.context_memory
     assert used(proc, share(), gpu) == (sum(amounts) if above else 0)

@@ -39,7 +39,7 @@ from tranche.core.errors import SharingUnavailable, TrancheError
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
-from tranche.core.sharing import CONTEXT_MEMORY, RESERVED_MEMORY, GpuPolicy, MachineSharing, Sharing, capacity
+from tranche.core.sharing import RESERVED_MEMORY, GpuPolicy, MachineSharing, Sharing, capacity
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MigMode, MpsDaemon, NodeState
 from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.steps import DestroyInstance, SetMigMode, StartMps, StopMps
@@ -171,9 +171,10 @@ def test_four_share_a_t4_and_a_fifth_waits(by: MachineSharing, amount: str) -> N
 
 
 def test_an_amount_of_memory_is_the_programs_and_its_context_comes_on_top() -> None:
-    _, decision = served(machine(uncuttable_gpu()), parse_request(gpu_memory="3Gi"))
+    t4 = uncuttable_gpu()
+    _, decision = served(machine(t4), parse_request(gpu_memory="3Gi"))
     (part,) = parts(list(decision.grants))
-    assert part.memory == 3 * GIB + CONTEXT_MEMORY[Sharing.MPS]
+    assert part.memory == 3 * GIB + t4.context_memory
 
 
 @pytest.mark.parametrize("share", [2, 3, 4, 5, 10])
@@ -403,7 +404,7 @@ def test_a_gpu_goes_from_slices_to_parts_only_when_nothing_is_on_it() -> None:
     assert [type(step) for step in decision.plan.steps][:2] == [DestroyInstance, SetMigMode]
     assert isinstance(decision.plan.steps[-1], StartMps)
     assert decision.note.startswith(
-        "a share of GPU 0, with MIG mode turned off: 4.04 GiB by MPS (memory of each process limited by the driver"
+        "a share of GPU 0, with MIG mode turned off: 4.16 GiB by MPS (memory of each process limited by the driver"
     )
     held = Allocation(
         "a-9", parse_request(mig_profile="3g.20gb"), (Slice(gpu.uuid, profile.name, spot),), Phase.ACTIVE, 0.0
@@ -516,11 +517,11 @@ def test_nobody_joins_others_on_a_gpu_that_is_prohibited_meanwhile() -> None:
 def test_a_share_that_holds_no_context_is_refused_with_the_smallest_that_does(share: str) -> None:
     view = machine(uncuttable_gpu())
     with pytest.raises(
-        SharingUnavailable, match=r"a smaller share than 0\.03 of it has no room for a CUDA context"
+        SharingUnavailable, match=r"a smaller share than 0\.05 of it has no room for a CUDA context"
     ) as caught:
         decide(view, parse_request(gpu=share))
-    assert caught.value.hint == "ask for --gpu 0.03 or more"
-    assert isinstance(decide(view, parse_request(gpu="0.03")), Granted)
+    assert caught.value.hint == "ask for --gpu 0.05 or more"
+    assert isinstance(decide(view, parse_request(gpu="0.05")), Granted)
 
 
 @pytest.mark.parametrize("asked", [{"gpu": "0.001"}, {"gpu_memory": "1G", "compute": "25"}])

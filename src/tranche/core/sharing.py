@@ -189,20 +189,22 @@ INSIDE_WALLS = GrantIsolation(
 """A compute instance beside others in one GPU instance: own multiprocessors, all else shared."""
 
 
-CONTEXT_MEMORY: Mapping[Sharing, int] = {
-    Sharing.MEMORY_LIMITS: 512 * MIB,
-    Sharing.MPS: 326 * MIB,
-    Sharing.TIME_SLICING: 512 * MIB,
-}
-"""The bytes that a program's CUDA context takes of its limit before the program allocates anything.
+MOST_MULTIPROCESSORS = 142
+"""Of the modelled boards without MIG (L40S). A GPU that can be cut names its own."""
 
-An MPS client of an H100's 3g.40gb that ran NVIDIA's BlackScholes sample was seen with 326 MiB. A context without MPS takes about
-500 MiB on an H100; no measurement on other boards is known. Requests for an amount of memory get this on top, because the driver
-and MPS count a context like everything else.
-"""
 
-RESERVED_MEMORY: Mapping[Sharing, int] = {Sharing.MEMORY_LIMITS: 0, Sharing.MPS: 64 * MIB, Sharing.TIME_SLICING: 0}
-"""The bytes of a device that the mechanism itself takes. An MPS server was seen with 30 MiB on a V100 and 60 on an H100."""
+def context_memory(multiprocessors: int = MOST_MULTIPROCESSORS) -> int:
+    """The bytes that a program's CUDA context takes of its limit before the program allocates anything, rounded up.
+
+    An H200 with driver 580.159 (2026-11-27) showed 514 MiB for its 132 multiprocessors by MPS, 145 MiB below a ceiling of 32, and
+    527 MiB without MPS. The rest is for a small program's kernels. Requests for an amount of memory get this on top, because the
+    driver and MPS count a context like everything else.
+    """
+    return (48 + 4 * multiprocessors) * MIB
+
+
+RESERVED_MEMORY: Mapping[Sharing, int] = {Sharing.MEMORY_LIMITS: 0, Sharing.MPS: 80 * MIB, Sharing.TIME_SLICING: 0}
+"""The bytes of a device that the mechanism itself takes. An MPS server was seen with 30 MiB on a V100, 60 on an H100 and 66 on an H200."""
 
 FEWEST_CLIENTS = 16
 """How many clients MPS serves on a GPU if the driver's number is unknown: the smallest that NVIDIA documents."""

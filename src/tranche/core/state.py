@@ -11,7 +11,7 @@ from tranche.core.board import GpuInstanceProfile
 from tranche.core.errors import GpuNotFound
 from tranche.core.grid import PlacedInstance, Placement, slice_mask
 from tranche.core.profile import ProfileName
-from tranche.core.sharing import NO_SHARING, MachineSharing, Timeslice
+from tranche.core.sharing import MOST_MULTIPROCESSORS, NO_SHARING, MachineSharing, Timeslice, context_memory
 
 
 class MigMode(StrEnum):
@@ -200,6 +200,11 @@ class GpuState:
     def usable_memory(self) -> int:
         """The bytes of the uncut GPU that programs can use."""
         return self.memory - self.memory_reserved
+
+    @property
+    def context_memory(self) -> int:
+        """The bytes that a program's CUDA context takes of a share of this GPU."""
+        return context_memory(max((each.sm or 0 for each in self.profiles), default=0) or MOST_MULTIPROCESSORS)
 
     @property
     def mig_capable(self) -> bool:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tranche.core.allocation import Grant, NodeView, Slice, WholeGpu, WithheldDevice, memory_of, out_of_reach
 from tranche.core.grid import Placement, fits, placements
 from tranche.core.quantity import format_memory
-from tranche.core.sharing import CONTEXT_MEMORY, GpuPolicy
+from tranche.core.sharing import GpuPolicy
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_device
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, occupant, tenancy
@@ -124,7 +124,7 @@ class _Judge:
             return
         elif self._use in (GpuPolicy.MIG, GpuPolicy.OFF):
             verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, f"{self._policy} parts"), key=_rank)
-        elif shared.left <= CONTEXT_MEMORY[account.sharing]:
+        elif shared.left <= gpu.context_memory:
             too_little = f"{format_memory(shared.left)} left, which a program's CUDA context alone needs"
             verdict = max(verdict, _Verdict(FreePlaceStatus.UNUSABLE, too_little), key=_rank)
         yield FreePlace(None if slot is None else slot.placement, *verdict)

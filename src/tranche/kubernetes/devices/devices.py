@@ -21,7 +21,7 @@ from tranche.core.board import GpuInstanceProfile, board_of
 from tranche.core.grid import Placement, placements
 from tranche.core.profile import ProfileName
 from tranche.core.quantity import MIB
-from tranche.core.sharing import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, Sharing, capacity
+from tranche.core.sharing import ALL_COMPUTE, FEWEST_CLIENTS, Sharing, capacity, context_memory
 from tranche.core.sharing_policy import GpuSharing
 from tranche.core.state import GpuState, NodeState, clients_inside
 from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, DeviceType, profile_label
@@ -224,11 +224,16 @@ def _devices_on(gpu: GpuState, number: int, node: NodeState, root: str) -> Itera
             yield device(name, OfferKind.SLICE, offered, None, _slice_amounts(profile, spot, gpu), counters)
             sharing = None if profile.name.has_attributes else sharing_of(gpu, node)
             if sharing is not None and profile.memory is not None:
-                amounts = _shared_amounts(sharing, profile.memory, clients_inside(_clients(node), profile, gpu))
+                amounts = _shared_amounts(
+                    sharing,
+                    profile.memory,
+                    clients_inside(_clients(node), profile, gpu),
+                    context_memory(profile.sm or 0),
+                )
                 if amounts:
                     yield device(f"{name}-shared", OfferKind.SHARED_SLICE, offered, sharing, amounts, counters)
     if (sharing := sharing_of(gpu, node)) is not None:
-        amounts = _shared_amounts(sharing, gpu.usable_memory, _clients(node))
+        amounts = _shared_amounts(sharing, gpu.usable_memory, _clients(node), gpu.context_memory)
         if amounts:
             yield device(f"gpu-{number}-shared", OfferKind.SHARED_GPU, whole, sharing, amounts, every)
     yield device(f"gpu-{number}", OfferKind.WHOLE, whole, None, _whole_amounts(gpu), every)
@@ -258,9 +263,9 @@ def _slice_amounts(profile: GpuInstanceProfile, spot: Placement, gpu: GpuState) 
     return found
 
 
-def _shared_amounts(sharing: Sharing, memory: int, clients: int) -> Mapping[str, DeviceCapacity]:
-    """The capacities of a device with that many bytes for programs; none when a context alone fills it."""
-    room, least = capacity(sharing, memory) // MIB * MIB, CONTEXT_MEMORY[sharing]
+def _shared_amounts(sharing: Sharing, memory: int, clients: int, least: int) -> Mapping[str, DeviceCapacity]:
+    """The capacities of a device with that many bytes for programs; none when a context's `least` bytes alone fill it."""
+    room = capacity(sharing, memory) // MIB * MIB
     if room < least:
         return {}
     found: dict[str, DeviceCapacity] = {CapacityName.MEMORY: DeviceCapacity(room, default=room, least=least, step=MIB)}

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare
 from tranche.core.errors import HardwareError, TrancheError
-from tranche.core.sharing import CONTEXT_MEMORY, MachineSharing, Sharing
+from tranche.core.sharing import MachineSharing, Sharing, context_memory
 from tranche.core.state import GpuState, NodeState
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import cannot_write, read_state_file
@@ -237,7 +237,7 @@ class LimitTrialRunner:
             return ""
         from tranche.hardware.limit_trial import keeps_limits
 
-        kept = keeps_limits(part.gpu_uuid, part.memory, CONTEXT_MEMORY[Sharing.MEMORY_LIMITS], self._environment)
+        kept = keeps_limits(part.gpu_uuid, part.memory, context_memory(), self._environment)
         if kept is None:
             return ""
         trial = _LimitTrial(boot_id(), driver, "" if kept else _NOT_KEPT, kept=kept)

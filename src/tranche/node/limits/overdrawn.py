@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
-from tranche.core.sharing import CONTEXT_MEMORY, Sharing
+from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
 from tranche.hardware.process_stat import PROC
 
@@ -47,7 +47,7 @@ def excess(
     ]
     if not _watched(part) or not all(map(_may_be_watched, parts)):
         return 0
-    allowed = sum(each.memory for each in parts) + CONTEXT_MEMORY[part.sharing]
+    allowed = sum(each.memory for each in parts) + gpu.context_memory
     listed = _listed(part, gpu)
     if sum(each.memory or 0 for each in listed) <= allowed:
         return 0

@@ -35,7 +35,7 @@ from tranche.core.allocation import (
 )
 from tranche.core.errors import TrancheError
 from tranche.core.request import GpuMemory, GpuShare, Request
-from tranche.core.sharing import CONTEXT_MEMORY, Sharing
+from tranche.core.sharing import Sharing, context_memory
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
 from tranche.hardware.mps_environment import PIPES
@@ -130,10 +130,10 @@ def _request_of(text: str) -> Request | None:
 
 def _likely_request(grants: tuple[Grant, ...]) -> Request:
     """The probable request. For a part, its memory without CUDA's context, which is added to every requested amount."""
-    request, first = nearest_request(grants), grants[0]
-    if not isinstance(first, FractionalShare) or first.memory <= CONTEXT_MEMORY[first.sharing]:
+    request, first, context = nearest_request(grants), grants[0], context_memory()
+    if not isinstance(first, FractionalShare) or first.memory <= context:
         return request
-    return replace(request, demand=GpuMemory(first.memory - CONTEXT_MEMORY[first.sharing]))
+    return replace(request, demand=GpuMemory(first.memory - context))
 
 
 def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:

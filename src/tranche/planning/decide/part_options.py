@@ -98,7 +98,7 @@ def _fresh(
     """The first part of a device."""
     part = _part(device, way, wish)
     left = capacity(way.sharing, memory_of(device, gpu)) - way.memory
-    return Option(gpu, part, change, (), part.memory, mask, left)
+    return Option(gpu, part, change, (), wish.amount or part.memory, mask, left)
 
 
 def _joined(
@@ -112,7 +112,7 @@ def _joined(
         return found
     assert way is not None
     part = _part(device, way, wish)
-    return (Option(gpu, part, OptionKind.NONE, (), part.memory, tenancy.lasting_mask, found),)
+    return (Option(gpu, part, OptionKind.NONE, (), wish.amount or part.memory, tenancy.lasting_mask, found),)
 
 
 def _full(

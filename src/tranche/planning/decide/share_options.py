@@ -9,7 +9,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.quantity import MIB, format_memory
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request
-from tranche.core.sharing import ALL_COMPUTE, CONTEXT_MEMORY, FEWEST_CLIENTS, GpuPolicy, Sharing, capacity
+from tranche.core.sharing import ALL_COMPUTE, FEWEST_CLIENTS, GpuPolicy, Sharing, capacity
 from tranche.core.sharing_policy import GpuSharing
 from tranche.core.state import GpuState
 
@@ -111,10 +111,10 @@ def _way(request: Request, gpu: GpuState, sharing: Sharing) -> ShareOption | Non
     room = capacity(sharing, gpu.usable_memory)
     match request.demand:
         case GpuMemory(amount):
-            memory = _whole_mebibytes(amount + CONTEXT_MEMORY[sharing])
+            memory = _whole_mebibytes(amount + gpu.context_memory)
         case GpuShare(share):
             memory = int(share * room) // MIB * MIB
-            if memory <= CONTEXT_MEMORY[sharing]:
+            if memory <= gpu.context_memory:
                 return None
         case _:
             return None
@@ -151,7 +151,7 @@ def smallest_share(request: Request, gpu: GpuState, rules: GpuSharing) -> Fracti
     if not isinstance(request.demand, GpuShare):
         return None
     ways = [each for each in accepted(request) if not rules.why_not(each, gpu)]
-    enough = [_smallest(capacity(each, gpu.usable_memory), CONTEXT_MEMORY[each]) for each in ways]
+    enough = [_smallest(capacity(each, gpu.usable_memory), gpu.context_memory) for each in ways]
     share = min((each for each in enough if each is not None), default=None)
     return share if share is not None and share > request.demand.share else None
 
@@ -167,8 +167,8 @@ def _smallest(room: int, context: int) -> Fraction | None:
 def _misfit(request: Request, gpu: GpuState, sharing: Sharing) -> str:
     """Why no part by the GPU's mechanisms has the requested size."""
     room = capacity(sharing, gpu.usable_memory)
-    most = room - CONTEXT_MEMORY[sharing]
-    share = _smallest(room, CONTEXT_MEMORY[sharing]) if isinstance(request.demand, GpuShare) else None
+    most = room - gpu.context_memory
+    share = _smallest(room, gpu.context_memory) if isinstance(request.demand, GpuShare) else None
     if share is not None:
         return f"a smaller share than {float(share):g} of it has no room for a CUDA context"
     return f"its parts have at most {format_memory(most)}"
