@@ -21,7 +21,7 @@ _FORMS = {
     r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}": "MIG UUID",
     r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0": "PCI bus id",
     r"\d{10,13}": "serial",
-    r"\d+\.\d+(\.\d+)?": "version",
+    r"\d+(\.\d+)+": "version",
 }
 
 
@@ -97,7 +97,7 @@ def _fields(info: Any) -> dict[str, Any]:
 
 
 def _memory_v2(info: Any) -> list[int]:
-    return [info.total, info.reserved]
+    return [info.total, info.reserved >> 20]  # the catalogue has MiB
 
 
 def _text(value: bytes | str) -> str:
