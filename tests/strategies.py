@@ -66,6 +66,7 @@ def gpu_on(
         memory_slices=board.memory_slices,
         profiles=board.profiles,
         profiles_source="catalogue",
+        multiprocessors=board.sm,
         instances=tuple(instances),
         processes=tuple(processes),
     )
@@ -92,6 +93,7 @@ def uncuttable_gpu(
         memory_slices=0,
         profiles=(),
         profiles_source="catalogue",
+        multiprocessors=40,
     )
 
 

@@ -189,8 +189,8 @@ INSIDE_WALLS = GrantIsolation(
 """A compute instance beside others in one GPU instance: own multiprocessors, all else shared."""
 
 
-MOST_MULTIPROCESSORS = 142
-"""Of the modelled boards without MIG (L40S). A GPU that can be cut names its own."""
+MOST_MULTIPROCESSORS = 188
+"""Of a GPU whose driver does not say: as many as any modelled board has (RTX PRO 6000)."""
 
 
 def context_memory(multiprocessors: int = MOST_MULTIPROCESSORS) -> int:

@@ -151,7 +151,7 @@ class GpuState:
     off); `profiles_source` says which. `pci_device_id` and `pci_subsystem_id` are `0xDDDDVVVV`. `compute_capability` is CUDA's,
     major and minor. `compute_mode` is None if the driver does not say. `daemons` are Tranche's own; no driver knows them.
     `timeslice` is the length of turns that Tranche has set, and `timeslice_wanted` the administrator's choice for shares that
-    take turns; None if unset.
+    take turns; None if unset. `multiprocessors` is the number of the uncut GPU, None if the driver does not say.
     """
 
     index: int
@@ -180,6 +180,7 @@ class GpuState:
     memory_reserved: int = 0
     timeslice: Timeslice | None = None
     timeslice_wanted: Timeslice | None = None
+    multiprocessors: int | None = None
 
     @property
     def label(self) -> str:
@@ -204,7 +205,7 @@ class GpuState:
     @property
     def context_memory(self) -> int:
         """The bytes that a program's CUDA context takes of a share of this GPU."""
-        return context_memory(max((each.sm or 0 for each in self.profiles), default=0) or MOST_MULTIPROCESSORS)
+        return context_memory(self.multiprocessors or MOST_MULTIPROCESSORS)
 
     @property
     def mig_capable(self) -> bool:

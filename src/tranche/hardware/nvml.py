@@ -213,6 +213,7 @@ class NvmlDriver:
         geometry = GpuProfileTable((), 0, "driver")
         if current is not MigMode.UNSUPPORTED:
             geometry = self._geometry(handle, uuid, device_id, memory.total, current)
+        capability = _pair(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
         processes = read_processes(handle)
         instances: tuple[GpuInstance, ...] = ()
         if current is MigMode.ENABLED:
@@ -239,7 +240,8 @@ class NvmlDriver:
             processes=tuple(p for (gi_id, _), found in processes.items() if gi_id not in held for p in found),
             minor=_optional(pynvml.nvmlDeviceGetMinorNumber, handle),
             numa_node=_optional(pynvml.nvmlDeviceGetNumaNodeId, handle),
-            compute_capability=_pair(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+            compute_capability=capability,
+            multiprocessors=_multiprocessors(_optional(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
             compute_mode=_compute_mode(_optional(pynvml.nvmlDeviceGetComputeMode, handle)),
         )
 
@@ -284,6 +286,11 @@ def _optional(query: Any, handle: Any) -> int | None:
 def _reserved_memory(handle: Any) -> int:
     """The bytes that the driver keeps for itself. Only the second version of the call separates them (drivers from 510 on)."""
     return int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved)
+
+
+def _multiprocessors(cores: int | None, capability: tuple[int, int]) -> int | None:
+    """The number of multiprocessors of an uncut GPU; each has 64 cores in Volta, Turing and GA100, 128 in all that came later."""
+    return None if not cores or capability < (7, 0) else cores // (64 if capability <= (8, 0) else 128)
 
 
 def _pair(numbers: Any) -> tuple[int, int]:
