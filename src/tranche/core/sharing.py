@@ -204,7 +204,7 @@ def context_memory(multiprocessors: int = MOST_MULTIPROCESSORS) -> int:
 
 
 RESERVED_MEMORY: Mapping[Sharing, int] = {Sharing.MEMORY_LIMITS: 0, Sharing.MPS: 80 * MIB, Sharing.TIME_SLICING: 0}
-"""The bytes of a device that the mechanism itself takes. An MPS server was seen with 30 MiB on a V100, 60 on an H100 and 66 on an H200."""
+"""The bytes of a device that the mechanism itself takes. MPS servers had 30 MiB on a V100, 60 on an H100, 66 on an H200."""
 
 FEWEST_CLIENTS = 16
 """How many clients MPS serves on a GPU if the driver's number is unknown: the smallest that NVIDIA documents."""
