@@ -103,7 +103,7 @@ class ControlPlane:
                 lambda: port_is_free(place.port or _HTTPS, place.hostname or ""),
             )
             unit.start(self._command(component))
-        wait_for(f"{component} answers", lambda: answers(url, self.pki), explain=unit.log_end)
+        wait_for(f"{component} answers", lambda: answers(url), explain=unit.log_end)
 
     def _health(self, component: str) -> str:
         port = self.record.port

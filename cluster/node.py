@@ -127,8 +127,7 @@ class Node:
         elif component == "kubelet":
             self._start_service(component, self._kubelet_command())
             url = f"http://127.0.0.1:{self._port + 1}/healthz"
-            pki = Pki(self.folder / "pki")
-            wait_for(f"kubelet of {self.name} answers", lambda: answers(url, pki), explain=unit.log_end)
+            wait_for(f"kubelet of {self.name} answers", lambda: answers(url), explain=unit.log_end)
         else:
             raise ClusterError(f"{component} is no part of a node: {', '.join(COMPONENTS)}")
 
