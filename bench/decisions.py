@@ -14,7 +14,7 @@ from random import Random
 from statistics import median
 
 from bench.commands import TRANCHE, environment_of, milliseconds, tranche
-from bench.machine import ProductPath, Spot, board_of
+from bench.machine import BOARD, ProductPath, Spot
 from bench.report import Report, figure
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
@@ -32,7 +32,6 @@ from tranche.planning.decide.recording import (
 )
 from tranche.planning.explain.explanation import explain
 
-BOARD = "A100-40GB"
 SEED = 7
 MACHINES = (1, 8, 16)
 NODES = (10, 100, 1_000)
@@ -134,7 +133,7 @@ def _replay(report: Report) -> None:
 
 def filled(gpus: int, seed: int) -> NodeView:
     """A machine on which slices came and went until so many are held."""
-    random, product = Random(seed), ProductPath(board_of(BOARD), gpus)
+    random, product = Random(seed), ProductPath(gpus)
     live: list[Spot] = []
     while len(live) < HELD * gpus:
         spot = product.place(random.choices(range(len(_HELD_WEIGHTS)), _HELD_WEIGHTS)[0])

@@ -17,7 +17,7 @@ from pathlib import Path
 from cluster.cluster import Cluster
 
 from bench.fleet_agent import DAEMON_SET, LAYOUTS, NAMESPACE, Counts, FleetAgent
-from bench.machine import board_of, empty_machine
+from bench.machine import empty_machine
 from bench.own_cluster import own_cluster
 from bench.report import Report
 from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
@@ -79,7 +79,7 @@ class _Fleet:
         self.counts = Counts()
         self.budget: RolloutLimit = parse_budget(BUDGET)
         self.most = 0
-        view = empty_machine(board_of("A100-40GB"), 8)
+        view = empty_machine(8)
         self.agents = [FleetAgent(server, name, view, self.budget, folder, self.counts) for name in names]
         self._tasks = [asyncio.create_task(agent.run()) for agent in self.agents]
 

@@ -39,13 +39,20 @@ def publish_on_paper(
     places = kept_places(devices, view, parse_kept(keep), reasons)
     devices, against = set_apart(devices, places, reasons)
     shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in known)
-    writes = slice_writes(pool_contents(name, devices, view, against, shown), known, SliceOwner(name, uid))
+    return write_slices(api, pool_contents(name, devices, view, against, shown), known, SliceOwner(name, uid))[0]
+
+
+def write_slices(
+    api: ApiClient, contents: Sequence[PoolSlice], known: Sequence[NodeSlice], owner: SliceOwner
+) -> tuple[tuple[NodeSlice, ...], int]:
+    """Write what differs from the known slices of a node; its slices after that, and how many were written."""
+    writes = slice_writes(contents, known, owner)
     made = {each.name: each for each in known}
     for each in writes.create:
         made[each.name] = decode_slice(api.request("POST", SLICES, encode_slice(each)))
     for each in writes.replace:
         made[each.name] = decode_slice(api.request("PUT", f"{SLICES}/{each.name}", encode_slice(each)))
-    return tuple(made.values())
+    return tuple(made.values()), writes.count
 
 
 def claim(name: str, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
