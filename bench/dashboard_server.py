@@ -85,10 +85,9 @@ class _OpenRequestHandler(GatedRequestHandler):
 
 async def _play(cluster: SimulatedCluster, live: Publisher[ClusterSnapshot], changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
-    snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(),)
+    snapshot, history = cluster.snapshot(time.time()), ClusterHistory()
     live.take(snapshot)
-    for book in books:
-        book.take(snapshot)
+    history.take(snapshot)
     began, made = time.monotonic(), 0
     while True:
         await asyncio.sleep(_TURN_SECONDS)
@@ -97,8 +96,7 @@ async def _play(cluster: SimulatedCluster, live: Publisher[ClusterSnapshot], cha
             now = time.time()
             snapshot = snapshot.after(cluster.changes(1, now), now)
             live.take(snapshot)
-            for book in books:
-                book.take(snapshot)
+            history.take(snapshot)
             print(snapshot.version, now, flush=True)
         if (now := time.time()) - snapshot.taken > _LOOK_SECONDS:
             snapshot = snapshot.after((), now)

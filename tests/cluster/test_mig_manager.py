@@ -17,7 +17,6 @@ import pytest
 from cluster.agent_process import agent_command
 from cluster.agents import AgentPod, agent_on
 from cluster.cluster import Cluster
-from cluster.cuts import time_label
 from cluster.node import Node
 from cluster.node_layouts import (
     condition,
@@ -26,6 +25,7 @@ from cluster.node_layouts import (
     node_object,
     remove_layouts,
     slices,
+    time_label,
     wait_for_slices,
     wait_for_state,
     write_layouts,
