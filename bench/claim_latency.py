@@ -27,10 +27,10 @@ from time import monotonic
 from typing import Any
 
 from cluster.agents import agent_on
+from cluster.binaries import build
 from cluster.claims import DRIVER, claim_template, claims_in, devices_published, give_by_claims, with_claim
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
-from cluster.kits import build
 from cluster.node import Node
 from cluster.units import Unit
 from cluster.waiting import wait_for
@@ -288,8 +288,8 @@ def ensure_nvidia_driver(say: Callable[[str], None]) -> Path:
     """The driver's program, which is built if it is not there: about two minutes of processor time.
 
     Raises:
-        UnsuitableMachine: there is no Go, or no C compiler.
-        ClusterError: a module cannot be fetched or compiled.
+        UnsuitableMachine: there is no Go.
+        ReleaseError: a module cannot be fetched or compiled.
     """
     target = cache_directory() / "cluster" / f"nvidia-driver-{GO_MODULE.pins}"
     if not target.is_file():

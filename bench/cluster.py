@@ -18,8 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import grpc
-from cluster.agent_process import AgentProcess, agent_process_on
-from cluster.agents import agent_on
+from cluster.agents import AgentProcess, agent_on, agent_process_on
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import (

@@ -12,17 +12,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.addresses import add_address, node_address, remove_address, routes_and_addresses
-from cluster.binaries import Binaries, ensure_binaries, find_binaries
-from cluster.cgroups import Cgroup
+from cluster.binaries import Binaries, ensure_binaries, find_binaries, replaced
 from cluster.client import ApiClient
 from cluster.control_plane import ControlPlane
 from cluster.errors import ClusterError, UnsuitableMachine
-from cluster.host import cluster_directories, clusters_directory, host_lock, prepare_host, restore_host
+from cluster.host import (
+    add_address,
+    cluster_directories,
+    clusters_directory,
+    host_lock,
+    install_missing,
+    node_address,
+    prepare_host,
+    remove_address,
+    restore_host,
+    routes_and_addresses,
+    why_not,
+)
 from cluster.images import write_images
 from cluster.node import Node
-from cluster.preflight import install_missing, why_not
 from cluster.record import NAME, ClusterRecord, free_slot, load_record, port_is_free
+from cluster.units import Cgroup
 from cluster.waiting import wait_for
 
 Say = Callable[[str], None]
@@ -79,7 +89,7 @@ class Cluster:
             while not add_address(record.service_address, lock):
                 record = _claimed(record)
                 record.save(folder)
-        cluster = cls(folder, record, binaries.with_programs(record.programs))
+        cluster = cls(folder, record, replaced(binaries, record.programs))
         cluster.start(say)
         return cluster
 
@@ -95,7 +105,7 @@ class Cluster:
         binaries = find_binaries()
         if record is None or binaries is None:
             raise ClusterError(f"there is no cluster {name!r}", hint="`make cluster` makes one")
-        return cls(folder, record, binaries.with_programs(record.programs))
+        return cls(folder, record, replaced(binaries, record.programs))
 
     @property
     def control_plane(self) -> ControlPlane:
@@ -217,7 +227,7 @@ def prepare_machine(say: Say) -> Binaries:
 
     Raises:
         UnsuitableMachine: no cluster can run here.
-        ClusterError: a program cannot be got.
+        ReleaseError: a program cannot be got.
     """
     if reason := why_not():
         raise UnsuitableMachine(f"no cluster can run here: {reason}")

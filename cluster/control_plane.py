@@ -8,12 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster.binaries import Binaries
-from cluster.cgroups import Cgroup
 from cluster.client import ApiClient, answers
 from cluster.errors import ClusterError
 from cluster.pki import Pki
 from cluster.record import ClusterRecord, port_is_free
-from cluster.units import Unit
+from cluster.units import Cgroup, Unit
 from cluster.waiting import wait_for
 
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")

@@ -12,8 +12,8 @@ from release.chart import CHART
 from release.helm import helm
 from release.image import MadeImage
 
-from cluster.agent_image import give_image
-from cluster.agent_rights import remove_device_classes
+from cluster.agents import remove_device_classes
+from cluster.chart_values import give_image
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 

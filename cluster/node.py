@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.binaries import Binaries
-from cluster.cgroups import Cgroup
 from cluster.client import ApiClient, answers
 from cluster.errors import ClusterError
+from cluster.host import cni_folder
 from cluster.images import BUSYBOX, PAUSE
 from cluster.node_files import NodePaths, containerd_config, kubelet_config, network_config
 from cluster.pki import Pki
-from cluster.preflight import cni_folder
 from cluster.record import ClusterRecord, NodeRecord
-from cluster.units import Unit
+from cluster.units import Cgroup, Unit
 from cluster.waiting import wait_for
 from tranche_simulator import SimulatedMachine
 
@@ -79,7 +78,7 @@ class Node:
     def create(self, pki: Pki) -> None:
         """Make its files, its machine and its credentials, these last; what an interrupted run made is made again."""
         paths = self.paths
-        for folder in (*paths.mounts().values(), *paths.lost_at_reboot(), paths.folder / "cni", paths.units):
+        for folder in (*paths.mounts.values(), *paths.lost_at_reboot, paths.folder / "cni", paths.units):
             folder.mkdir(parents=True, exist_ok=True)
         plugins = cni_folder()
         if plugins is None:
@@ -241,12 +240,12 @@ class Node:
         unit = self.unit("namespace")
         if unit.pid is not None:
             return
-        for folder in self.paths.lost_at_reboot():
+        for folder in self.paths.lost_at_reboot:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         ready = self.paths.units / "namespace.ready"
         ready.unlink(missing_ok=True)
-        binds = [str(part) for target, source in self.paths.mounts().items() for part in (source, target)]
+        binds = [str(part) for target, source in self.paths.mounts.items() for part in (source, target)]
         script = ["sh", "-c", _MOUNT_SCRIPT, "namespace", *binds]
         unit.start(["unshare", "--mount", "--propagation", "private", *script], {**os.environ, "READY": str(ready)})
         wait_for(f"the mounts of {self.name} are made", ready.exists, timeout=30, explain=unit.log_end)

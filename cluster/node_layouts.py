@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from cluster.waiting import wait_for
 
 LAYOUTS = f"/api/v1/namespaces/{NAMESPACE}/configmaps/tranche-layouts"
 _LABEL, _STATE, _REASON = "nvidia.com/mig.config", "nvidia.com/mig.config.state", "tranche.dev/mig.config.reason"
+_DOMAIN = "nvidia.com/"
 
 
 def node_object(cluster: Cluster, node: Node) -> Mapping[str, Any]:
@@ -131,3 +133,33 @@ def _time_cut(
     seen_at = time.monotonic()
     settle()
     return CutTimes(begun_at - wished_at, machine.changed_at - begun_at, seen_at - machine.changed_at)
+
+
+def forget_stale_counts(cluster: Cluster) -> dict[str, list[str]]:
+    """Take such counts off every node: what was taken, by node."""
+    found = {node.name: names for node in cluster.nodes if (names := _stale(cluster, node))}
+    for name, resources in found.items():
+        none: dict[str, Any] = dict.fromkeys(resources)
+        patch = {"status": {"capacity": none, "allocatable": none}}
+        cluster.api.merge(f"/api/v1/nodes/{name}/status", patch)
+    return found
+
+
+def _stale(cluster: Cluster, node: Node) -> list[str]:
+    status = cluster.api.get(f"/api/v1/nodes/{node.name}")["status"]
+    counted = {
+        name
+        for counts in (status["capacity"], status["allocatable"])
+        for name, count in counts.items()
+        if name.startswith(_DOMAIN) and count != "0"
+    }
+    return sorted(counted - _known(node)) if counted else []
+
+
+def _known(node: Node) -> set[str]:
+    """The resources that the kubelet has a plugin for, or had one within five minutes: it writes them down at each change."""
+    try:
+        checkpoint = json.loads((node.paths.device_plugins / "kubelet_internal_checkpoint").read_text())
+    except FileNotFoundError:
+        return set()
+    return set(checkpoint["Data"]["RegisteredDevices"] or {})

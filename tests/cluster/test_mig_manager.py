@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.agent_process import agent_command
-from cluster.agents import AgentPod, agent_on
+from cluster.agents import AgentPod, agent_command, agent_on
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.node_layouts import (
