@@ -64,7 +64,6 @@ class ByIndex:
         return spot
 
     def release(self, spot: Spot) -> None:
-        """Give a place back."""
         self._set(spot.gpu, self._masks[spot.gpu] ^ spot.slices)
 
     def _set(self, gpu: int, taken: int) -> None:

@@ -254,12 +254,10 @@ class ClaimBatch:
 
     @property
     def p50(self) -> float:
-        """Milliseconds that half of the claims took at most."""
         return percentile(self.claims, 0.5)
 
     @property
     def p99(self) -> float:
-        """Milliseconds that 99 of 100 claims took at most."""
         return percentile(self.claims, 0.99)
 
 

@@ -57,18 +57,15 @@ class ClaimedNode:
 
     @property
     def view(self) -> NodeView:
-        """The machine with what it has given."""
         return replace(self._empty, allocations=tuple(self._held.values()))
 
     def give(self, pod: str, device: NodeDevice) -> Slice:
-        """A pod has a device from now on."""
         assert isinstance(device.offered, Slice)
         request, keeper = Request(MigSlice(device.offered.profile)), ClaimKeeper(NAMESPACE, pod, pod)
         self._held[pod] = Allocation(pod, request, (device.offered,), Phase.ACTIVE, 0.0, keeper=keeper)
         return device.offered
 
     def take_back(self, pod: str) -> Slice:
-        """Take back what a pod has."""
         (grant,) = self._held.pop(pod).grants
         assert isinstance(grant, Slice)
         return grant
@@ -92,7 +89,6 @@ class ListedNode(ClaimedNode):
         self._keep()
 
     def fits(self, shape: int) -> bool:
-        """Whether a device of the shape is free."""
         return any(map(self._free, self._of[PROFILES[shape]]))
 
     def has_room(self, shape: int) -> bool:
@@ -108,7 +104,6 @@ class ListedNode(ClaimedNode):
         )
 
     def take(self, pod: str, shape: int) -> None:
-        """Give the first device of the list."""
         listed: Sequence[NodeDevice] = self._of[PROFILES[shape]]
         if self._order == OUR_ORDER:
             listed = in_order(listed, self.view)
@@ -117,7 +112,6 @@ class ListedNode(ClaimedNode):
         self._keep()
 
     def free(self, pod: str) -> None:
-        """Take back what a pod has."""
         given = self.take_back(pod)
         self._taken[given.gpu_uuid] &= ~given.placement.mask
         self._keep()
@@ -175,12 +169,10 @@ class ShownNode(ClaimedNode):
         self.show()
 
     def show(self) -> None:
-        """Write what differs."""
         self.known, written = write_slices(self._api, self._contents(), self.known, SliceOwner(self._name, self._uid))
         self.writes += written
 
     def give_named(self, pod: str, device: str) -> None:
-        """A pod has the device of that name from now on."""
         self.give(pod, next(each for each in self._devices if each.name == device))
         self.show()
 
@@ -271,7 +263,6 @@ def _placed(api: ApiClient, name: str) -> str:
 
 
 def _remove(api: ApiClient, name: str) -> None:
-    """Delete a pod and its claim, and wait until the claim is gone."""
 
     def gone() -> bool:
         try:

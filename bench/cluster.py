@@ -75,7 +75,6 @@ Measured = dict[Change, list[CutTimes]]
 
 
 def run(report: Report) -> None:
-    """Measure everything on one cluster."""
     with own_cluster(P4D) as cluster:
         (node,) = cluster.nodes
         cluster.make_namespace(_NAMESPACE)
@@ -177,7 +176,6 @@ def _running(cluster: Cluster) -> set[str]:
 
 
 def _large_slices(node: Node) -> set[str]:
-    """The UUIDs of the slices that the pods use."""
     return {line.split()[-1] for line in node.run("nvidia-smi", "-L").splitlines() if "MIG 3g.20gb" in line}
 
 

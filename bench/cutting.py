@@ -177,7 +177,6 @@ def _timed_calls() -> Iterator[dict[int, list[float]]]:
 
 
 def _clear_then_create() -> None:
-    """The baseline."""
     for index in range(pynvml.nvmlDeviceGetCount()):
         device = pynvml.nvmlDeviceGetHandleByIndex(index)
         _clear(device)

@@ -82,7 +82,6 @@ class _Server:
         return {int(version): float(when) for version, when in map(str.split, lines)}
 
     def memory(self) -> float:
-        """What the server's process has in memory, in MiB."""
         return _resident(self.process.pid)
 
 

@@ -52,13 +52,10 @@ class _AsItIs(UserView):
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """The newest."""
         return self.live.newest or ClusterSnapshot()
 
 
 class _OpenRequestHandler(GatedRequestHandler):
-    """Lets everybody in."""
-
     def __init__(self, cluster: SimulatedCluster, changes: float) -> None:
         super().__init__(cluster_routes(), self._playing)
         self._cluster, self._changes = cluster, changes

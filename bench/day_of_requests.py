@@ -100,7 +100,6 @@ def day_of(memory: int, seed: int, hard: float = 0.0) -> list[Visit]:
 
 
 def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
-    """What became of the visits."""
     here: list[tuple[float, int]] = []
     served = asked = alone = 0
     for number, visit in enumerate(day):

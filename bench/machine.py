@@ -57,7 +57,6 @@ def idle_gpu(index: int) -> GpuState:
 
 
 def empty_machine(gpus: int) -> NodeView:
-    """So many of them."""
     return NodeView(NodeState(tuple(map(idle_gpu, range(gpus)))))
 
 
@@ -83,7 +82,6 @@ class ProductPath:
 
     @property
     def view(self) -> NodeView:
-        """The whole machine as it is now."""
         return NodeView(
             NodeState(tuple(gpu for view in self._views for gpu in view.node)),
             tuple(each for view in self._views for each in view.allocations),
@@ -116,7 +114,6 @@ class ProductPath:
         return spot
 
     def release(self, spot: Spot) -> None:
-        """Give a slice back."""
         view, gone = self._views[spot.gpu], self._held.pop(spot)
         self._change(spot.gpu, replace(view, allocations=tuple(each for each in view.allocations if each.id != gone)))
 

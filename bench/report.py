@@ -33,7 +33,6 @@ class Report:
         print(file=self.out, flush=True)
 
     def verdict(self, text: str, met: bool) -> None:
-        """Print a stated target and whether this run met it."""
         print(f"{'met' if met else 'NOT MET'}: {text}", file=self.out, flush=True)
 
 

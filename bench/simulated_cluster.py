@@ -45,7 +45,6 @@ class SimulatedCluster:
         return json.dumps(overview_data(machine.view, (), ()))
 
     def snapshot(self, taken: float) -> ClusterSnapshot:
-        """All of it as it is."""
         return ClusterSnapshot().after([self._seen(name, taken) for name in self.overviews], taken)
 
     def changes(self, count: int, taken: float) -> list[SeenNode]:

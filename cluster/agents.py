@@ -27,6 +27,7 @@ from cluster.node import Node
 from cluster.units import Unit, end_process
 from cluster.waiting import wait_for
 from release import chart
+from tranche.hardware.process_stat import process_stat
 
 NAMESPACE = chart.NAMESPACE
 ACCOUNT = "tranche-agent"
@@ -138,7 +139,6 @@ class AgentPod(AgentHealth):
         return f"{self.address}:{_HEALTH_PORT}"
 
     def send(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
         os.kill(self.pid, number)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -259,7 +259,7 @@ def _running(node: Node, pod: str) -> int | None:
     groups = [node.cgroup.child("/".join(filter(None, ("kubepods", each, f"pod{pod}")))) for each in _CLASSES]
     found = [pid for group in groups for pid in group.running() if _is_agent(pid)]
     # What it has forked looks like it until it is another program.
-    return min((pid for pid in found if _parent(pid) not in found), default=None)
+    return min((pid for pid in found if (stat := process_stat(pid)) and stat.parent not in found), default=None)
 
 
 def _is_agent(pid: int) -> bool:
@@ -268,13 +268,6 @@ def _is_agent(pid: int) -> bool:
     except OSError:
         return False
     return b"agent" in words and any(word.endswith(b"/tranche") for word in words)
-
-
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +293,6 @@ class AgentProcess(AgentHealth):
 
     @property
     def unit(self) -> Unit:
-        """Its process."""
         return self.node.unit("agent")
 
     @property

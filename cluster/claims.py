@@ -37,13 +37,11 @@ def with_claim(pod: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def claims_in(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    """The claims of a namespace as the API server has them."""
     items: list[dict[str, Any]] = cluster.api.get(f"/apis/{_API}/namespaces/{namespace}/resourceclaims")["items"]
     return items
 
 
 def devices_given(claim: Mapping[str, Any]) -> list[str]:
-    """The devices that a claim is allocated."""
     allocation = (claim.get("status") or {}).get("allocation") or {}
     return [each["device"] for each in (allocation.get("devices") or {}).get("results") or ()]
 

@@ -64,7 +64,6 @@ class ApiClient:
     def request(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json"
     ) -> dict[str, Any]:
-        """One request. Errors as for `get`."""
         parsed: dict[str, Any] = json.loads(self._content(method, path, body, content_type=content_type))
         return parsed
 

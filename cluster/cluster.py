@@ -34,6 +34,7 @@ from cluster.node import Node
 from cluster.record import NAME, ClusterRecord, free_slot, load_record, port_is_free
 from cluster.units import Cgroup
 from cluster.waiting import wait_for
+from tranche.hardware.process_stat import process_stat
 
 Say = Callable[[str], None]
 
@@ -109,12 +110,10 @@ class Cluster:
 
     @property
     def control_plane(self) -> ControlPlane:
-        """etcd, API server, controller manager, scheduler."""
         return ControlPlane(self.folder, self.record, self.binaries)
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
         return self.control_plane.admin_kubeconfig
 
     def account_kubeconfig(self, namespace: str, account: str, node: str = "") -> Path:
@@ -123,16 +122,13 @@ class Cluster:
 
     @property
     def api(self) -> ApiClient:
-        """A client with the administrator's rights."""
         return self.control_plane.api()
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes."""
         return [self.node(node.name) for node in self.record.nodes]
 
     def node(self, name: str) -> Node:
-        """A node by name; ClusterError where there is none."""
         return Node(self.folder, self.record, self.record.node(name), self.binaries)
 
     def start(self, say: Say) -> None:
@@ -270,7 +266,6 @@ def remove_leftovers() -> list[str]:
 
 
 def this_process() -> tuple[int, int]:
-    """This process as an owner."""
     return owned_by(os.getpid())
 
 
@@ -280,10 +275,10 @@ def owned_by(pid: int) -> tuple[int, int]:
     Raises:
         ClusterError: there is no such process.
     """
-    try:
-        return pid, _start_time(pid)
-    except OSError:
-        raise ClusterError(f"no process {pid} that could own a cluster", hint="name one that runs") from None
+    stat = process_stat(pid)
+    if stat is None:
+        raise ClusterError(f"no process {pid} that could own a cluster", hint="name one that runs")
+    return pid, stat.started
 
 
 def _remove_parts(name: str, folder: Path) -> None:
@@ -329,13 +324,5 @@ def _mounts_below(folder: Path) -> list[str]:
 
 
 def _lives(owner: tuple[int, int]) -> bool:
-    pid, started = owner
-    try:
-        return _start_time(pid) == started
-    except OSError:
-        return False
-
-
-def _start_time(pid: int) -> int:
-    """When a process started, in ticks since boot."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    stat = process_stat(owner[0])
+    return stat is not None and stat.started == owner[1]

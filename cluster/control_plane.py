@@ -30,20 +30,16 @@ class ControlPlane:
 
     @property
     def pki(self) -> Pki:
-        """The cluster's certificates."""
         return Pki(self.folder / "pki")
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """The kubeconfig of the administrator."""
         return self.folder / "kubeconfig"
 
     def api(self) -> ApiClient:
-        """A client with the administrator's rights."""
         return ApiClient(self.record.server, self.pki, "admin")
 
     def unit(self, component: str) -> Unit:
-        """The process of a component."""
         if component not in COMPONENTS:
             raise ClusterError(f"{component} is no part of the control plane: {', '.join(COMPONENTS)}")
         return Unit(component, self.folder / "control", Cgroup(f"{self.record.cgroup}/control"))
@@ -67,7 +63,6 @@ class ControlPlane:
         return file
 
     def create_certificates(self) -> None:
-        """Make the authority, the certificates and the kubeconfigs of the control plane."""
         pki = self.pki
         pki.create_authority()
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")

@@ -189,7 +189,6 @@ def remove_address(address: str) -> None:
 
 
 def has_address(address: str) -> bool:
-    """Whether loopback has it."""
     return any((name, each) == (_LOOPBACK, address) for name, each, _ in _addresses())
 
 
@@ -207,7 +206,6 @@ def _ip(*words: str) -> str:
 
 
 def cni_folder() -> str | None:
-    """Where the CNI plugins lie."""
     return next((folder for folder in _CNI_FOLDERS if os.access(f"{folder}/bridge", os.X_OK)), None)
 
 

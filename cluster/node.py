@@ -43,12 +43,10 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The node's name in Kubernetes."""
         return self.record.name
 
     @property
     def paths(self) -> NodePaths:
-        """Its folders, as the host sees them."""
         return NodePaths(self.folder / "nodes" / self.name)
 
     @property
@@ -72,7 +70,6 @@ class Node:
         return Unit(name, self.paths.units, self.cgroup.child("system"))
 
     def is_created(self) -> bool:
-        """Whether `create` has done its work."""
         return self.paths.kubeconfig.exists()
 
     def create(self, pki: Pki) -> None:
@@ -140,7 +137,6 @@ class Node:
         )
 
     def is_ready(self, api: ApiClient) -> bool:
-        """Whether Kubernetes calls it Ready."""
         status = api.get(f"/api/v1/nodes/{self.name}")["status"]
         return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
 
@@ -158,7 +154,6 @@ class Node:
         self.cgroup.kill()
 
     def reboot(self, api: ApiClient) -> None:
-        """Power off, reboot the simulated machine, and start again."""
         self.power_off()
         if self.record.machine:
             self.machine.reboot()

@@ -19,13 +19,11 @@ _DOMAIN = "nvidia.com/"
 
 
 def node_object(cluster: Cluster, node: Node) -> Mapping[str, Any]:
-    """The node as the API server has it."""
     found: Mapping[str, Any] = cluster.api.get(f"/api/v1/nodes/{node.name}")
     return found
 
 
 def labels(cluster: Cluster, node: Node) -> Mapping[str, str]:
-    """The node's labels."""
     found: Mapping[str, str] = node_object(cluster, node)["metadata"].get("labels", {})
     return found
 
@@ -36,13 +34,11 @@ def label(cluster: Cluster, node: Node, layout: str | None) -> None:
 
 
 def write_layouts(cluster: Cluster, text: str) -> None:
-    """Create or replace the ConfigMap of layouts."""
     meta = {"name": "tranche-layouts", "namespace": NAMESPACE}
     cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"config.yaml": text}})
 
 
 def remove_layouts(cluster: Cluster) -> None:
-    """Remove the ConfigMap of layouts."""
     cluster.kubectl("delete", "configmap", "tranche-layouts", "--namespace", NAMESPACE, "--ignore-not-found")
 
 

@@ -56,7 +56,6 @@ def write_slices(
 
 
 def claim(name: str, requests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A resource claim."""
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",

@@ -6,14 +6,16 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cluster.errors import ClusterError, UnsuitableMachine
+from cluster.waiting import wait_for
+from tranche.hardware.process_stat import process_stat
 
-_START_SECONDS = 30.0
 # The process writes down its own id and joins its cgroup before it becomes the program: there is no instant at which the program
 # runs unnoticed.
 _SCRIPT = """
@@ -74,11 +76,7 @@ class Unit:
                 cwd="/",
                 check=True,
             )
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._pid_file.exists():
-            if time.monotonic() > deadline:
-                raise ClusterError(f"{self.name} did not start:\n{self.log_end()}")
-            time.sleep(0.01)
+        wait_for(f"{self.name} starts", self._pid_file.exists, timeout=30, period=0.01, explain=self.log_end)
         return int(self._pid_file.read_text())
 
     def send(self, number: signal.Signals) -> None:
@@ -102,7 +100,6 @@ class Unit:
             self.kill()
 
     def log_end(self, characters: int = 2000) -> str:
-        """The last of its output."""
         return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
 
     def _end(self, number: signal.Signals, seconds: float) -> bool:
@@ -150,7 +147,6 @@ class Cgroup:
     path: str
 
     def child(self, name: str) -> Cgroup:
-        """A cgroup inside this one."""
         return Cgroup(f"{self.path}/{name}")
 
     def create(self) -> None:
@@ -175,7 +171,6 @@ class Cgroup:
         return [str(hierarchy / self.path / "cgroup.procs") for hierarchy in hierarchies()]
 
     def processes(self) -> set[int]:
-        """Process ids here and below."""
         pids: set[int] = set()
         for hierarchy in hierarchies():
             for folder, _, files in os.walk(hierarchy / self.path):
@@ -187,11 +182,12 @@ class Cgroup:
         """Whether a process is here or below. False for one that has ended, also while nobody has reaped it."""
         try:
             membership = Path(f"/proc/{pid}/cgroup").read_text()
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except (FileNotFoundError, ProcessLookupError):
             return False
+        if (stat := process_stat(pid)) is None or not stat.lives:
+            return False
         paths = (line.split(":", 2)[2] for line in membership.splitlines())
-        return state != "Z" and any(path == f"/{self.path}" or path.startswith(f"/{self.path}/") for path in paths)
+        return any(path == f"/{self.path}" or path.startswith(f"/{self.path}/") for path in paths)
 
     def running(self) -> set[int]:
         """Process ids here and below, without those that have ended and only wait to be reaped."""
@@ -203,16 +199,15 @@ class Cgroup:
         Raises:
             ClusterError: a process does not go.
         """
-        deadline = time.monotonic() + _KILL_SECONDS
-        while pids := self.running():
-            if time.monotonic() > deadline:
-                raise ClusterError(f"processes {sorted(pids)} of {self.path} do not end")
+
+        def ended() -> bool:
+            pids = self.running()
             for pid in pids:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.05)
+            return not pids
+
+        wait_for(f"{self.path} ends", ended, timeout=_KILL_SECONDS, period=0.05, explain=lambda: str(self.running()))
 
     def remove(self) -> None:
         """Remove it and what is below; nothing may run in it.
@@ -220,12 +215,8 @@ class Cgroup:
         Raises:
             ClusterError: a cgroup stays in use.
         """
-        deadline = time.monotonic() + _KILL_SECONDS
-        for hierarchy in hierarchies():
-            while not _removed(hierarchy / self.path):
-                if time.monotonic() > deadline:
-                    raise ClusterError(f"{hierarchy / self.path} cannot be removed")
-                time.sleep(0.05)
+        for folder in (hierarchy / self.path for hierarchy in hierarchies()):
+            wait_for(f"{folder} is removed", partial(_removed, folder), timeout=_KILL_SECONDS, period=0.05)
 
 
 def _removed(folder: Path) -> bool:
