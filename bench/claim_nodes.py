@@ -15,9 +15,9 @@ from random import Random
 from time import monotonic
 from typing import NamedTuple
 
+from cluster.claims import claim, pod_with_claim, write_slices
 from cluster.client import ApiClient
 from cluster.errors import NotFound
-from cluster.paper_nodes import claim, pod_with_claim, write_slices
 from cluster.waiting import wait_for
 
 from bench.acceptance import Arrival

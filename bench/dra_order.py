@@ -16,8 +16,8 @@ from statistics import mean
 from time import monotonic
 from typing import Any
 
+from cluster.claims import NODES, SLICES, add_paper_node
 from cluster.client import ApiClient
-from cluster.paper_nodes import NODES, SLICES, add_paper_node
 from release.chart import render
 
 from bench.acceptance import Arrival, arrivals, fullest

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from release.progress import Say
 
 from cluster.binaries import Binaries, ensure_binaries, find_binaries, replaced
 from cluster.client import ApiClient
@@ -35,8 +37,6 @@ from cluster.record import NAME, ClusterRecord, free_slot, load_record, port_is_
 from cluster.units import Cgroup
 from cluster.waiting import wait_for
 from tranche.hardware.process_stat import process_stat
-
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True)

@@ -11,12 +11,13 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from release.debian_packages import install_packages
 from release.errors import ReleaseError
+from release.progress import Say
 
 from cluster.errors import ClusterError, UnsuitableMachine
 from cluster.units import hierarchies, is_unified
@@ -227,7 +228,7 @@ def why_not() -> str:
     return ""
 
 
-def install_missing(say: Callable[[str], None]) -> None:
+def install_missing(say: Say) -> None:
     """Install the packages that are missing, on Debian and its kin.
 
     Raises:
