@@ -36,8 +36,9 @@ from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import phases, pod, pods_in
 from release.go_build import GoModule
+from release.progress import Say, say_beside
 
-from bench.own_cluster import P4D, own_cluster, say
+from bench.own_cluster import P4D, own_cluster
 from bench.report import Report
 from tranche_simulator.build import cache_directory, ensure_built
 
@@ -77,7 +78,7 @@ class Contender:
 def run(report: Report) -> None:
     """Measure both; ClusterError where no cluster can run, or NVIDIA's driver cannot be built."""
     rounds = LONG_ROUNDS if report.long else ROUNDS
-    contenders = _contenders(ensure_nvidia_driver(say))
+    contenders = _contenders(ensure_nvidia_driver(say_beside))
     report.section(
         f"{CLAIMS} claims of {_PROFILE} at once on a node with eight A100 40 GB",
         f"NVIDIA's driver is {pinned_version()} with its gate DynamicMIG, as a process of the node; unlimited:",
@@ -126,7 +127,7 @@ def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[tu
                 # The kubelet takes half a minute to remove them, and the scheduler would believe them.
                 cluster.api.delete_all("/apis/resource.k8s.io/v1/resourceslices")
                 found[each.name].append(batches)
-                say(f"round {number + 1}, {each.name}: p50 {batches[0].p50:.1f} ms, p99 {batches[0].p99:.1f} ms")
+                say_beside(f"round {number + 1}, {each.name}: p50 {batches[0].p50:.1f} ms, p99 {batches[0].p99:.1f} ms")
     return found
 
 
@@ -282,7 +283,7 @@ def pinned_version() -> str:
     return GO_MODULE.versions[_PATH]
 
 
-def ensure_nvidia_driver(say: Callable[[str], None]) -> Path:
+def ensure_nvidia_driver(say: Say) -> Path:
     """The driver's program, which is built if it is not there: about two minutes of processor time.
 
     Raises:

@@ -7,7 +7,6 @@ are API objects alone; pods are bound and never run.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
@@ -19,6 +18,7 @@ from cluster.claims import claim, pod_with_claim, write_slices
 from cluster.client import ApiClient
 from cluster.errors import NotFound
 from cluster.waiting import wait_for
+from release.progress import say_beside
 
 from bench.acceptance import Arrival
 from bench.machine import SHAPES, empty_machine
@@ -215,7 +215,7 @@ def play(api: ApiClient, nodes: Mapping[str, ShownNode], path: Sequence[Arrival]
     first = len(path) // 3
     for number, arrival in enumerate(path):
         if number % _TOLD == 0:
-            print(f"{number} of {len(path)} arrivals, after {monotonic() - begun:.0f} s", file=sys.stderr)
+            say_beside(f"{number} of {len(path)} arrivals, after {monotonic() - begun:.0f} s")
         left = set()
         while running and running[0][0] <= arrival.time:
             _, gone, node = heappop(running)

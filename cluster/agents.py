@@ -19,6 +19,7 @@ from typing import Any
 
 from release.chart import KubeObject, render
 from release.image import make_image
+from release.progress import say_beside
 
 from cluster.chart_values import values_of
 from cluster.cluster import Cluster
@@ -183,7 +184,7 @@ def agent_on(cluster: Cluster, node: Node, *options: str, wait: bool = True) -> 
 
     There is one DaemonSet for all nodes that have an agent now, as for users: their agents have the same options.
     """
-    image = make_image(lambda line: print(line, file=sys.stderr))
+    image = make_image(say_beside)
     node.import_image(image.archive, image.name, image.digest)
     _remove(cluster, node)
     try:
