@@ -229,7 +229,7 @@ class _Machine:
         self.places = SimpleNamespace(manager_name=folder / name)
         self.changing = False
 
-    def change(self, decide: Callable[[NodeView], Plan]) -> Plan:
+    def change(self, decide: Callable[[NodeView], Plan], **_: object) -> Plan:
         """Decide, wait for as long as a change takes, and have it done."""
         plan = decide(self.view)
         if not plan.empty:
