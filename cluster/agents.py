@@ -1,4 +1,7 @@
-"""The agent on a node of the test cluster as users have it: the image, in the pod of the chart's DaemonSet, with its rights."""
+"""The agent on a node of the test cluster as users have it: the image, in the pod of the chart's DaemonSet, with its rights.
+
+`agent_process_on` runs it as a process of the node, for tests of what a pod cannot show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Claims of pods as objects, and questions about what the scheduler gave them."""
+"""Claims of pods as objects, and questions about what the scheduler gave them.
+
+Nodes on paper are API objects alone, without a kubelet: the scheduler binds pods to them, and nothing runs them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""What a cluster changes on the machine outside its own folder, written down first and put back when the last cluster goes.
+"""What a cluster needs of the machine, and changes on it outside its own folder: written down first, put back with the last one.
 
 Kubelets change kernel parameters and never restore them; nodes need a few folders to mount their own over.
+
+A cluster adds one address, where its API server is to be found by every pod: pods are told the address of the Service
+`kubernetes`. With the address on loopback, the machine itself answers there: for its own programs, for pods in its network, and
+for pods behind a bridge, whose packets come to the machine first. There is no kube-proxy.
 """
 
 from __future__ import annotations

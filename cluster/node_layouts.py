@@ -132,7 +132,12 @@ def _time_cut(
 
 
 def forget_stale_counts(cluster: Cluster) -> dict[str, list[str]]:
-    """Take such counts off every node: what was taken, by node."""
+    """Take off every node the devices that its status counts though its kubelet knows nothing of them: what was taken, by node.
+
+    Five minutes after a plugin has gone, the kubelet forgets its resource and writes a count of zero, once. When no API server
+    takes that write, the old count stays and is copied to what is allocatable; pods that name no node are placed there, and
+    refused. On a node with an agent the agent mends it.
+    """
     found = {node.name: names for node in cluster.nodes if (names := _stale(cluster, node))}
     for name, resources in found.items():
         none: dict[str, Any] = dict.fromkeys(resources)

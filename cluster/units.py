@@ -1,4 +1,7 @@
-"""The cluster's own processes: started detached in a cgroup, found again by their pid file, ended by pid."""
+"""The cluster's own processes: started detached in a cgroup, found again by their pid file, ended by pid.
+
+A cluster has a cgroup subtree of its own in every hierarchy: whatever is in it belongs to the cluster and can be ended by it.
+"""
 
 from __future__ import annotations
 
