@@ -9,8 +9,7 @@ import pytest
 
 from tests.conftest import Golden
 from tests.strategies import gpu_on, instance_of, placed, view_of
-from tranche.cli.overview import MachinePicture, overview
-from tranche.cli.top import TopView
+from tranche.cli.top import MachinePicture, TopView, overview
 from tranche.core.allocation import Allocation, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement

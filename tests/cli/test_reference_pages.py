@@ -14,7 +14,7 @@ from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_
 from tests.demo.test_demo_parts import result_of
 from tests.documents.test_picture import every_kind
 from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
-from tranche.cli.demo_view import result_json
+from tranche.cli.demo import result_json
 from tranche.core.errors import all_errors
 from tranche.dashboard.pages import waste_of
 from tranche.dashboard.snapshot import MachineSnapshot

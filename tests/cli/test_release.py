@@ -13,7 +13,7 @@ from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
 from tests.node.machines import node_of
 from tests.node.processes import in_child
-from tranche.cli.ids import full_id
+from tranche.cli.runtime import full_id
 from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request, WholeGpus
 from tranche.node.locks.locks import FileLock

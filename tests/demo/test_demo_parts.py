@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.conftest import Golden
 from tests.strategies import FAMILY_BOARDS, gpu_on
-from tranche.cli.demo_view import draw, print_result
+from tranche.cli.demo import draw, print_result
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import extra_missing
 from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
 from tranche.cli.service_options import absolute_path, log_as_json
 from tranche.core.errors import UsageError
@@ -24,7 +24,26 @@ if TYPE_CHECKING:
     from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 
 
-def _agent(context: click.Context, **values: Any) -> None:
+_OPTIONS = [
+    *AGENT_OPTIONS,
+    click.Option(
+        ["--without"],
+        type=click.Choice(tuple(PART_OPTIONS)),
+        multiple=True,
+        help="Leave out a part of the agent, because another program does its work; repeatable.",
+    ),
+    *PLUGIN_OPTIONS,
+    *(option for options in PART_OPTIONS.values() for option in options),
+]
+
+
+@click.command("agent", cls=TrancheCommand, params=_OPTIONS)
+@click.pass_context
+def command(context: click.Context, /, **values: Any) -> None:
+    """Run the agent of a Kubernetes node until SIGTERM.
+
+    The chart runs one agent on each node, as a DaemonSet.
+    """
     settings = context.find_object(Settings)
     assert settings is not None
     try:
@@ -177,23 +196,3 @@ def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:
             f"{variable} is not supported: the agent does not stop services of the host",
             hint="remove the variable, and stop services that use the GPUs (dcgm, nvsm) before a layout change",
         )
-
-
-command = TrancheCommand(
-    "agent",
-    callback=click.pass_context(_agent),
-    params=[
-        *AGENT_OPTIONS,
-        click.Option(
-            ["--without"],
-            type=click.Choice(tuple(PART_OPTIONS)),
-            multiple=True,
-            help="Leave out a part of the agent, because another program does its work; repeatable.",
-        ),
-        *PLUGIN_OPTIONS,
-        *(option for options in PART_OPTIONS.values() for option in options),
-    ],
-    help="""Run the agent of a Kubernetes node until SIGTERM.
-
-    The chart runs one agent on each node, as a DaemonSet.""",
-)

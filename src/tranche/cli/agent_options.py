@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.duration import DurationType
+from tranche.cli.options import DurationType
 from tranche.cli.service_options import (
-    ANY_PORT,
     HEALTH_OPTIONS,
     LOG_OPTIONS,
     METRIC_NAMES_HELP,
-    SERVICE_KUBECONFIG_HELP,
-    SERVICE_NAMESPACE_HELP,
-    TIER_HELP,
+    TIER_OPTION,
+    cluster_options,
+    port_option,
 )
 from tranche.core.errors import PluginConfigInvalid, UsageError
 from tranche.kubernetes.device_plugin.selection import FallbackStrategy
@@ -26,14 +25,6 @@ if TYPE_CHECKING:
     from tranche.kubernetes.device_plugin.config_source import StartSettings
 
 
-TIER_OPTION = click.Option(
-    ["--tier"],
-    type=click.Choice(["auto", "claims", "gates"]),
-    default="auto",
-    show_default=True,
-    help=TIER_HELP,
-)
-
 AGENT_OPTIONS = (
     click.Option(
         ["--node-name"],
@@ -41,14 +32,7 @@ AGENT_OPTIONS = (
         envvar="NODE_NAME",
         help="Name of this node in the cluster. Default: $NODE_NAME, or the hostname.",
     ),
-    click.Option(["--kubeconfig"], metavar="FILE", help=SERVICE_KUBECONFIG_HELP),
-    click.Option(
-        ["--namespace"],
-        metavar="NAME",
-        envvar="POD_NAMESPACE",
-        default="",
-        help=f"Namespace of the agent and its ConfigMaps. {SERVICE_NAMESPACE_HELP}",
-    ),
+    *cluster_options("the agent and its ConfigMaps"),
     click.Option(
         ["--daemon-set"],
         metavar="NAME",
@@ -194,14 +178,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
         TIER_OPTION,
     ),
     "metrics": (
-        click.Option(
-            ["--metrics-port"],
-            metavar="PORT",
-            type=click.IntRange(0, 65535),
-            default=9441,
-            show_default=True,
-            help=f"Port of /metrics at the address of --health-host; {ANY_PORT}.",
-        ),
+        port_option("--metrics-port", 9441, "Port of /metrics at the address of --health-host"),
         click.Option(
             ["--metrics-names"],
             type=click.Choice(["tranche", "dcgm", "both"]),

@@ -15,8 +15,8 @@ from tranche.boot.cut import BootCut, CutResult, read_outcome, record_outcome, s
 from tranche.boot.deadline import CutInterrupted, ending_after
 from tranche.boot.installation import WAIT_SECONDS, install_unit
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
-from tranche.cli.duration import DurationType
 from tranche.cli.layout.options import read_layouts
+from tranche.cli.options import DurationType
 from tranche.cli.output import fail, leave, print_json, say, show, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option, register_places
 from tranche.cli.service_options import absolute_path

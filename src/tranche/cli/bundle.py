@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.cluster_checkup import asked_of_cluster
 from tranche.cli.doctor import machine_findings
-from tranche.cli.kubeconfig_option import kubeconfig_option
+from tranche.cli.options import asked_of_cluster, kubeconfig_option, refuse_kubeconfig_alone
 from tranche.cli.output import print_table, say, warn
 from tranche.cli.runtime import Settings, TrancheCommand
 from tranche.core.errors import TrancheError, UsageError
@@ -29,9 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from tranche.cli.answers import DriverReader
-from tranche.cli.looking import look_at, unsettled
-from tranche.cli.runtime import open_driver, open_host, register_places
+from tranche.cli.runtime import DriverReader, look_at, open_driver, open_host, register_places, unsettled
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.redaction import SHAPES, reduced
 from tranche.core.state import NodeState
@@ -77,8 +74,7 @@ def command(
     $ tranche bundle --list
     $ tranche bundle --cluster -o bundle.tar.gz
     """
-    if kubeconfig is not None and not cluster:
-        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+    refuse_kubeconfig_alone(kubeconfig, cluster)
     if not (only_list or yes or output or sys.stdin.isatty()):
         raise UsageError(
             "cannot ask whether to write the archive: this is not a terminal",
@@ -108,7 +104,7 @@ def command(
 
 
 def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tuple[ArchiveFile, ...]:
-    async def ask(connection: ApiConnection) -> tuple[ArchiveFile, ...]:
+    async def ask(connection: ApiConnection, _: str) -> tuple[ArchiveFile, ...]:
         from tranche.kubernetes.support.bundle import cluster_entries
 
         return await cluster_entries(connection, now=now, own_version=software().version)

@@ -7,10 +7,10 @@ from functools import partial
 
 import click
 
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, register_places, user_name
-from tranche.cli.service_options import ANY_PORT
+from tranche.cli.service_options import port_option
 from tranche.core.keeper import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
@@ -20,15 +20,7 @@ from tranche.node.store import chronicle
 from tranche.node.store.ledger import open_to_read
 
 
-@click.command(cls=TrancheCommand)
-@click.option(
-    "--port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=8899,
-    show_default=True,
-    help=f"Port on 127.0.0.1; {ANY_PORT}.",
-)
+@click.command(cls=TrancheCommand, params=[port_option("--port", 8899, "Port on 127.0.0.1")])
 @click.option(
     "--act",
     is_flag=True,

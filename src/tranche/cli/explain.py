@@ -11,12 +11,10 @@ from typing import Any
 import click
 
 from tranche.cli import completion
-from tranche.cli.ids import full_id
-from tranche.cli.jobs.target import asked_as_person, target_options
-from tranche.cli.looking import look_at
+from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.request import Request
@@ -109,7 +107,7 @@ def _pod_name(kind: str, name: str) -> str:
 
 
 def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
-    from tranche.cli.jobs.explaining import explained_pod, print_explanation
+    from tranche.cli.job import explained_pod, print_explanation
 
     found = asked_as_person(kubeconfig, namespace, lambda api, where: explained_pod(api, where, name))
     if output == "json":

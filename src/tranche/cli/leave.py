@@ -6,14 +6,13 @@ import os
 
 import click
 
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import TrancheCommand
-from tranche.cli.service_options import SERVICE_KUBECONFIG_HELP
+from tranche.cli.service_options import KUBECONFIG_OPTION
 
 
-@click.command("leave", cls=TrancheCommand)
-@click.option("--kubeconfig", metavar="FILE", help=SERVICE_KUBECONFIG_HELP)
+@click.command("leave", cls=TrancheCommand, params=[KUBECONFIG_OPTION])
 @click.option(
     "--namespace",
     metavar="NAME",

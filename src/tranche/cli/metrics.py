@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.answers import DriverReader
-from tranche.cli.extras import extra_missing
-from tranche.cli.looking import look_at
-from tranche.cli.runtime import Settings, TrancheCommand, open_host
+from tranche.cli.options import extra_missing
+from tranche.cli.runtime import DriverReader, Settings, TrancheCommand, look_at, open_host
 from tranche.cli.service_options import METRIC_NAMES_HELP
 from tranche.core.errors import TrancheError, UsageError
 from tranche.node.files.files import write_text

@@ -6,9 +6,8 @@ import time
 
 import click
 
-from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, say
-from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word

@@ -6,9 +6,8 @@ import time
 
 import click
 
-from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
 from tranche.documents import describe
 from tranche.documents.holder_names import owner_name, owner_now
 from tranche.documents.queue import waiter_documents, why_they_wait

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.duration import TIMEOUT_HELP, DurationType
+from tranche.cli.options import TIMEOUT_HELP, DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service

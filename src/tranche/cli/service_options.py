@@ -5,85 +5,76 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
 from tranche.core.errors import UsageError
 
-Made = TypeVar("Made")
-
-ANY_PORT = "0 for any free port"
-SERVICE_KUBECONFIG_HELP = "Kubeconfig file. Default: $KUBECONFIG, or the service account of the pod."
-SERVICE_NAMESPACE_HELP = "Default: $POD_NAMESPACE, or that of the kubeconfig or pod."
 METRIC_NAMES_HELP = "Metric names to use: Tranche's, dcgm-exporter's, or both."
-TIER_HELP = "Backend for shares on demand: claims or scheduling gates; auto uses what the cluster supports."
 
 
-def _health(option: Callable[..., Made]) -> tuple[Made, ...]:
-    return (
-        option(
-            "--health-host",
-            metavar="ADDRESS",
-            envvar="POD_IP",
-            default="127.0.0.1",
-            show_default=True,
-            help="Address of /healthz and /readyz.",
-        ),
-        option(
-            "--health-port",
-            metavar="PORT",
-            type=click.IntRange(0, 65535),
-            default=9440,
-            show_default=True,
-            help=f"Port of /healthz and /readyz; {ANY_PORT}.",
-        ),
+def port_option(name: str, port: int, what: str) -> click.Option:
+    """An option for the port of `what`."""
+    return click.Option(
+        [name],
+        metavar="PORT",
+        type=click.IntRange(0, 65535),
+        default=port,
+        show_default=True,
+        help=f"{what}; 0 for any free port.",
     )
 
 
-def _log(option: Callable[..., Made]) -> tuple[Made, ...]:
-    return (
-        option(
-            "--log-format",
-            type=click.Choice(["auto", "json", "text"]),
-            default="auto",
-            show_default=True,
-            help="Log format on stderr; auto: text on a terminal, else JSON lines.",
-        ),
-        option("--verbose", "-v", is_flag=True, help="Log more details."),
+def cluster_options(whose: str) -> tuple[click.Option, click.Option]:
+    """`--kubeconfig` and `--namespace`, which is the namespace of `whose`."""
+    return KUBECONFIG_OPTION, click.Option(
+        ["--namespace"],
+        metavar="NAME",
+        envvar="POD_NAMESPACE",
+        default="",
+        help=f"Namespace of {whose}. Default: $POD_NAMESPACE, or that of the kubeconfig or pod.",
     )
 
 
-def _option(*names: str, **how: Any) -> click.Option:
-    return click.Option(names, **how)
-
-
-HEALTH_OPTIONS, LOG_OPTIONS = _health(_option), _log(_option)
-
-
-def health_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `health_host` and `health_port`."""
-    return _given(function, _health(click.option))
-
-
-def log_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command `log_format` and `verbose`."""
-    return _given(function, _log(click.option))
+KUBECONFIG_OPTION = click.Option(
+    ["--kubeconfig"],
+    metavar="FILE",
+    help="Kubeconfig file. Default: $KUBECONFIG, or the service account of the pod.",
+)
+HEALTH_OPTIONS = (
+    click.Option(
+        ["--health-host"],
+        metavar="ADDRESS",
+        envvar="POD_IP",
+        default="127.0.0.1",
+        show_default=True,
+        help="Address of /healthz and /readyz.",
+    ),
+    port_option("--health-port", 9440, "Port of /healthz and /readyz"),
+)
+LOG_OPTIONS = (
+    click.Option(
+        ["--log-format"],
+        type=click.Choice(["auto", "json", "text"]),
+        default="auto",
+        show_default=True,
+        help="Log format on stderr; auto: text on a terminal, else JSON lines.",
+    ),
+    click.Option(["--verbose", "-v"], is_flag=True, help="Log more details."),
+)
+TIER_OPTION = click.Option(
+    ["--tier"],
+    type=click.Choice(["auto", "claims", "gates"]),
+    default="auto",
+    show_default=True,
+    help="Backend for shares on demand: claims or scheduling gates; auto uses what the cluster supports.",
+)
 
 
 def log_as_json(log_format: str) -> bool:
     """Whether stderr gets JSON lines: unless a person reads there, or --log-format says otherwise."""
     return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
-
-
-def _given(
-    function: Callable[..., Any], options: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...]
-) -> Callable[..., Any]:
-    for each in reversed(options):
-        function = each(function)
-    return function
 
 
 def absolute_path(path: str, option: str) -> str:

@@ -22,9 +22,8 @@ from tranche.cli.layout.options import (
     skip_reset_option,
     wait_options,
 )
-from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, say, warn
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, UsageError
 from tranche.core.layout import Layout

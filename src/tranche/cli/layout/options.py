@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tranche.cli import completion
-from tranche.cli.duration import TIMEOUT_HELP, DurationType
+from tranche.cli.options import TIMEOUT_HELP, DurationType
 from tranche.core.checkpoint import Checkpoint, parse_checkpoint
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
 from tranche.core.hooks import HooksFile, parse_hooks

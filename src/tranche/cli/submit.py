@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.jobs.target import asked_as_person, target_options
+from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import hint, say, warn
 from tranche.cli.request_options import request_from, request_options
 from tranche.cli.runtime import TrancheCommand
