@@ -11,7 +11,7 @@ import click
 from tranche.cli.main import root
 from tranche.core.errors import all_errors
 from tranche.metrics import catalogue, dcgm
-from tranche.metrics.family import MetricFamily
+from tranche.metrics.catalogue import MetricFamily
 
 MARK = "<!-- Made from the code by `make goldens`: change it there. -->\n"
 

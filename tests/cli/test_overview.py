@@ -16,7 +16,7 @@ from tranche.core.grid import Placement
 from tranche.core.keeper import OwnerKind, ProcessKeeper, ShareOwner
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
-from tranche.documents.queue import why_they_wait
+from tranche.documents.overview import why_they_wait
 from tranche.node.store.records import Waiter
 
 NOW = 100_000.0

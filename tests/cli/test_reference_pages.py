@@ -19,13 +19,13 @@ from tranche.core.errors import all_errors
 from tranche.dashboard.pages import waste_of
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
-from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
-from tranche.kubernetes.fleet.documents import gpu_document, node_document
 from tranche.kubernetes.fleet.explanation import explain_pod
-from tranche.kubernetes.fleet.overview import summaries
+from tranche.kubernetes.fleet.explanation import explanation_document as pod_explanation_document
+from tranche.kubernetes.fleet.overview import gpu_document, node_document, summaries
 from tranche.kubernetes.jobs.description import JobSummary, description_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, job_document, pod_document
-from tranche.kubernetes.support.findings import ClusterFinding, cluster_finding_document
+from tranche.kubernetes.support.checkup import cluster_finding_document
+from tranche.kubernetes.support.facts import ClusterFinding
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.health.checkup import Status
 

@@ -18,10 +18,9 @@ from tests.node.processes import isolated
 from tranche.core.errors import HardwareError
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
-from tranche.demo.clock import DemoClock, clock_face
 from tranche.demo.jobs import JobRunner
 from tranche.demo.machine import demo_machine
-from tranche.demo.scene import DemoTracker
+from tranche.demo.scene import DemoClock, DemoTracker, clock_face
 from tranche.demo.schedule import slice_batch
 from tranche_simulator.build import cache_directory
 from tranche_simulator.machine import Client, SimulatedMachine

@@ -18,10 +18,9 @@ from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState, MigMode
 from tranche.demo.batches import BatchResult, DemoResult
-from tranche.demo.clock import DemoClock, clock_face
 from tranche.demo.jobs import JobRecord
-from tranche.demo.real import mig_boards
-from tranche.demo.scene import BlockState, DemoTracker
+from tranche.demo.machine import mig_boards
+from tranche.demo.scene import BlockState, DemoClock, DemoTracker, clock_face
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.planning.decide.candidates import Candidate, candidate, plain_profiles
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode

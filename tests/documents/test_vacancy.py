@@ -16,8 +16,7 @@ from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import ComputeMode, GpuState, MigMode
 from tranche.documents import describe
-from tranche.documents.slices import slices_on, whole_holders
-from tranche.documents.vacancy import FreePlace, FreePlaceStatus, vacancies
+from tranche.documents.slices import FreePlace, FreePlaceStatus, slices_on, vacancies, whole_holders
 from tranche.planning.decide.realise import realise
 from tranche.planning.steps.plan import Plan
 

@@ -22,9 +22,9 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, MigMode, NodeState
 from tranche.metrics import catalogue, dcgm
+from tranche.metrics.catalogue import HistogramValue, MetricFamily, MetricSample
 from tranche.metrics.exposition import openmetrics_text, textfile_text
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
 from tranche.metrics.samples import MetricNameSet, named_samples, node_samples
 
 few = settings(max_examples=25)  # nodes are large: 25 have thousands of samples

@@ -18,7 +18,7 @@ from tranche.cli.service_options import absolute_path, log_as_json
 from tranche.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from tranche.boot.installation import NodeInstallation
+    from tranche.boot.unit import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
     from tranche.kubernetes.agent.process import Part
     from tranche.kubernetes.claims.allocation_backend import AllocationBackend
@@ -174,7 +174,7 @@ def _boot(values: dict[str, Any]) -> NodeInstallation | None:
     """What the agent installs for the next boot; None without --boot-program. UsageError for a word the unit cannot hold."""
     if values["boot_program"] is None:
         return None
-    from tranche.boot.installation import WAIT_SECONDS, NodeInstallation
+    from tranche.boot.unit import WAIT_SECONDS, NodeInstallation
     from tranche.core.partition import parse_partition
 
     partition, seconds = values["boot_partition"], values["boot_timeout"]

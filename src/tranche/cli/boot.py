@@ -13,8 +13,7 @@ import click
 
 from tranche.boot.cut import BootCut, CutResult, read_outcome, record_outcome, say_status
 from tranche.boot.deadline import CutInterrupted, ending_after
-from tranche.boot.installation import WAIT_SECONDS, install_unit
-from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
+from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, WAIT_SECONDS, InstalledUnit, install_unit
 from tranche.cli.layout.options import read_layouts
 from tranche.cli.options import DurationType
 from tranche.cli.output import fail, leave, print_json, say, show, warn
@@ -23,6 +22,7 @@ from tranche.cli.service_options import absolute_path
 from tranche.cli.unit_options import (
     options_of_unit,
     program_of_unit,
+    remove_unit,
     tell_systemd,
     unit_program_option,
     unit_root_option,
@@ -111,15 +111,9 @@ def remove(root: Path) -> None:
 
     The GPUs and the file with MIG_PARTITION stay as they are.
     """
-    unit = InstalledUnit(root)
-    if unit.installed:
-        # What has ended well counts as active, and would stay in systemctl's lists.
-        tell_systemd(root, "stop", UNIT)
-    removed = unit.remove()
-    if removed:
-        tell_systemd(root, "daemon-reload")
+    # What has ended well counts as active, so it is stopped, and would stay in systemctl's lists.
+    if remove_unit(InstalledUnit(root)):
         tell_systemd(root, "reset-failed", UNIT)
-    say(f"{unit.file} is {'removed' if removed else 'not there'}")
 
 
 @command.command(cls=TrancheCommand)

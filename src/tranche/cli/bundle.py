@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.doctor import machine_findings
+from tranche.cli.doctor import finding_document, machine_findings
 from tranche.cli.options import asked_of_cluster, kubeconfig_option, refuse_kubeconfig_alone
 from tranche.cli.output import print_table, say, warn
 from tranche.cli.runtime import Settings, TrancheCommand
@@ -32,12 +32,10 @@ from tranche.cli.runtime import DriverReader, look_at, open_driver, open_host, r
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.redaction import SHAPES, reduced
 from tranche.core.state import NodeState
-from tranche.documents.checkup import finding_document
 from tranche.documents.events import event_document
 from tranche.documents.log_extract import log_extract
 from tranche.documents.machine import gpu_document
-from tranche.documents.queue import waiter_documents
-from tranche.documents.shares import allocation_document
+from tranche.documents.overview import allocation_document, waiter_documents
 from tranche.local.wakeup_pipe import silent
 from tranche.node.health.checkup import Finding
 from tranche.node.health.machine_facts import kernel_xids, machine_facts

@@ -21,11 +21,17 @@ from tranche.cli.runtime import Settings, TrancheCommand, child_environment, ope
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.demo.batches import BatchResult, DemoResult, DemoRunner, how_made, served_by
 from tranche.demo.chart import chart_of, draw_chart
-from tranche.demo.clock import DemoClock, clock_face
 from tranche.demo.jobs import Command, JobRecord
-from tranche.demo.machine import MACHINE_TYPE, demo_machine
-from tranche.demo.real import check_free, first_product, job_command, mig_boards, put_back
-from tranche.demo.scene import Block, BlockState, DemoTracker, GpuPicture, Picture
+from tranche.demo.machine import (
+    MACHINE_TYPE,
+    check_free,
+    demo_machine,
+    first_product,
+    job_command,
+    mig_boards,
+    put_back,
+)
+from tranche.demo.scene import Block, BlockState, DemoClock, DemoTracker, GpuPicture, Picture, clock_face
 from tranche.demo.schedule import DEFAULT_SEED
 from tranche.node.files.files import write_text
 from tranche.node.host import Host

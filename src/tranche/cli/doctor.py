@@ -26,7 +26,6 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.documents import describe
-from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.health.checkup import (
     Finding,
@@ -57,7 +56,7 @@ from tranche.node.store import register
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
-    from tranche.kubernetes.support.findings import ClusterFinding
+    from tranche.kubernetes.support.facts import ClusterFinding
 
 _COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _NAMED = 8
@@ -179,6 +178,17 @@ def _print(findings: Sequence[Finding]) -> None:
         print_finding(status, where + text, hint)
 
 
+def finding_document(found: Finding) -> dict[str, object]:
+    """One finding; `check` and `status` are stable words."""
+    return {
+        "check": found.check,
+        "status": str(found.status),
+        "gpu": found.gpu,
+        "message": found.text,
+        "hint": found.hint,
+    }
+
+
 def print_finding(status: Status, text: str, hint: str) -> None:
     """One finding, as a line, and what to do about it below."""
     show(f"  {text}", mark=click.style(f"{status:<4}", fg=_COLOURS[status]))
@@ -198,7 +208,7 @@ def _check_cluster(kubeconfig: str | None, *, as_json: bool) -> NoReturn:
     findings = asked_of_cluster(kubeconfig, ask)
     failed = any(each.status is Status.FAIL for each in findings)
     if as_json:
-        from tranche.kubernetes.support.findings import cluster_finding_document
+        from tranche.kubernetes.support.checkup import cluster_finding_document
 
         print_json("ClusterCheckup", healthy=not failed, findings=[cluster_finding_document(each) for each in findings])
     else:

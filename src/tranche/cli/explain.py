@@ -111,7 +111,7 @@ def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, outpu
 
     found = asked_as_person(kubeconfig, namespace, lambda api, where: explained_pod(api, where, name))
     if output == "json":
-        from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
+        from tranche.kubernetes.fleet.explanation import explanation_document as pod_explanation_document
 
         print_json("PodExplanation", **pod_explanation_document(found))
     else:

@@ -96,8 +96,8 @@ def _show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, A
     """Print the picture of what GpuList and AllocationList say now, for tickets and reports."""
     import platform  # seldom needed, and slow to import, as all here
 
+    from tranche.documents.overview import allocation_document
     from tranche.documents.picture import draw_picture
-    from tranche.documents.shares import allocation_document
 
     owners = process_owners(view.allocations)
     allocations = [allocation_document(each, view, owners) for each in view.allocations]

@@ -163,8 +163,7 @@ def _pod_row(pod: JobPod, found: JobSummary) -> tuple[object, ...]:
 
 async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
     """Why that pod waits, or what it has."""
-    from tranche.kubernetes.fleet.backend_reading import backend_in_force
-    from tranche.kubernetes.fleet.reading import read_fleet, read_pod
+    from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet, read_pod
     from tranche.kubernetes.gated.explaining import explain_waiting
     from tranche.kubernetes.gated.reading import read_gate_fleet
 

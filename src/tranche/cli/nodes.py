@@ -29,8 +29,7 @@ def command(kubeconfig: str | None, output: str) -> None:
     MODE shows how a node offers its GPUs. LARGEST FREE is the largest share that a claim can get there now. OUT counts
     unavailable GPUs by reason.
     """
-    from tranche.kubernetes.fleet.documents import node_document
-    from tranche.kubernetes.fleet.overview import summaries
+    from tranche.kubernetes.fleet.overview import node_document, summaries
 
     fleet = _fleet(kubeconfig)
     found = summaries(fleet)
@@ -47,9 +46,8 @@ def command(kubeconfig: str | None, output: str) -> None:
 
 def show_gpus(kubeconfig: str | None, *, as_json: bool) -> None:
     """Print the GPUs that nodes offer to claims, and who has what of them; name nodes that offer theirs otherwise."""
-    from tranche.kubernetes.fleet.documents import gpu_document
     from tranche.kubernetes.fleet.explanation import held_memory, share_text
-    from tranche.kubernetes.fleet.overview import summaries
+    from tranche.kubernetes.fleet.overview import gpu_document, summaries
 
     fleet = _fleet(kubeconfig)
     nodes = summaries(fleet)

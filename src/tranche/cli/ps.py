@@ -10,8 +10,7 @@ from tranche.cli.output import print_json, print_table, show
 from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
 from tranche.documents import describe
 from tranche.documents.holder_names import owner_name, owner_now
-from tranche.documents.queue import waiter_documents, why_they_wait
-from tranche.documents.shares import allocation_document
+from tranche.documents.overview import allocation_document, waiter_documents, why_they_wait
 from tranche.local.wakeup_pipe import silent
 from tranche.node.store import records
 from tranche.node.store.register import process_owners

@@ -19,7 +19,7 @@ from tranche.core.request import Request
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
     from tranche.kubernetes.claims.spec import ClaimSpec
-    from tranche.kubernetes.jobs.job_request import JobRequest
+    from tranche.kubernetes.jobs.manifest import JobRequest
 
 # Letters and digits that are hard to confuse, as in the names of pods.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -101,7 +101,7 @@ def command(
     asked = request_from(**request)
     if not image:
         raise UsageError("a job needs an image", hint="name one with --image, or set TRANCHE_IMAGE")
-    from tranche.kubernetes.jobs.job_request import (
+    from tranche.kubernetes.jobs.manifest import (
         JobRequest,
         checked_name,
         checked_texts,

@@ -24,11 +24,9 @@ from tranche.documents import describe
 from tranche.documents.blocks import BlockRow, BlockStatus, blocks_of
 from tranche.documents.holder_names import Owners, called, holder_name, names_of, owner_name
 from tranche.documents.machine import gpu_document
-from tranche.documents.overview import overview_data
+from tranche.documents.overview import allocation_document, overview_data, why_they_wait
 from tranche.documents.picture import headline, legend
-from tranche.documents.queue import why_they_wait
 from tranche.documents.reasons import shares_of
-from tranche.documents.shares import allocation_document
 from tranche.documents.slices import slices_on, whole_holders, why_withheld
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.local.wakeup_pipe import silent

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from tranche.cli.output import warn
+from tranche.boot.unit import InstalledUnit
+from tranche.cli.output import say, warn
 from tranche.cli.runtime import Settings
 from tranche.cli.service_options import absolute_path, others_may_write
 from tranche.core.errors import UsageError
@@ -67,3 +68,14 @@ def tell_systemd(root: Path, *arguments: str) -> None:
     if systemd_runs(root):
         with suppress(OSError):
             subprocess.run(["systemctl", *arguments], capture_output=True, check=False, timeout=60)
+
+
+def remove_unit(unit: InstalledUnit) -> bool:
+    """Stop and remove the unit, and say so; returns whether anything was there."""
+    if unit.installed:
+        tell_systemd(unit.root, "stop", unit.name)
+    removed = unit.remove()
+    if removed:
+        tell_systemd(unit.root, "daemon-reload")
+    say(f"{unit.file} is {'removed' if removed else 'not there'}")
+    return removed

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tranche.dashboard.parts import moment
 from tranche.documents import describe
 from tranche.documents.markup import Element, element
-from tranche.documents.picture_style import PATTERNS
+from tranche.documents.picture import PATTERNS
 
 VIEWS = (
     ("/", "Fleet"),

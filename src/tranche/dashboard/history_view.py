@@ -11,7 +11,7 @@ from tranche.documents import describe
 from tranche.documents.blocks import BlockStatus, Document, holder_without_id
 from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
 from tranche.documents.markup import Child, Element, element
-from tranche.documents.picture_style import CLASSES, pattern_of
+from tranche.documents.picture import CLASSES, pattern_of
 
 HOURS = (1, 6, 24, 168)
 """The lengths of time that can be chosen."""

@@ -25,7 +25,7 @@ from tranche.dashboard.live import Publisher, Seen
 from tranche.dashboard.refusal_page import refusal_page
 from tranche.documents.envelope import document
 from tranche.documents.markup import Element
-from tranche.documents.picture_style import STYLE
+from tranche.documents.picture import STYLE
 
 _HTML = "text/html; charset=utf-8"
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}

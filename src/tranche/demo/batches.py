@@ -11,9 +11,8 @@ from tranche.core.errors import MigNotSupported
 from tranche.core.layout import Layout, LayoutSpec
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState
-from tranche.demo.clock import DemoClock
 from tranche.demo.jobs import Command, JobRecord, JobRunner
-from tranche.demo.scene import DemoTracker
+from tranche.demo.scene import DemoClock, DemoTracker
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.node.host import Host
 from tranche.planning.decide.candidates import plain_profiles

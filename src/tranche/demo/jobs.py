@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from tranche.core.allocation import Grant
 from tranche.core.errors import HardwareError
 from tranche.core.state import GpuState
-from tranche.demo.clock import DemoClock
-from tranche.demo.scene import DemoTracker
+from tranche.demo.scene import DemoClock, DemoTracker
 from tranche.demo.schedule import Job
 from tranche.local.queue import Queue
 from tranche.local.wakeup_pipe import ring

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tranche.core.readings import ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuState
+from tranche.metrics.catalogue import MetricFamily, MetricKind, MetricSample
 from tranche.metrics.devices import MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.family import MetricFamily, MetricKind, MetricSample
 
 _MIB = 1 << 20
 _GPU = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "hostname", "Hostname")

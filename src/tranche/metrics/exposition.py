@@ -8,15 +8,15 @@ from itertools import accumulate
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client.registry import Collector
 
-from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
+from tranche.metrics.catalogue import HistogramValue, MetricFamily, MetricSample
 
 _OPENMETRICS = "application/openmetrics-text"
 
 
-class _Snapshot:
-    """What a registry collects: the samples of one scrape, by family, in the families' order."""
+class _Snapshot(Collector):
+    """The samples of one scrape, by family, in the families' order."""
 
     def __init__(self, families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> None:
         self._samples: dict[MetricFamily, list[MetricSample]] = {family: [] for family in families}
@@ -32,13 +32,13 @@ class _Snapshot:
 
 def openmetrics_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
     """OpenMetrics 1.0."""
-    text: bytes = openmetrics.generate_latest(_registry(families, samples))  # type: ignore[no-untyped-call]
+    text: bytes = openmetrics.generate_latest(_Snapshot(families, samples))  # type: ignore[no-untyped-call]
     return text.decode()
 
 
 def textfile_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
     """The text format of Prometheus, the only one that node exporter's textfile collector reads."""
-    return generate_latest(_registry(families, samples)).decode()
+    return generate_latest(_Snapshot(families, samples)).decode()
 
 
 def wants_openmetrics(accept: str) -> bool:
@@ -51,13 +51,7 @@ def exposed(
 ) -> tuple[bytes, str]:
     """The body of a scrape's answer, and its content type."""
     encode, content_type = choose_encoder(_OPENMETRICS if in_openmetrics else "text/plain")
-    return encode(_registry(families, samples)), content_type
-
-
-def _registry(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(_Snapshot(families, samples))
-    return registry
+    return encode(_Snapshot(families, samples)), content_type
 
 
 def _metric(family: MetricFamily, samples: Iterable[MetricSample]) -> Metric:

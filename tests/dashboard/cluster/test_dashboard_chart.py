@@ -13,7 +13,7 @@ from tests.dashboard.cluster.served_cluster import served_cluster_page
 from tests.kubernetes.fake_api_server import Seen
 from tests.kubernetes.support.test_rights import granted
 from tranche.cli.cluster_dashboard import command
-from tranche.kubernetes.support.rights import RbacPermission
+from tranche.kubernetes.support.programs import RbacPermission
 
 NAME = "tranche-agent-dashboard"
 ENABLED: dict[str, Any] = {"dashboard": {"enabled": True}}

@@ -20,7 +20,7 @@ from tranche.dashboard.cluster.user_view import ViewerPermission
 from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.cluster.waste_history import SLOT_SECONDS, SLOTS, WasteHistory, WasteReport
 from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
-from tranche.documents.held_now import held_now
+from tranche.documents.waste import held_now
 
 ALL = NameVisibility(everywhere=True)
 OURS = NameVisibility(frozenset({"vision"}))

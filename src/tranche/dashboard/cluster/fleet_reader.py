@@ -12,9 +12,8 @@ from typing import Generic, TypeVar
 from tranche.core.errors import ClaimsUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
-from tranche.kubernetes.fleet.backend_reading import backend_in_force
 from tranche.kubernetes.fleet.fleet import Fleet
-from tranche.kubernetes.fleet.reading import read_fleet
+from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
 
 _FRESH_SECONDS = 5.0
 

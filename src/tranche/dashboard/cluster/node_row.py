@@ -12,7 +12,7 @@ from tranche.dashboard.parts import moment, node_link
 from tranche.documents import describe
 from tranche.documents.blocks import BarBlock, BlockRow, BlockStatus, blocks_of, short_holder
 from tranche.documents.markup import Child, Element, KeptElement, element
-from tranche.documents.picture_style import CLASSES, pattern_of
+from tranche.documents.picture import CLASSES, pattern_of
 
 _IN_LINE = 8
 _STEP, _BAR, _HEIGHT, _LINE = 96, 88, 16, 20

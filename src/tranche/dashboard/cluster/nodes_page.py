@@ -14,9 +14,9 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.live import PageUpdate, message
 from tranche.dashboard.parts import DashboardFinding, figures, needs_line, notes, select
 from tranche.dashboard.table_order import TableOrder
-from tranche.documents.bar import swatch
 from tranche.documents.blocks import BlockStatus
 from tranche.documents.markup import Element, element
+from tranche.documents.picture import swatch
 
 _CAPTION = (
     "Nodes that have GPUs, or whose agent tells of them. Each bar is a GPU, its slices in the order of their placement. "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
-from tranche.documents.held_now import held_now
+from tranche.documents.waste import held_now
 
 SLOT_SECONDS = 900.0
 SLOTS = 96

@@ -15,8 +15,8 @@ from tranche.dashboard.parts import figures, memory, moment, node_link, notes, s
 from tranche.dashboard.table_order import TableOrder
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
-from tranche.documents.held_now import held_now
 from tranche.documents.markup import Child, element
+from tranche.documents.waste import held_now
 
 MOST = 100
 """Rows of what is unused now."""

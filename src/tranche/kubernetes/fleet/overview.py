@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.claims.vocabulary import DeviceType
 from tranche.kubernetes.fleet.device_request import DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
+from tranche.kubernetes.fleet.explanation import given_document
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.fleet.pool_usage import HeldDevice, PoolUsage
@@ -144,3 +146,33 @@ def _gpu(
 
 def _size(held: HeldDevice) -> tuple[int, str, str]:
     return held.device.memory, held.device.name, held.claim.name
+
+
+def node_document(summary: FleetNodeSummary) -> dict[str, Any]:
+    """A node with its GPUs."""
+    node = summary.node
+    return {
+        "name": node.name,
+        "ready": node.ready,
+        "unschedulable": node.unschedulable,
+        "mode": None if node.mode is None else str(node.mode),
+        "resources": dict(node.resources),
+        "complete": summary.complete,
+        "claims": summary.claims,
+        "largestFreeBytes": summary.largest_free,
+        "gpus": [gpu_document(each) for each in summary.gpus],
+    }
+
+
+def gpu_document(gpu: FleetGpu) -> dict[str, Any]:
+    """A GPU of a node."""
+    return {
+        "node": gpu.node,
+        "minor": gpu.minor,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "memoryBytes": gpu.memory,
+        "largestFreeBytes": gpu.largest_free,
+        "taints": list(gpu.out),
+        "held": [given_document(each) for each in gpu.held],
+    }

@@ -13,8 +13,8 @@ from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
 from tranche.kubernetes.claims.vocabulary import DRIVER, profile_of_label
-from tranche.kubernetes.fleet.backend_reading import CLASSES, backend_in_force, handed_out
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
+from tranche.kubernetes.fleet.reading import CLASSES, backend_in_force, handed_out
 
 RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"

@@ -17,9 +17,8 @@ from tranche.kubernetes.claims.allocation_backend import (
     claim_support,
     support_as_told,
 )
-from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, why_gpu
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ControllerFacts, PodFacts
-from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.checks.nodes import AGENT_LABELS, why_gpu
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ClusterFinding, ControllerFacts, PodFacts
 from tranche.kubernetes.support.programs import CLAIM_DRIVER
 from tranche.node.health.checkup import Status
 

@@ -13,9 +13,8 @@ from tranche.core.layout_format import parse_layouts
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, REASON_LABEL, STATE_LABEL, MigState
 from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, TicketState, ticket_name
-from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
-from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.checks.nodes import gpu_nodes
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ClusterFinding
 from tranche.node.files.files import parse_document
 from tranche.node.health.checkup import Status
 
