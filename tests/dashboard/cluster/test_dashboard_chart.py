@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.dashboard.cluster.served_cluster import served_cluster_page
 from tests.kubernetes.fake_api_server import Seen
 from tests.kubernetes.support.test_rights import granted
 from tranche.cli.cluster_dashboard import command
+from tranche.dashboard.cluster.cluster_server import ClusterPageOptions
 from tranche.kubernetes.support.programs import RbacPermission
 
 NAME = "tranche-agent-dashboard"
@@ -60,14 +62,15 @@ def test_every_option_and_port_is_the_pages() -> None:
         assert ports == {"page": params["port"], "health": params["health_port"]}
         assert params["name"] == values.get("name", "cluster")
         assert params["act"] is params["proxy_act"] is values.get("act", False)
-        assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["host"])
+        assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["hosts"])
         assert found["command"] == ["tranche", "cluster-dashboard"]
+        assert params.keys() ^ {each.name for each in fields(ClusterPageOptions)} == {"log_format", "verbose"}
         mounts = [each["mountPath"] for each in found.get("volumeMounts", ())]
         if params["proxy_secret"] is None:
             assert mounts == []
         else:
             assert str(params["proxy_secret"].parent) in mounts
-            assert (params["proxy_user_header"], params["proxy_group_header"]) == ("X-User", "X-Group")
+            assert (params["user_header"], params["group_header"]) == ("X-User", "X-Group")
     known = {parameter.envvar for parameter in command.params}
     assert {each["name"] for each in container()["env"]} <= known
     assert made(port=9000)["NetworkPolicy"]["spec"]["ingress"][0]["ports"] == [{"port": 9000, "protocol": "TCP"}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.controller.process import ControllerOptions
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
 from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
@@ -64,10 +66,15 @@ def test_every_option_and_port_is_the_controllers() -> None:
         context = command.make_context("controller", list(found["args"]))
         ports = {each["name"]: each["containerPort"] for each in found["ports"]}
         assert ports == {"webhook": context.params["webhook_port"], "health": context.params["health_port"]}
-        assert (context.params["service"], context.params["webhook_configuration"]) == (NAME, NAME)
+        assert (context.params["service"], context.params["configuration"]) == (NAME, NAME)
         schedulers = chosen.get("takeOverSchedulers", ["kai-scheduler", "runai-scheduler"])
-        assert list(context.params["take_over_scheduler"]) == schedulers
+        assert list(context.params["take_over"]) == schedulers
         assert found["command"] == ["tranche", "controller"]
+        set_up = {each.name for each in fields(ControllerOptions)} - {"leave_seconds"}  # which no option changes
+        assert context.params.keys() ^ set_up == {
+            *("lifetime", "certificate_lifetime", "backend", "tier"),  # which the command reads
+            *("log_format", "verbose"),
+        }
     known = {parameter.envvar for parameter in command.params}
     assert {each["name"] for each in container()["env"]} <= known
 
