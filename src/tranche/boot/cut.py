@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,24 +149,16 @@ def _pauses() -> Iterator[float]:
 
 def record_outcome(ledger: Path, *, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
     """Record how the cut ended; `time` is in seconds since the epoch. Works without a driver. Raises LedgerUnavailable."""
-    open_ledger = Ledger(ledger)
-    try:
-        with open_ledger.write() as db:
-            chronicle.boot_ended(db, time, boot_id, asked, error)
-    finally:
-        open_ledger.close()
+    with closing(Ledger(ledger)) as opened, opened.write() as db:
+        chronicle.boot_ended(db, time, boot_id, asked, error)
 
 
 def read_outcome(ledger: Path, boot_id: str) -> Event | None:
     """How the cut ended at that start of the machine; None if there is no record."""
     if not ledger.exists():
         return None
-    open_ledger = Ledger(ledger, read_only=True)
-    try:
-        with open_ledger.read() as db:
-            return chronicle.last_boot(db, boot_id)
-    finally:
-        open_ledger.close()
+    with closing(Ledger(ledger, read_only=True)) as opened, opened.read() as db:
+        return chronicle.last_boot(db, boot_id)
 
 
 _MOST_BYTES = 1000

@@ -12,9 +12,9 @@ from tranche.cli.options import DurationType
 from tranche.cli.service_options import (
     HEALTH_OPTIONS,
     LOG_OPTIONS,
-    METRIC_NAMES_HELP,
     TIER_OPTION,
     cluster_options,
+    metric_names_option,
     port_option,
 )
 from tranche.core.errors import PluginConfigInvalid, UsageError
@@ -179,13 +179,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
     ),
     "metrics": (
         port_option("--metrics-port", 9441, "Port of /metrics at the address of --health-host"),
-        click.Option(
-            ["--metrics-names"],
-            type=click.Choice(["tranche", "dcgm", "both"]),
-            default="tranche",
-            show_default=True,
-            help=METRIC_NAMES_HELP,
-        ),
+        metric_names_option("--metrics-names"),
     ),
 }
 """The parts of the agent, each with its options; --without takes these names."""

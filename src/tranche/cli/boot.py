@@ -14,12 +14,12 @@ import click
 from tranche.boot.cut import BootCut, CutResult, read_outcome, record_outcome, say_status
 from tranche.boot.deadline import CutInterrupted, ending_after
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, WAIT_SECONDS, InstalledUnit, install_unit
-from tranche.cli.layout.options import read_layouts
+from tranche.cli.layout_options import read_layouts
 from tranche.cli.options import DurationType
 from tranche.cli.output import fail, leave, print_json, say, show, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option, register_places
-from tranche.cli.service_options import absolute_path
-from tranche.cli.unit_options import (
+from tranche.cli.service_options import (
+    absolute_path,
     options_of_unit,
     program_of_unit,
     remove_unit,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from tranche.cli.runtime import Settings, TrancheCommand, open_driver, register_places
+from tranche.cli.runtime import Settings, TrancheCommand, observe, register_places
 from tranche.core.errors import LayoutInvalid
 
 Words = Iterable[tuple[str, str]]
@@ -50,14 +51,10 @@ def _registered(context: click.Context, *, waiting_only: bool) -> Iterator[tuple
     places = register_places(_settings(context), reading=True)
     if not places.ledger.is_file():
         return
-    ledger = open_to_read(places)
-    try:
-        with ledger.read() as db:
-            if not waiting_only:
-                yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
-            yield from ((each.id, f"waits for {each.request}: {each.command}") for each in records.waiters(db))
-    finally:
-        ledger.close()
+    with closing(open_to_read(places)) as ledger, ledger.read() as db:
+        if not waiting_only:
+            yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
+        yield from ((each.id, f"waits for {each.request}: {each.command}") for each in records.waiters(db))
 
 
 @_complete
@@ -73,15 +70,13 @@ def layouts(context: click.Context) -> Words:
         return [(name, "") for name in file.names]
     from tranche.planning.layouts.generate import generate_layouts
 
-    with open_driver(_settings(context)) as driver:
-        return [(layout.name, "") for layout in generate_layouts(driver.observe()).layouts]
+    return [(layout.name, "") for layout in generate_layouts(observe(_settings(context))).layouts]
 
 
 @_complete
 def profiles(context: click.Context) -> Words:
     """Profiles of this machine's GPUs."""
-    with open_driver(_settings(context)) as driver:
-        names = sorted({profile.name for gpu in driver.observe() for profile in gpu.profiles})
+    names = sorted({profile.name for gpu in observe(_settings(context)) for profile in gpu.profiles})
     return [(str(name), "") for name in names]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from contextlib import closing
 from functools import partial
 
 import click
@@ -49,12 +50,8 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         pass  # a machine without a driver, or one that may not be changed, is an error of the command, not of a page
 
     def events(after: int) -> list[Document]:
-        ledger = open_to_read(register_places(settings, reading=True))
-        try:
-            with ledger.read() as db:
-                return [event_document(each) for each in chronicle.events(db, after=after)]
-        finally:
-            ledger.close()
+        with closing(open_to_read(register_places(settings, reading=True))) as ledger, ledger.read() as db:
+            return [event_document(each) for each in chronicle.events(db, after=after)]
 
     def ready(gate: TokenAuthenticator) -> None:
         say(f"tranche: open http://127.0.0.1:{gate.port}/enter?token={token}")

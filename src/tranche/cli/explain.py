@@ -13,11 +13,11 @@ import click
 from tranche.cli import completion
 from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
+from tranche.cli.request_options import adopt_foreign_option, request_options
 from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
-from tranche.core.request import Request
+from tranche.core.request import Request, parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, reasons, status
@@ -78,7 +78,7 @@ def command(
         return
     if namespace is not None or kubeconfig is not None:
         raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod: pod/NAME")
-    asked = None if waiter_id else request_from(**request)
+    asked = None if waiter_id else parse_request(**request)
     with open_host(settings, reading=True) as host:
         view = view_as_said(look_at(host), host.daemons)
         queue = host.waiters()

@@ -11,7 +11,7 @@ import click
 
 from tranche.cli.options import extra_missing
 from tranche.cli.runtime import DriverReader, Settings, TrancheCommand, look_at, open_host
-from tranche.cli.service_options import METRIC_NAMES_HELP
+from tranche.cli.service_options import metric_names_option
 from tranche.core.errors import TrancheError, UsageError
 from tranche.node.files.files import write_text
 
@@ -19,20 +19,18 @@ if TYPE_CHECKING:
     from tranche.metrics.facts import NodeFacts
 
 
-@click.command(cls=TrancheCommand)
-@click.option(
-    "--textfile",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the metrics atomically to FILE, for the textfile collector of node exporter. Default: stdout.",
-)
-@click.option(
-    "--names",
-    type=click.Choice(["tranche", "dcgm", "both"]),
-    default="tranche",
-    show_default=True,
-    help=METRIC_NAMES_HELP,
-)
+_OPTIONS = [
+    click.Option(
+        ["--textfile"],
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write the metrics atomically to FILE, for the textfile collector of node exporter. Default: stdout.",
+    ),
+    metric_names_option("--names"),
+]
+
+
+@click.command(cls=TrancheCommand, params=_OPTIONS)
 @click.pass_obj
 def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     """Print the metrics of this machine for Prometheus.

@@ -41,6 +41,20 @@ class DurationType(click.ParamType[float]):
         return seconds
 
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*options: Decorator) -> Decorator:
+    """Several options of a command as one decorator, in the order of its help."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
 kubeconfig_option = click.option(
     "--kubeconfig",
     metavar="FILE",
@@ -48,10 +62,10 @@ kubeconfig_option = click.option(
 )
 
 
-def target_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--namespace` and `--kubeconfig` to a command."""
-    namespace = click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the kubeconfig.")
-    return namespace(kubeconfig_option(function))
+target_options = together(
+    click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the kubeconfig."),
+    kubeconfig_option,
+)
 
 
 def refuse_kubeconfig_alone(kubeconfig: str | None, cluster: bool) -> None:

@@ -10,7 +10,7 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.output import print_json, print_table, say, show
-from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, observe, output_option
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_of, catalogue
 from tranche.core.board_difference import unverified_fields
 from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, UsageError
@@ -127,8 +127,7 @@ def _sorted(profiles: Iterable[GpuInstanceProfile]) -> tuple[GpuInstanceProfile,
 
 def _observe(settings: Settings) -> NodeState:
     try:
-        with open_driver(settings) as driver:
-            return driver.observe()
+        return observe(settings)
     except DriverNotFound as error:
         raise DriverNotFound(
             error.message,

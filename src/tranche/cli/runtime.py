@@ -23,6 +23,7 @@ from tranche.node.state.session import StateFolder
 if TYPE_CHECKING:
     from tranche.core.allocation import NodeView
     from tranche.core.keeper import Actor
+    from tranche.core.state import NodeState
     from tranche.hardware.nvml import NvmlDriver
     from tranche.node.host import Host
     from tranche_simulator.machine import SimulatedMachine
@@ -128,6 +129,12 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
         yield driver
     finally:
         driver.close()
+
+
+def observe(settings: Settings) -> NodeState:
+    """That machine as its driver shows it, without its register."""
+    with open_driver(settings) as driver:
+        return driver.observe()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import click
 from tranche.boot.unit import InstalledUnit, command_line
 from tranche.cli.output import say, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, register_places
-from tranche.cli.unit_options import (
+from tranche.cli.service_options import (
     options_of_unit,
     program_of_unit,
     remove_unit,

@@ -10,11 +10,11 @@ import click
 
 from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import hint, say, warn
-from tranche.cli.request_options import request_from, request_options
+from tranche.cli.request_options import request_options
 from tranche.cli.runtime import TrancheCommand
 from tranche.core.errors import UsageError
 from tranche.core.quantity import MIB, format_memory
-from tranche.core.request import Request
+from tranche.core.request import Request, parse_request
 
 if TYPE_CHECKING:
     from tranche.kubernetes.api.connection import ApiConnection
@@ -98,7 +98,7 @@ def command(
     $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py
     $ tranche submit --gpu 0.2 --image registry/train:1 --completions 10 --parallelism 5 -- python train.py
     """
-    asked = request_from(**request)
+    asked = parse_request(**request)
     if not image:
         raise UsageError("a job needs an image", hint="name one with --image, or set TRANCHE_IMAGE")
     from tranche.kubernetes.jobs.manifest import (

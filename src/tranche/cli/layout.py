@@ -1,7 +1,8 @@
-"""`tranche layout plan`, `apply` and `restore`: the commands that change GPUs, or say what they would change."""
+"""`tranche layout`: declared layouts, in the v1 format that mig-parted reads."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -9,9 +10,9 @@ from functools import partial
 
 import click
 
-from tranche.cli.layout.options import (
+from tranche.cli.layout_options import (
+    change_options,
     config_options,
-    hook_options,
     hook_runner,
     mode_only_option,
     patience,
@@ -20,24 +21,44 @@ from tranche.cli.layout.options import (
     read_plan,
     required_checkpoint_file,
     skip_reset_option,
-    wait_options,
 )
 from tranche.cli.output import print_json, print_table, say, warn
-from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheGroup, look_at, observe, open_host, output_option
 from tranche.core.allocation import NodeView
-from tranche.core.errors import GpuBusy, UsageError
-from tranche.core.layout import Layout
+from tranche.core.checkpoint import checkpoint_to_data, take_checkpoint
+from tranche.core.errors import GpuBusy, LayoutMismatch, UsageError
+from tranche.core.layout import Layout, LayoutFile
+from tranche.core.layout_format import layouts_to_data
 from tranche.core.state import GpuState, NodeState
 from tranche.documents.layout_change import counted, decision_data, sum_up
 from tranche.node.change import Change
 from tranche.node.execution.hook_runner import HookRunner
+from tranche.node.files.files import STANDARD_STREAM, write_text, yaml_text
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
+from tranche.planning.layouts.assertion import find_mismatches
+from tranche.planning.layouts.export import export_layout
 from tranche.planning.layouts.generate import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.layouts.restore import plan_restore
 from tranche.planning.steps import Step
 from tranche.planning.steps.plan import Plan, plan_to_dict, with_daemons
+
+
+@click.group("layout", cls=TrancheGroup)
+def command() -> None:
+    """Plan, apply, check and save the layouts of GPUs.
+
+    A layout declares which GPUs are in MIG mode and how many slices of each profile they have. A layout file uses the
+    v1 format of mig-parted. Without a file, the commands use the layouts that Tranche generates for this machine (see:
+    tranche layout generate).
+
+    \b
+    $ tranche layout apply -c all-balanced
+    $ tranche layout plan -f layouts.yaml -c nightly
+    $ tranche layout assert -f layouts.yaml -c nightly
+    """
+
 
 Decide = Callable[[NodeView], LayoutDecision]
 
@@ -48,10 +69,9 @@ _checkpoint_file = click.option(
     envvar="MIG_PARTED_CHECKPOINT_FILE",
     help="Checkpoint file to read; - for stdin.",
 )
-_dry_run = click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
 
 
-@click.command(cls=TrancheCommand)
+@command.command()
 @config_options
 @mode_only_option
 @skip_reset_option
@@ -76,13 +96,9 @@ def plan(
         _show(host, _towards(layout, mode_only=mode_only, skip_reset=skip_reset), output)
 
 
-@click.command(cls=TrancheCommand)
+@command.command()
 @config_options
-@hook_options
-@mode_only_option
-@skip_reset_option
-@wait_options
-@_dry_run
+@change_options
 @click.option("--plan", "plan_file", metavar="FILE", help="Apply a saved plan instead of a layout; - for stdin.")
 @output_option()
 @click.pass_obj
@@ -134,21 +150,14 @@ def apply(
         else:
             layout = layout or generate_layouts(host.driver.observe()).select(selected_config)
             decide = _towards(layout, mode_only=mode_only, skip_reset=skip_reset)
-            if dry_run:
-                _show(host, decide, output)
-            else:
-                _carry_out(host, decide, runner, wanted, mode_only=mode_only, output=output, done="LayoutApplied")
+            _carry_out(host, decide, runner, wanted, mode_only, dry_run, output, "LayoutApplied")
     if not dry_run:
         say("MIG configuration applied successfully")
 
 
-@click.command(cls=TrancheCommand)
+@command.command()
 @_checkpoint_file
-@hook_options
-@mode_only_option
-@skip_reset_option
-@wait_options
-@_dry_run
+@change_options
 @output_option()
 @click.pass_obj
 def restore(
@@ -181,10 +190,7 @@ def restore(
         return plan_restore(view, checkpoint, mode_only=mode_only, skip_reset=skip_reset)
 
     with open_host(settings, reading=dry_run) as host:
-        if dry_run:
-            _show(host, decide, output)
-        else:
-            _carry_out(host, decide, runner, wanted, mode_only=mode_only, output=output, done="LayoutRestored")
+        _carry_out(host, decide, runner, wanted, mode_only, dry_run, output, "LayoutRestored")
     if not dry_run:
         say("MIG configuration restored successfully")
 
@@ -213,9 +219,19 @@ def _show(host: Host, decide: Decide, output: str) -> None:
 
 
 def _carry_out(
-    host: Host, decide: Decide, hooks: HookRunner, wanted: WaitLimit, *, mode_only: bool, output: str, done: str
+    host: Host,
+    decide: Decide,
+    hooks: HookRunner,
+    wanted: WaitLimit,
+    mode_only: bool,
+    dry_run: bool,
+    output: str,
+    done: str,
 ) -> None:
-    """`done` is the kind of the document that says what was done."""
+    """Make the change, or in a dry run show it. `done` is the kind of the document that says what was done."""
+    if dry_run:
+        _show(host, decide, output)
+        return
     warned = False
 
     def decide_and_warn(view: NodeView) -> LayoutDecision:
@@ -297,3 +313,134 @@ class ProgressReporter:
         if reason.message != self._waiting_for:
             say(f"waiting: {reason.message}")
         self._waiting_for = reason.message
+
+
+_format = click.option(
+    "-o",
+    "--output-format",
+    type=click.Choice(["yaml", "json"]),
+    default="yaml",
+    show_default=True,
+    envvar="MIG_PARTED_OUTPUT_FORMAT",
+    help="Format of the layout file.",
+)
+
+
+@command.command("assert")
+@config_options
+@mode_only_option
+@click.option(
+    "-a",
+    "--valid-config",
+    is_flag=True,
+    envvar="MIG_PARTED_VALID_CONFIG",
+    help="Check only that the file is valid and contains the layout.",
+)
+@output_option()
+@click.pass_obj
+def assert_layout(
+    settings: Settings,
+    config_file: str | None,
+    selected_config: str | None,
+    mode_only: bool,
+    valid_config: bool,
+    output: str,
+) -> None:
+    """Check whether the GPUs match a layout.
+
+    The check ignores GPUs that the layout does not name. The exit code is 50 if a GPU differs.
+    """
+    if valid_config:
+        file = read_layouts(config_file) if config_file else generate_layouts(observe(settings))
+        layout = file.select(selected_config)
+        if output == "json":
+            print_json("LayoutAssertion", layout=layout.name, valid=True)
+        say("Selected MIG configuration is valid")
+        return
+    given = read_layouts(config_file).select(selected_config) if config_file else None
+    node = observe(settings)
+    layout = given or generate_layouts(node).select(selected_config)
+    for warning in layout.warnings(node):
+        warn(warning)
+    mismatches = find_mismatches(node, layout, mode_only=mode_only)
+    if output == "json":
+        found = [{"index": each.gpu.index, "uuid": each.gpu.uuid, "difference": each.text} for each in mismatches]
+        print_json("LayoutAssertion", layout=layout.name, applied=not found, mismatches=found)
+    if mismatches:
+        raise LayoutMismatch(
+            "Assertion failure: selected configuration not currently applied: " + "; ".join(map(str, mismatches)),
+            hint="see what would change with: tranche layout plan",
+        )
+    what = "MIG mode settings from configuration" if mode_only else "MIG configuration"
+    say(f"Selected {what} currently applied")
+
+
+@command.command()
+@click.option(
+    "-l",
+    "--config-label",
+    metavar="NAME",
+    default="current",
+    show_default=True,
+    envvar="MIG_PARTED_CONFIG_LABEL",
+    help="Name of the exported layout.",
+)
+@_format
+@click.pass_obj
+def export(settings: Settings, config_label: str, output_format: str) -> None:
+    """Print the current state of the GPUs as a layout."""
+    node = observe(settings)
+    for gpu in node:
+        if gpu.lost:
+            warn(f"{gpu.label} is lost and left out")
+        for instance in gpu.instances:
+            if not instance.compute_instances:
+                warn(
+                    f"{gpu.label}: {instance.profile} at {instance.placement} has no compute instance, "
+                    "which a layout cannot express"
+                )
+    _write(export_layout(node, config_label), STANDARD_STREAM, output_format)
+
+
+@command.command()
+@click.option(
+    "-f",
+    "--output-file",
+    metavar="FILE",
+    default=STANDARD_STREAM,
+    envvar="MIG_PARTED_OUTPUT_FILE",
+    help="File to write. Default: stdout.",
+)
+@_format
+@click.pass_obj
+def generate(settings: Settings, output_file: str, output_format: str) -> None:
+    """Print a layout file for the GPUs of this machine.
+
+    The file contains all-disabled, all-enabled, all-balanced if the GPUs allow it, and all-PROFILE for every profile.
+    """
+    _write(generate_layouts(observe(settings)), output_file or STANDARD_STREAM, output_format)
+
+
+@command.command()
+@click.option(
+    "-f",
+    "--checkpoint-file",
+    metavar="FILE",
+    envvar="MIG_PARTED_CHECKPOINT_FILE",
+    help="Checkpoint file to write; - for stdout.",
+)
+@click.pass_obj
+def checkpoint(settings: Settings, checkpoint_file: str | None) -> None:
+    """Save MIG modes and instances to a file.
+
+    The file contains every instance with its placement. `tranche layout restore` restores them.
+    """
+    path = required_checkpoint_file(checkpoint_file)
+    data = checkpoint_to_data(take_checkpoint(observe(settings)))
+    write_text(path, json.dumps(data, separators=(",", ":")))
+    say("MIG configuration checkpointed successfully")
+
+
+def _write(file: LayoutFile, path: str, output_format: str) -> None:
+    data = layouts_to_data(file)
+    write_text(path, json.dumps(data, indent=2) + "\n" if output_format == "json" else yaml_text(data))
