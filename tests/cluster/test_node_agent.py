@@ -18,7 +18,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
-from tranche.cli.agent_options import PART_OPTIONS
+from tranche.cli.agent import PART_OPTIONS
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection

@@ -17,8 +17,7 @@ from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState, MigMode
-from tranche.demo.batches import BatchResult, DemoResult
-from tranche.demo.jobs import JobRecord
+from tranche.demo.jobs import BatchResult, DemoResult, JobRecord
 from tranche.demo.machine import mig_boards
 from tranche.demo.scene import BlockState, DemoClock, DemoTracker, clock_face
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch

@@ -11,8 +11,7 @@ from typing import NoReturn
 
 import click
 
-from tranche.boot.cut import BootCut, CutResult, read_outcome, record_outcome, say_status
-from tranche.boot.deadline import CutInterrupted, ending_after
+from tranche.boot.cut import BootCut, CutInterrupted, CutResult, ending_after, read_outcome, record_outcome, say_status
 from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, WAIT_SECONDS, InstalledUnit, install_unit
 from tranche.cli.layout_options import read_layouts
 from tranche.cli.options import DurationType

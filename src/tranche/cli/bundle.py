@@ -159,19 +159,16 @@ def _machine_entries(settings: Settings, left_out: LeftOut) -> Iterator[ArchiveF
         except Exception as error:  # the broken part is what a maintainer looks into: the rest is still in the bundle
             left_out[path] = type(error).__name__
 
-    extracts: list[bytes] = []
-
     def ledger() -> bytes:
         path = register_places(settings, reading=True).ledger
         if not path.is_file():
             raise FileNotFoundError(2, "there is no ledger yet")
-        extracts.append(ledger_extract(path))
-        return extracts[0]
+        return ledger_extract(path)
 
-    yield from entry("ledger.db", "shares, queue, plans and events, as an SQLite file", ledger)
-    for extract in extracts:
+    for found in entry("ledger.db", "shares, queue, plans and events, as an SQLite file", ledger):
+        yield found
         about = "plans with their steps, and what each step found"
-        yield from entry("journal.json", about, partial(_journal, extract))
+        yield from entry("journal.json", about, partial(_journal, found.content))
     yield from entry(
         "version.json", "versions of Tranche, Python, driver and NVML", lambda: _version(settings, answers)
     )

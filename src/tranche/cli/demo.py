@@ -19,9 +19,8 @@ from rich.text import Text
 from tranche.cli.output import hint, print_json, print_table, say, show
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_driver, output_option, register_places
 from tranche.core.errors import PermissionDenied, UsageError
-from tranche.demo.batches import BatchResult, DemoResult, DemoRunner, how_made, served_by
 from tranche.demo.chart import chart_of, draw_chart
-from tranche.demo.jobs import Command, JobRecord
+from tranche.demo.jobs import BatchResult, Command, DemoResult, DemoRunner, JobRecord, how_made, served_by
 from tranche.demo.machine import (
     MACHINE_TYPE,
     check_free,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,9 +75,7 @@ class FleetNodeSummary:
         """Its GPUs by product, for people: `8 × NVIDIA A100-SXM4-40GB`; by resource where it offers none to claims."""
         if not self.gpus:
             return tuple(f"{name}: {count}" for name, count in sorted(self.node.resources.items()))
-        counts: dict[str, int] = {}
-        for gpu in self.gpus:
-            counts[gpu.model] = counts.get(gpu.model, 0) + 1
+        counts = Counter(gpu.model for gpu in self.gpus)
         there = self.node.labels.get(COUNT_LABEL, "")
         if len(counts) == 1 and there.isdigit() and int(there) > len(self.gpus):
             return (
@@ -87,9 +86,7 @@ class FleetNodeSummary:
     @property
     def out(self) -> tuple[str, ...]:
         """Why some of its GPUs are not available, for people: `1 lost`."""
-        counts: dict[str, int] = {}
-        for key in (key.rpartition("/")[2] for gpu in self.gpus for key in gpu.out):
-            counts[key] = counts.get(key, 0) + 1
+        counts = Counter(key.rpartition("/")[2] for gpu in self.gpus for key in gpu.out)
         return tuple(f"{count} {word}" for word, count in sorted(counts.items()))
 
 
