@@ -16,8 +16,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL, DeviceType, TaintKey
 from tranche.kubernetes.fleet.device_request import DeviceMismatch, DeviceRequest, DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
-from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
-from tranche.kubernetes.fleet.pool_usage import (
+from tranche.kubernetes.fleet.fleet import (
     MOST_DEVICES,
     PoolUsage,
     against,
@@ -27,6 +26,7 @@ from tranche.kubernetes.fleet.pool_usage import (
     served,
     served_together,
 )
+from tranche.kubernetes.fleet.objects import FleetNode, FleetPod
 
 
 class NodeReason(StrEnum):

@@ -14,9 +14,8 @@ from tranche.core.quantity import format_memory
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.fleet.answers import NodeFit, NodeReason, node_answer, remedies
 from tranche.kubernetes.fleet.device_request import DeviceRequest, demanded_by, demanded_by_limits, in_words
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
-from tranche.kubernetes.fleet.pool_usage import HeldDevice
 
 NOT_ASKED = "nodes that you may not see were not checked"
 _ASKED_AGAIN = "the kubelet retries by itself within 90 s"

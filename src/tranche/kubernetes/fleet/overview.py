@@ -12,9 +12,8 @@ from tranche.kubernetes.claims.vocabulary import DeviceType
 from tranche.kubernetes.fleet.device_request import DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
 from tranche.kubernetes.fleet.explanation import given_document
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice, PoolUsage
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.fleet.pool_usage import HeldDevice, PoolUsage
 
 _ANYTHING = DeviceRequestOption()
 COUNT_LABEL = "nvidia.com/gpu.count"
