@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -143,18 +144,16 @@ def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
 
 
 def _leftovers(driver: Driver, node: NodeState, places: StateFolder) -> list[Finding]:
-    host = Host(driver, places.state_dir)
-    try:
-        with host.ledger.read() as db:
-            allocations = register.allocations(db)
-        leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
-        seen = node_as_said(host.observe(), shared_by_mps(allocations), host.daemons)
-        daemons = check_daemons(seen, allocations, host.daemons.records)
-        return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
-    except TrancheError as error:
-        return [failed("leftovers", error)]
-    finally:
-        host.close()
+    with closing(Host(driver, places.state_dir)) as host:
+        try:
+            with host.ledger.read() as db:
+                allocations = register.allocations(db)
+            leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
+            seen = node_as_said(host.observe(), shared_by_mps(allocations), host.daemons)
+            daemons = check_daemons(seen, allocations, host.daemons.records)
+            return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
+        except TrancheError as error:
+            return [failed("leftovers", error)]
 
 
 def _strays(places: StateFolder) -> list[Finding]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,11 +124,8 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
             reset_command = str(preload(machine.state).nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
-    driver = NvmlDriver(reset_command=reset_command)
-    try:
+    with closing(NvmlDriver(reset_command=reset_command)) as driver:
         yield driver
-    finally:
-        driver.close()
 
 
 def observe(settings: Settings) -> NodeState:
@@ -159,7 +156,7 @@ def open_host(
 
         places = register_places(settings, reading=reading, anywhere=anywhere)
         recovered = _say_recovered if reading else lambda purpose: None
-        host = Host(
+        opened = Host(
             driver,
             places.state_dir,
             environment=child_environment(settings),
@@ -168,12 +165,10 @@ def open_host(
             actor=actor,
             uid=uid,
         )
-        try:
+        with closing(opened) as host:
             if not reading and not anywhere:
                 _refuse_inside_share(host, but=changes_own_share)
             yield host
-        finally:
-            host.close()
 
 
 def _refuse_inside_share(host: Host, *, but: str) -> None:

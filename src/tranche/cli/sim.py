@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from tranche.local.child import run_child
 from tranche_simulator import MACHINE_TYPES, SimulatedMachine
 from tranche_simulator import SimulatorError as MachineError
 from tranche_simulator.library import can_fail, special_faults
+
+Machine = Callable[[], SimulatedMachine]
+"""Opens the machine that faults are for."""
 
 
 @click.group("sim", cls=TrancheGroup)
@@ -246,7 +250,7 @@ def attach(context: click.Context, target: str | None, memory: str | None) -> in
     of --simulate, or of $TRANCHE_SIM_STATE.
     """
     targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    machine = _attached_machine(context.ensure_object(Settings))
+    machine = _machine(context.ensure_object(Settings))
     amount = parse_memory(memory) if memory else 0
     uuids = [target_uuid(machine, target) for target in targets]
     with contextlib.ExitStack() as held:
@@ -256,7 +260,7 @@ def attach(context: click.Context, target: str | None, memory: str | None) -> in
         return _run(command) if command else _hold(uuids)
 
 
-def _attached_machine(settings: Settings) -> SimulatedMachine:
+def _machine(settings: Settings) -> SimulatedMachine:
     if settings.simulate:
         return SimulatedMachine.open(settings.simulate)
     state = Path(os.environ.get("TRANCHE_SIM_STATE") or _CONTAINER_STATE)
@@ -307,7 +311,6 @@ def target_uuid(machine: SimulatedMachine, target: str) -> str:
     return gpus[int(target)].uuid
 
 
-_MACHINE_KEY = "tranche.sim.machine"
 _UNKNOWN = 999  # NVML's UNKNOWN and CUDA's; a function of neither fails whatever the code
 _PHANTOM_PID = 4_100_000  # near the kernel's highest pid, so that no process has it
 
@@ -322,12 +325,7 @@ def inject(context: click.Context, name: str) -> None:
 
     The driver of machine NAME fails, slows down or loses a GPU. Running programs are affected too.
     """
-    context.meta[_MACHINE_KEY] = name
-
-
-def _machine(context: click.Context) -> SimulatedMachine:
-    name: str = context.meta[_MACHINE_KEY]
-    return SimulatedMachine.open(name)
+    context.obj = partial(SimulatedMachine.open, name)
 
 
 def _driver_function(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
@@ -354,14 +352,14 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
     "--calls", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="Number of calls that fail."
 )
 @_gpu_option
-@click.pass_context
-def error(context: click.Context, function: str, code: int, calls: int, gpu: int | None) -> None:
+@click.pass_obj
+def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
     """Make the next calls of a driver function fail.
 
     FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceCreateGpuInstance. With trancheSimResetGpu,
     a reset fails. With names such as mpsServerStart, MPS fails.
     """
-    _machine(context).inject_error(function, code, calls=calls, gpu=gpu)
+    machine().inject_error(function, code, calls=calls, gpu=gpu)
     say(f"the next {calls} calls of {function} return {code}" if calls > 1 else f"the next {function} returns {code}")
 
 
@@ -369,39 +367,39 @@ def error(context: click.Context, function: str, code: int, calls: int, gpu: int
 @click.argument("function", callback=_driver_function)
 @click.argument("seconds", type=click.FloatRange(min=0, min_open=True))
 @_gpu_option
-@click.pass_context
-def latency(context: click.Context, function: str, seconds: float, gpu: int | None) -> None:
+@click.pass_obj
+def latency(machine: Machine, function: str, seconds: float, gpu: int | None) -> None:
     """Delay every call of a driver function.
 
     FUNCTION is a function of NVML or of the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
     clear`.
     """
-    _machine(context).inject_latency(function, seconds, gpu=gpu)
+    machine().inject_latency(function, seconds, gpu=gpu)
     say(f"{function} takes {seconds:g} s longer")
 
 
 @inject.command()
 @click.argument("gpu", type=click.IntRange(0))
 @click.argument("code", type=click.IntRange(1))
-@click.pass_context
-def xid(context: click.Context, gpu: int, code: int) -> None:
+@click.pass_obj
+def xid(machine: Machine, gpu: int, code: int) -> None:
     """Report an XID error on a GPU.
 
     Programs that wait for events receive the XID number CODE.
     """
-    _machine(context).inject_xid(gpu, code)
+    machine().inject_xid(gpu, code)
     say(f"XID {code} on GPU {gpu}")
 
 
 @inject.command()
 @click.argument("gpu", type=click.IntRange(0))
-@click.pass_context
-def lost(context: click.Context, gpu: int) -> None:
+@click.pass_obj
+def lost(machine: Machine, gpu: int) -> None:
     """Make a GPU fall off the bus.
 
     The GPU stays lost until `tranche sim inject NAME clear`.
     """
-    _machine(context).inject_lost(gpu)
+    machine().inject_lost(gpu)
     say(f"GPU {gpu} is lost")
 
 
@@ -417,33 +415,33 @@ def lost(context: click.Context, gpu: int) -> None:
     show_default=True,
     help="GPU memory of the client, such as 512Mi or 4G.",
 )
-@click.pass_context
-def busy(context: click.Context, target: str, pid: int, memory: str) -> None:
+@click.pass_obj
+def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
     """Add a client without a process to a GPU or slice.
 
     The client stays until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
     """
-    machine = _machine(context)
-    uuid = target_uuid(machine, target)
-    machine.inject_busy(uuid, pid=pid, memory=parse_memory(memory))
+    found = machine()
+    uuid = target_uuid(found, target)
+    found.inject_busy(uuid, pid=pid, memory=parse_memory(memory))
     say(f"process {pid} uses {uuid}")
 
 
 @inject.command("stuck-mode")
 @click.argument("gpu", type=click.IntRange(0))
-@click.pass_context
-def stuck_mode(context: click.Context, gpu: int) -> None:
+@click.pass_obj
+def stuck_mode(machine: Machine, gpu: int) -> None:
     """Keep MIG mode changes of a GPU pending.
 
     They stay pending until `tranche sim inject NAME clear`.
     """
-    _machine(context).inject_stuck_mode(gpu)
+    machine().inject_stuck_mode(gpu)
     say(f"changes of MIG mode on GPU {gpu} stay pending")
 
 
 @inject.command()
-@click.pass_context
-def clear(context: click.Context) -> None:
+@click.pass_obj
+def clear(machine: Machine) -> None:
     """Remove all injected faults."""
-    _machine(context).clear_injections()
+    machine().clear_injections()
     say("no injected faults are left")

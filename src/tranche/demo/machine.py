@@ -9,7 +9,7 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,15 +67,11 @@ def demo_machine(time_scale: float) -> Iterator[_DemoMachine]:
             os.environ.pop(variable, None)
         machine.preload()
         built = ensure_built()
-        driver = NvmlDriver(reset_command=str(built.nvidia_smi))
-        try:
-            host = Host(driver, root / "tranche")
-            try:
-                yield _DemoMachine(host, {**os.environ, **machine.environment()}, built.job, built.nvidia_smi)
-            finally:
-                host.close()
-        finally:
-            driver.close()
+        with (
+            closing(NvmlDriver(reset_command=str(built.nvidia_smi))) as driver,
+            closing(Host(driver, root / "tranche")) as host,
+        ):
+            yield _DemoMachine(host, {**os.environ, **machine.environment()}, built.job, built.nvidia_smi)
 
 
 @contextmanager
