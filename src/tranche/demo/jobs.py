@@ -57,8 +57,8 @@ class _Stopped(Exception):
     """The batch is being stopped."""
 
 
-class JobRunner:
-    """Runs batches on one machine."""
+class DemoRunner:
+    """Runs batches, and the three parts of the demo, on one machine."""
 
     def __init__(
         self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: DemoTracker
@@ -205,6 +205,69 @@ class JobRunner:
         if self._stopping.is_set():
             raise _Stopped
 
+    def play(self, gpus: Sequence[GpuState], seed: int) -> DemoResult:
+        """Run all three parts on these idle GPUs of one product.
+
+        Raises MigNotSupported if they cannot be cut, and the error that stops a plan or a job.
+        """
+        profiles = plain_profiles(gpus[0])
+        if not profiles:
+            raise MigNotSupported(f"{gpus[0].label} ({gpus[0].name}) cannot be cut into slices")
+        smallest, model = profiles[0], gpus[0].name
+        per_gpu = most_instances(smallest)
+        number = per_gpu * len(gpus)
+        self._begin(f"Part 1 of 3: {number} jobs, one per GPU on {len(gpus)} whole GPUs", gpus)
+        whole = self._batch(whole_gpu_batch(number, model), at_once=len(gpus))
+        self._begin(f"Part 2 of 3: the same {number} jobs at once, in slices of {smallest.name}", gpus)
+        slices, steps = self._slices(slice_batch(number, smallest.name, model), gpus, smallest.name, per_gpu)
+        self._begin("Part 3 of 3: requests by memory, share and profile, served on demand", gpus)
+        mixed = self.run(mixed_batch(profiles, model, seed), self._tell)
+        return DemoResult(self._clock.speed, tuple(gpus), smallest.name, whole, slices, steps, tuple(mixed))
+
+    def _begin(self, title: str, gpus: Sequence[GpuState]) -> None:
+        self._scene.begin(title, self._observe(gpus))
+
+    def _observe(self, gpus: Sequence[GpuState]) -> list[GpuState]:
+        return [self._host.driver.observe_gpu(gpu.uuid) for gpu in gpus]
+
+    def _batch(self, jobs: Sequence[Job], at_once: int) -> BatchResult:
+        began = self._clock.now()
+        records = self.run(jobs, self._counting(len(jobs), at_once))
+        return BatchResult(tuple(records), began, 0.0, ideal_seconds(jobs, at_once))
+
+    def _slices(
+        self, jobs: Sequence[Job], gpus: Sequence[GpuState], profile: ProfileName, per_gpu: int
+    ) -> tuple[BatchResult, int]:
+        spec = LayoutSpec(True, ((profile, per_gpu),), devices=tuple(gpu.index for gpu in gpus))
+        layout = Layout(f"all-{profile}", (spec,))
+
+        def decide(view: NodeView) -> Plan:
+            decision = plan_layout(view, layout)
+            decision.refuse_if_blocked()
+            return decision.plan
+
+        began = self._clock.now()
+        plan = self._host.change(decide, progress=self._scene.step)
+        cutting = self._clock.now() - began
+        self._scene.show(self._observe(gpus))
+        self._scene.announce(f"{len(gpus)} GPUs cut into {len(jobs)} slices in {len(plan.steps)} steps")
+        records = self.run(jobs, self._counting(len(jobs), len(jobs)))
+        return BatchResult(tuple(records), began, cutting, ideal_seconds(jobs, len(jobs))), len(plan.steps)
+
+    def _counting(self, total: int, every: int) -> Callable[[JobRecord], None]:
+        """What announces how many jobs have ended, at each so many of them."""
+        ended = count(1)
+
+        def told(record: JobRecord) -> None:
+            done = next(ended)
+            if done % every == 0:
+                self._scene.announce(f"{done} of {total} jobs done")
+
+        return told
+
+    def _tell(self, record: JobRecord) -> None:
+        self._scene.announce(f"{record.job.request.demand}: {served_by(record)}, {how_made(record)}")
+
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
@@ -270,81 +333,6 @@ class DemoResult:
     def ideal_ratio(self) -> float:
         """The ratio of the jobs' own times."""
         return self.whole.ideal / self.slices.ideal
-
-
-class DemoRunner:
-    """The three parts of the demo on one machine."""
-
-    def __init__(
-        self, host: Host, clock: DemoClock, command: Command, environment: Mapping[str, str], scene: DemoTracker
-    ) -> None:
-        self._host = host
-        self._clock = clock
-        self._scene = scene
-        self._runner = JobRunner(host, clock, command, environment, scene)
-
-    def play(self, gpus: Sequence[GpuState], seed: int) -> DemoResult:
-        """Run all three parts on these idle GPUs of one product.
-
-        Raises MigNotSupported if they cannot be cut, and the error that stops a plan or a job.
-        """
-        profiles = plain_profiles(gpus[0])
-        if not profiles:
-            raise MigNotSupported(f"{gpus[0].label} ({gpus[0].name}) cannot be cut into slices")
-        smallest, model = profiles[0], gpus[0].name
-        per_gpu = most_instances(smallest)
-        number = per_gpu * len(gpus)
-        self._begin(f"Part 1 of 3: {number} jobs, one per GPU on {len(gpus)} whole GPUs", gpus)
-        whole = self._batch(whole_gpu_batch(number, model), at_once=len(gpus))
-        self._begin(f"Part 2 of 3: the same {number} jobs at once, in slices of {smallest.name}", gpus)
-        slices, steps = self._slices(slice_batch(number, smallest.name, model), gpus, smallest.name, per_gpu)
-        self._begin("Part 3 of 3: requests by memory, share and profile, served on demand", gpus)
-        mixed = self._runner.run(mixed_batch(profiles, model, seed), self._tell)
-        return DemoResult(self._clock.speed, tuple(gpus), smallest.name, whole, slices, steps, tuple(mixed))
-
-    def _begin(self, title: str, gpus: Sequence[GpuState]) -> None:
-        self._scene.begin(title, self._observe(gpus))
-
-    def _observe(self, gpus: Sequence[GpuState]) -> list[GpuState]:
-        return [self._host.driver.observe_gpu(gpu.uuid) for gpu in gpus]
-
-    def _batch(self, jobs: Sequence[Job], at_once: int) -> BatchResult:
-        began = self._clock.now()
-        records = self._runner.run(jobs, self._counting(len(jobs), at_once))
-        return BatchResult(tuple(records), began, 0.0, ideal_seconds(jobs, at_once))
-
-    def _slices(
-        self, jobs: Sequence[Job], gpus: Sequence[GpuState], profile: ProfileName, per_gpu: int
-    ) -> tuple[BatchResult, int]:
-        spec = LayoutSpec(True, ((profile, per_gpu),), devices=tuple(gpu.index for gpu in gpus))
-        layout = Layout(f"all-{profile}", (spec,))
-
-        def decide(view: NodeView) -> Plan:
-            decision = plan_layout(view, layout)
-            decision.refuse_if_blocked()
-            return decision.plan
-
-        began = self._clock.now()
-        plan = self._host.change(decide, progress=self._scene.step)
-        cutting = self._clock.now() - began
-        self._scene.show(self._observe(gpus))
-        self._scene.announce(f"{len(gpus)} GPUs cut into {len(jobs)} slices in {len(plan.steps)} steps")
-        records = self._runner.run(jobs, self._counting(len(jobs), len(jobs)))
-        return BatchResult(tuple(records), began, cutting, ideal_seconds(jobs, len(jobs))), len(plan.steps)
-
-    def _counting(self, total: int, every: int) -> Callable[[JobRecord], None]:
-        """What announces how many jobs have ended, at each so many of them."""
-        ended = count(1)
-
-        def told(record: JobRecord) -> None:
-            done = next(ended)
-            if done % every == 0:
-                self._scene.announce(f"{done} of {total} jobs done")
-
-        return told
-
-    def _tell(self, record: JobRecord) -> None:
-        self._scene.announce(f"{record.job.request.demand}: {served_by(record)}, {how_made(record)}")
 
 
 def served_by(record: JobRecord) -> str:

@@ -15,7 +15,7 @@ from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.backend_watch import ask_backend
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend, BackendFacts, backend_by_signs
 from tranche.kubernetes.claims.vocabulary import DRIVER, PLACING_LABEL, SHARE_RESOURCE, DeviceClassName
-from tranche.kubernetes.fleet.devices import decode_fleet_slice, pools_of
+from tranche.kubernetes.fleet.devices import FleetSlice, decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
 
@@ -23,6 +23,12 @@ _GROUP = "/apis/resource.k8s.io/v1"
 CLASSES = f"{_GROUP}/deviceclasses"
 _REFUSED = "FailedPrepareDynamicResources"
 _OF_CLAIM = re.compile(r"NodePrepareResources failed for ResourceClaim (\S+): (.+)", re.DOTALL)
+
+
+async def read_slices(reader: ClusterReader) -> tuple[FleetSlice, ...] | None:
+    """What nodes offer; None as for `ClusterReader.objects`."""
+    query = {"fieldSelector": f"spec.driver={DRIVER}"}
+    return await reader.decoded("ResourceSlices", f"{_GROUP}/resourceslices", decode_fleet_slice, **query)
 
 
 async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
@@ -33,9 +39,8 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
         KubernetesUnavailable: the API server does not answer.
     """
     reader = ClusterReader(connection)
-    selector = {"fieldSelector": f"spec.driver={DRIVER}"}
     with _uncollected():
-        slices = await reader.decoded("ResourceSlices", f"{_GROUP}/resourceslices", decode_fleet_slice, **selector)
+        slices = await read_slices(reader)
         if slices is None and not reader.unread:
             raise ClaimsUnavailable(
                 "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
