@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     serves these metrics and more at /metrics.
     """
     try:
-        from tranche.metrics import exposition
+        from tranche.metrics.exposition import exposed
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche metrics'", "metrics", error) from error
     from tranche.metrics.machine import facts_of_machine, facts_without_machine
@@ -56,17 +55,18 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
         with open_host(settings, reading=True) as host:
             return facts_of_machine(host, look_at(host))
 
-    def text(facts: NodeFacts, written: Callable[..., str]) -> str:
-        return written(*named_samples(facts, MetricNameSet(names), platform.node()))
+    def text(facts: NodeFacts) -> str:
+        named = named_samples(facts, MetricNameSet(names), platform.node())
+        return exposed(*named, in_openmetrics=textfile is None)[0].decode()
 
     try:
         facts = DriverReader().to(look)
     except TrancheError:
         if textfile is not None:
             # What stands there would be collected for ever, as if it had been measured now.
-            write_text(str(textfile), text(facts_without_machine(), exposition.textfile_text))
+            write_text(str(textfile), text(facts_without_machine()))
         raise
     if textfile is None:
-        click.echo(text(facts, exposition.openmetrics_text), nl=False)
+        click.echo(text(facts), nl=False)
     else:
-        write_text(str(textfile), text(facts, exposition.textfile_text))
+        write_text(str(textfile), text(facts))

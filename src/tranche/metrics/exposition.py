@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from tranche.metrics.catalogue import HistogramValue, MetricFamily, MetricSample
@@ -30,17 +29,6 @@ class _Snapshot(Collector):
                 yield _metric(family, samples)
 
 
-def openmetrics_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
-    """OpenMetrics 1.0."""
-    text: bytes = openmetrics.generate_latest(_Snapshot(families, samples))  # type: ignore[no-untyped-call]
-    return text.decode()
-
-
-def textfile_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
-    """The text format of Prometheus, the only one that node exporter's textfile collector reads."""
-    return generate_latest(_Snapshot(families, samples)).decode()
-
-
 def wants_openmetrics(accept: str) -> bool:
     """Whether a scrape with that Accept header gets OpenMetrics; otherwise the older format of Prometheus."""
     return choose_encoder(accept)[1].startswith(_OPENMETRICS)
@@ -49,7 +37,7 @@ def wants_openmetrics(accept: str) -> bool:
 def exposed(
     families: Iterable[MetricFamily], samples: Iterable[MetricSample], *, in_openmetrics: bool
 ) -> tuple[bytes, str]:
-    """The body of a scrape's answer, and its content type."""
+    """The text, as of a scrape's answer, and its content type. Node exporter's textfile collector reads only the older format."""
     encode, content_type = choose_encoder(_OPENMETRICS if in_openmetrics else "text/plain")
     return encode(_Snapshot(families, samples)), content_type
 
