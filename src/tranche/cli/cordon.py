@@ -11,7 +11,6 @@ from tranche.cli.output import say
 from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, user_name
 from tranche.core.sharing_policy import gpu_named
 from tranche.core.state import GpuState
-from tranche.local.queue import Queue
 from tranche.node import policy_change
 from tranche.node.host import Host
 
@@ -52,6 +51,8 @@ def uncordon(settings: Settings, /, gpus: tuple[str, ...]) -> None:
         named = _named(host, gpus)
         open_again = [gpu for gpu in named if policy_change.uncordon(host, gpu, user=user_name(), clock=time.time)]
         if open_again:
+            from tranche.local.queue import Queue  # nobody waits for a cordon
+
             Queue(host).ring_next()
     for gpu in named:
         say(f"{gpu.label} {'uncordoned' if gpu in open_again else 'was not cordoned'}")
