@@ -6,7 +6,9 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import click
 
@@ -103,18 +105,7 @@ def plan(
 @output_option()
 @click.pass_obj
 def apply(
-    settings: Settings,
-    config_file: str | None,
-    selected_config: str | None,
-    hooks_file: str | None,
-    mode_only: bool,
-    skip_reset: bool,
-    wait: bool,
-    timeout: float | None,
-    dry_run: bool,
-    plan_file: str | None,
-    debug: bool,
-    output: str,
+    settings: Settings, /, config_file: str | None, selected_config: str | None, plan_file: str | None, **options: Any
 ) -> None:
     """Apply a layout to the GPUs.
 
@@ -125,12 +116,13 @@ def apply(
     Tranche never changes an instance in use. If one blocks the layout, the command changes nothing and names the users.
     If a step fails, it undoes the change.
     """
+    how = _ChangeOptions(**options)
     environment: dict[str, object] = {
         "MIG_PARTED_CONFIG_FILE": config_file,
         "MIG_PARTED_SELECTED_CONFIG": selected_config,
-        "MIG_PARTED_HOOKS_FILE": hooks_file,
-        "MIG_PARTED_SKIP_RESET": skip_reset,
-        "MIG_PARTED_MODE_CHANGE_ONLY": mode_only,
+        "MIG_PARTED_HOOKS_FILE": how.hooks_file,
+        "MIG_PARTED_SKIP_RESET": how.skip_reset,
+        "MIG_PARTED_MODE_CHANGE_ONLY": how.mode_only,
     }
     saved, layout = None, None
     if plan_file is not None:
@@ -142,16 +134,16 @@ def apply(
         saved = read_plan(plan_file)
     else:
         layout = _layout_of_file(config_file, selected_config)
-    runner = hook_runner(hooks_file, environment, debug=debug)
-    wanted = patience(wait, timeout)
-    with open_host(settings, reading=dry_run) as host:
+    runner = hook_runner(how.hooks_file, environment, debug=how.debug)
+    wanted = patience(how.wait, how.timeout)
+    with open_host(settings, reading=how.dry_run) as host:
         if saved is not None:
-            _apply_saved(host, saved, runner, wanted, dry_run=dry_run, output=output)
+            _apply_saved(host, saved, runner, wanted, how)
         else:
             layout = layout or generate_layouts(host.driver.observe()).select(selected_config)
-            decide = _towards(layout, mode_only=mode_only, skip_reset=skip_reset)
-            _carry_out(host, decide, runner, wanted, mode_only, dry_run, output, "LayoutApplied")
-    if not dry_run:
+            decide = _towards(layout, mode_only=how.mode_only, skip_reset=how.skip_reset)
+            _carry_out(host, decide, runner, wanted, how, "LayoutApplied")
+    if not how.dry_run:
         say("MIG configuration applied successfully")
 
 
@@ -160,39 +152,39 @@ def apply(
 @change_options
 @output_option()
 @click.pass_obj
-def restore(
-    settings: Settings,
-    checkpoint_file: str | None,
-    hooks_file: str | None,
-    mode_only: bool,
-    skip_reset: bool,
-    wait: bool,
-    timeout: float | None,
-    dry_run: bool,
-    debug: bool,
-    output: str,
-) -> None:
+def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances of a checkpoint.
 
     Instances at their recorded place stay. Tranche destroys and creates the others as apply does.
     """
-    path = required_checkpoint_file(checkpoint_file)
+    path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
         "MIG_PARTED_CHECKPOINT_FILE": checkpoint_file,
-        "MIG_PARTED_HOOKS_FILE": hooks_file,
-        "MIG_PARTED_MODE_CHANGE_ONLY": mode_only,
+        "MIG_PARTED_HOOKS_FILE": how.hooks_file,
+        "MIG_PARTED_MODE_CHANGE_ONLY": how.mode_only,
     }
-    checkpoint = read_checkpoint(path)
-    runner = hook_runner(hooks_file, environment, debug=debug)
-    wanted = patience(wait, timeout)
-
-    def decide(view: NodeView) -> LayoutDecision:
-        return plan_restore(view, checkpoint, mode_only=mode_only, skip_reset=skip_reset)
-
-    with open_host(settings, reading=dry_run) as host:
-        _carry_out(host, decide, runner, wanted, mode_only, dry_run, output, "LayoutRestored")
-    if not dry_run:
+    before = read_checkpoint(path)
+    runner = hook_runner(how.hooks_file, environment, debug=how.debug)
+    wanted = patience(how.wait, how.timeout)
+    decide = partial(plan_restore, checkpoint=before, mode_only=how.mode_only, skip_reset=how.skip_reset)
+    with open_host(settings, reading=how.dry_run) as host:
+        _carry_out(host, decide, runner, wanted, how, "LayoutRestored")
+    if not how.dry_run:
         say("MIG configuration restored successfully")
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangeOptions:
+    """The values of `change_options`, and the output format."""
+
+    hooks_file: str | None
+    debug: bool
+    mode_only: bool
+    skip_reset: bool
+    wait: bool
+    timeout: float | None
+    dry_run: bool
+    output: str
 
 
 def _layout_of_file(path: str | None, selected: str | None) -> Layout | None:
@@ -219,18 +211,11 @@ def _show(host: Host, decide: Decide, output: str) -> None:
 
 
 def _carry_out(
-    host: Host,
-    decide: Decide,
-    hooks: HookRunner,
-    wanted: WaitLimit,
-    mode_only: bool,
-    dry_run: bool,
-    output: str,
-    done: str,
+    host: Host, decide: Decide, hooks: HookRunner, wanted: WaitLimit, how: _ChangeOptions, done: str
 ) -> None:
     """Make the change, or in a dry run show it. `done` is the kind of the document that says what was done."""
-    if dry_run:
-        _show(host, decide, output)
+    if how.dry_run:
+        _show(host, decide, how.output)
         return
     warned = False
 
@@ -242,21 +227,20 @@ def _carry_out(
         warned = True
         return decision
 
-    change = _change(host, hooks, wanted)
-    decision = change.to_layout(decide_and_warn, mode_only=mode_only)
+    decision = _change(host, hooks, wanted).to_layout(decide_and_warn, mode_only=how.mode_only)
     say(sum_up(decision))
-    if output == "json":
+    if how.output == "json":
         print_json(done, **decision_data(decision))
     decision.refuse_if_lost()
 
 
-def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, *, dry_run: bool, output: str) -> None:
-    if dry_run:
+def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, how: _ChangeOptions) -> None:
+    if how.dry_run:
         view = look_at(host)
         _print_plan(with_daemons(saved, (), view), view.node)
         return
     _change(host, hooks, wanted).as_saved(saved)
-    if output == "json":
+    if how.output == "json":
         print_json(
             "PlanApplied", purpose=saved.purpose, gpus=list(saved.gpu_uuids), steps=[str(s) for s in saved.steps]
         )
