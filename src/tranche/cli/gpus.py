@@ -124,21 +124,18 @@ def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], owners
 
 
 def _slice_row(each: SliceRow, ledger_read: bool, owners: Owners) -> list[object]:
-    devices = () if each.instance is None else each.instance.compute_instances
-    memory = None if each.instance is None else each.instance.memory
-    parts = "" if not devices or each.instance is None or each.instance.whole_slice else f" ({_names(each)})"
+    found = each.instance
+    devices = () if found is None else found.compute_instances
+    memory = None if found is None else found.memory
+    inside = "" if found is None or not devices or found.whole_slice else f" ({', '.join(map(str, found.slices))})"
     return [
         "  MIG " + (",".join(str(device.mig_index) for device in devices) or "-"),
-        f"{each.profile} at {each.placement}{parts}",
+        f"{each.profile} at {each.placement}{inside}",
         "" if memory is None else format_memory(memory),
         ("tranche" if each.owned else "foreign") if ledger_read else "",
         describe.slice_state(each, owners),
-        "" if each.instance is None else describe.processes(each.instance.processes),
+        "" if found is None else describe.processes(found.processes),
         "",
         ",".join(device.uuid for device in devices),
         "",
     ]
-
-
-def _names(each: SliceRow) -> str:
-    return ", ".join(map(str, each.instance.slices)) if each.instance is not None else ""

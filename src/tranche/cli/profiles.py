@@ -187,9 +187,8 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
         print_table(columns, rows)
         if sheet.gpus and sheet.source == "catalogue":
             say("this driver describes profiles only with MIG mode on; the table shows the catalogue's")
-        note = _unverified_note(sheet.profiles)
-        if note:
-            show(note)
+        if any("?" in str(cell) for row in rows for cell in row):
+            show(_UNVERIFIED)
         if sheet.unverified:
             show(f"? of the board: {'; '.join(sheet.unverified)}")
 
@@ -217,6 +216,9 @@ def _show_catalogue(output: str) -> None:
 
 _COLUMNS = ("PROFILE", "ID", "MEMORY GiB", "SM", "SLICES", "CE", "DEC", "ENC", "JPEG", "OFA", "MAX", "PLACEMENTS")
 _WIDE_COLUMNS = (*_COLUMNS, "COMPUTE INSTANCES")
+_UNVERIFIED = (
+    "? after a value: unverified, copied or inferred from a board of the same family; ? alone: no known source"
+)
 
 
 def _profile_row(profile: GpuInstanceProfile, *, wide: bool) -> list[object]:
@@ -247,15 +249,6 @@ def _profile_row(profile: GpuInstanceProfile, *, wide: bool) -> list[object]:
     if wide:
         row.append(", ".join(f"{inside.max_instances}x {inside.name}" for inside in profile.compute_profiles))
     return row
-
-
-def _unverified_note(profiles: Iterable[GpuInstanceProfile]) -> str:
-    """The footnote that explains the question marks; empty when there are none."""
-    if any("?" in str(cell) for profile in profiles for cell in _profile_row(profile, wide=False)):
-        return (
-            "? after a value: unverified, copied or inferred from a board of the same family; ? alone: no known source"
-        )
-    return ""
 
 
 def _board_document(board: Board) -> dict[str, Any]:
