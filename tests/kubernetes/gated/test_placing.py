@@ -172,5 +172,6 @@ def test_what_was_chosen_for_a_pod_that_can_never_start_is_taken_back_and_the_po
     assert world.pods["waits"].waits
     assert done.wrong.keys() == {"gone", "waits"}
     assert done.wrong["gone"].startswith(f"{never}: its node will always refuse it")
+    assert done.wrong["gone"].endswith("; create the pod again")
     again = asyncio.run(PlacingRunner(world).round(world.now()))
     assert (choices(), set(again.wrong)) == ({"runs"}, {"gone", "waits"})

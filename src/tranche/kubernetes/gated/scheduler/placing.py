@@ -177,11 +177,8 @@ def _refused_for_ever(now: ClusterState) -> Iterator[tuple[str, str]]:
     """Pods past the gate that their node will always refuse, by uid, with what to do."""
     for pod in now.pods.values():
         if pod.never and pod.asks and not (pod.waits or pod.finished or pod.ending or _runs(now, pod)):
-            yield (
-                pod.uid,
-                f"{pod.never}: its node will always refuse it, and the controller reserves no share for it; create the ",
-            )
-            "pod again"
+            why = f"{pod.never}: its node will always refuse it, and the controller reserves no share for it"
+            yield pod.uid, f"{why}; create the pod again"
 
 
 def _runs(now: ClusterState, pod: ClusterPod) -> bool:
