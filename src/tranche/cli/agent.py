@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,7 +19,6 @@ from tranche.core.errors import UsageError
 if TYPE_CHECKING:
     from tranche.boot.installation import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
-    from tranche.kubernetes.agent.process import Part
     from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 
 
@@ -36,7 +34,11 @@ def _agent(context: click.Context, **values: Any) -> None:
             values["health_host"], values["health_port"], idle.machine_has_gpu
         ):
             return
-        from tranche.kubernetes.agent.process import AgentOptions, run_agent
+        from tranche.kubernetes.agent.parts import AgentOptions
+        from tranche.kubernetes.agent.process import run_agent
+        from tranche.kubernetes.mig_manager.drain import InUsePolicy
+        from tranche.kubernetes.mig_manager.manager import MigSettings
+        from tranche.kubernetes.rollout.budget import parse_budget
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche agent'", "kubernetes", error) from error
     options = AgentOptions(
@@ -52,6 +54,19 @@ def _agent(context: click.Context, **values: Any) -> None:
         daemon_set=values["daemon_set"],
         cdi_folder=values["cdi_folder"],
         kubelet_folder=values["kubelet_folder"],
+        pod_uid=values["pod_uid"],
+        without=values["without"],
+        layouts=MigSettings(
+            config_map=values["layouts"],
+            default_layout=values["default_layout"],
+            policy=InUsePolicy(values["in_use"]),
+            with_reboot=values["with_reboot"],
+            host_root=values["host_root"],
+            operator_namespaces=frozenset(values["operator_namespace"]),
+            heeds_mode="dra" not in values["without"],
+        ),
+        budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
+        tell_view=values["tell_view"],
         boot=_boot(values),
         stand_by=values["stand_by"],
         backend=_backend(values),
@@ -68,66 +83,7 @@ def _agent(context: click.Context, **values: Any) -> None:
     register_places(settings, anywhere=True).refuse_shared()
     with open_host(settings, anywhere=True) as host:
         host.places.keep_private()
-        run_agent(host, options, _parts(values), os.environ)
-
-
-def _parts(values: dict[str, Any]) -> list[Part]:
-    from tranche.kubernetes.agent import parts
-    from tranche.kubernetes.latest_value import LatestValue
-    from tranche.kubernetes.mig_manager.drain import InUsePolicy
-    from tranche.kubernetes.mig_manager.manager import MigSettings
-    from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
-    from tranche.kubernetes.rollout.budget import parse_budget
-    from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
-
-    by_claims = "dra" not in values["without"]
-    told: LatestValue[LayoutReport] = LatestValue()
-    if "mig-manager" in values["without"]:
-        told.publish(NOT_MANAGED)
-    settings = MigSettings(
-        config_map=values["layouts"],
-        default_layout=values["default_layout"],
-        policy=InUsePolicy(values["in_use"]),
-        with_reboot=values["with_reboot"],
-        host_root=values["host_root"],
-        operator_namespaces=frozenset(values["operator_namespace"]),
-        heeds_mode=by_claims,
-    )
-    manager = partial(
-        parts.mig_manager,
-        settings=settings,
-        budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
-        daemon_set=values["daemon_set"],
-        layouts=told,
-    )
-    registered: LatestValue[bool] = LatestValue()
-    reserved: LatestValue[frozenset[str]] = LatestValue()
-    fallen: LatestValue[frozenset[str]] = LatestValue()
-    ways = AdvertisementState() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
-    refused: LatestValue[Mapping[str, str]] = LatestValue()
-    shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"], refused=refused)
-    driver = partial(
-        parts.claim_driver,
-        kubelet_folder=values["kubelet_folder"],
-        instance=values["pod_uid"],
-        cdi_folder=values["cdi_folder"],
-        registered=registered,
-        reserved=reserved,
-        fallen=fallen,
-    )
-    slices = partial(parts.claim_slices, registered=registered, reserved=reserved, fallen=fallen, ways=ways)
-    built: dict[str, tuple[Part, ...]] = {
-        "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], ways=ways),),
-        "mig-manager": (manager,),
-        "feature-labels": (partial(parts.feature_labels, heeds_mode=by_claims),),
-        "dra": (driver, slices, shares),
-    }
-    chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
-    use: LatestValue[str] = LatestValue()
-    report = partial(parts.node_report, to_people=values["tell_view"], layouts=told, refused=refused, use=use)
-    if values["tell_view"]:
-        return [*chosen, partial(parts.gpu_use_watch, use=use), report]
-    return [*chosen, report] if by_claims else chosen
+        run_agent(host, options, os.environ)
 
 
 def _backend(values: dict[str, Any]) -> AllocationBackend | None:

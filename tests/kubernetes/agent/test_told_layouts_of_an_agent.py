@@ -23,11 +23,7 @@ def test_what_layouts_there_are_is_told_at_once_and_when_the_config_map_changes(
     async def test(node: ManagedNode) -> None:
         told: LatestValue[LayoutReport] = LatestValue()
         settings = MigSettings(config_map="layouts", policy=InUsePolicy.DRAIN, heeds_mode=True)
-        budget = parse_budget("1")
-        config = cast(Any, None)
-        manager = parts.mig_manager(
-            node.services, config, settings=settings, budget=budget, daemon_set="agent", layouts=told
-        )
+        manager = parts.mig_manager(node.services, settings, parse_budget("1"), "agent", told)
         task = asyncio.create_task(manager.run())
         try:
             first = await told.first()

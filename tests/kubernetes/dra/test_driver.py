@@ -22,12 +22,12 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.sharing import GpuPolicy
 from tranche.core.state import DaemonState
-from tranche.kubernetes.agent.parts import claim_driver
+from tranche.kubernetes.agent.parts import with_claims
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.dra.driver import calm
+from tranche.kubernetes.dra.driver import ClaimDriver, calm
 from tranche.kubernetes.dra.preparer import ShareFiles
 from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
@@ -555,19 +555,19 @@ def test_a_claim_that_was_deleted_under_its_pod_is_told_as_soon_as_another_meets
         async with node.driver(care_seconds=3600):
             assert await node.prepare(stands, deleted) == ["", ""]
             processes = [node.process(pid, f"pod-{name}") for pid, name in enumerate(("stands", "deleted"), 71)]
-            await until(lambda: node.fallen.synced)
-            assert node.fallen.value == frozenset()
+            await until(lambda: node.node.services.fallen.synced)
+            assert node.node.services.fallen.value == frozenset()
             node.delete("deleted")
             late = node.allocate("late", "gpu-0-2g-10gb-0")
             (error,) = await node.prepare(late)
             assert "the pod starts when that share is free; to place it elsewhere now, recreate it" in error
-            await until(lambda: node.fallen.value == {"uid-deleted"})
+            await until(lambda: node.node.services.fallen.value == {"uid-deleted"})
             await node.unprepare(stands)
             shutil.rmtree(processes[0])
         async with node.driver():
             shutil.rmtree(processes[1])
             await until(partial(_later_and_free, node))
-            await until(lambda: node.fallen.value == frozenset())
+            await until(lambda: node.node.services.fallen.value == frozenset())
             assert await node.prepare(late) == [""]
 
     on_claim_node(test, "A100-40GB")
@@ -581,10 +581,10 @@ def test_every_claim_has_its_turn_to_be_asked_about() -> None:
             assert await node.prepare(*claims) == [""] * 21
             for number in range(21):
                 node.process(100 + number, f"pod-c{number}")
-            await until(lambda: node.fallen.synced)
+            await until(lambda: node.node.services.fallen.synced)
             for name in ("c0", "c10", "c20"):
                 node.delete(name)
-            await until(lambda: node.fallen.value == {"uid-c0", "uid-c10", "uid-c20"})
+            await until(lambda: node.node.services.fallen.value == {"uid-c0", "uid-c10", "uid-c20"})
             assert len(node.allocations) == 21
 
     on_claim_node(test, "A100-40GB", "A100-40GB", "A100-40GB")
@@ -647,7 +647,7 @@ def test_room_that_is_kept_is_not_for_whom_tolerates_the_taint_and_is_for_whom_c
             node.allocate("late", "gpu-0-1g-5gb-1", tolerations=ANY),
         )
         node.node.annotate({"tranche.dev/keep": "2g.10gb=1"})
-        node.reserved.publish(frozenset({"gpu-0-1g-5gb-0"}))
+        node.node.services.reserved.publish(frozenset({"gpu-0-1g-5gb-0"}))
         await until(lambda: bool(node.node.services.node.value and node.node.services.node.value.annotations))
         async with node.driver():
             for error in await node.prepare(*sneaky):
@@ -864,17 +864,17 @@ def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() 
             StartSettings(), node.node.services.api, "tranche", LatestValue(), driver_obstacle=lambda config: ""
         )
         source.latest.publish(PluginConfig())
-        driver = claim_driver(
-            replace(node.node.services, backend=backend),
-            source,
+        services = replace(node.node.services, backend=backend)
+        inside = ClaimDriver(
+            services,
             kubelet_folder=node.kubelet.folder,
             instance="pod-2",
             cdi_folder=node.cdi,
-            registered=LatestValue(),
-            reserved=LatestValue(),
-            fallen=LatestValue(),
-            look_seconds=0.5,  # the last answer goes out within two looks, on a busy machine too
+            files=source.files,
+            configured=source.latest.first,
         )
+        # The last answer goes out within two looks, on a busy machine too.
+        driver = with_claims(services, inside, inside.run, look_seconds=0.5)
         running = asyncio.create_task(driver.run())
         await node.kubelet.register()
         assert driver.ready().ready

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +92,21 @@ async def publishing(
     withdraws: bool = False,
 ) -> AsyncIterator[PublishingNode]:
     connection = ApiConnection(ApiServer(node.server.url))
+    services = replace(
+        node.services,
+        registered=registered or LatestValue(),
+        reserved=reserved or LatestValue(),
+        fallen=fallen or LatestValue(),
+    )
+    if registered is None:
+        services.registered.publish(True)
     client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
     run = SlicePublisher.withdraw if withdraws else SlicePublisher.run
     publisher = SlicePublisher(
-        node.services,
+        services,
         client,
         pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
-        registered=registered,
         ways=ways,
-        reserved=reserved,
-        fallen=fallen,
         pause=0.001,
         sleep=lambda _: asyncio.sleep(0.001),
     )

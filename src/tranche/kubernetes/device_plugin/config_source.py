@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tranche.core.errors import PluginConfigInvalid
+from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode
 from tranche.kubernetes.component import Readiness
@@ -69,6 +72,28 @@ class StartSettings:
         return self.read("" if key is None else config_map.data[key])
 
 
+def device_files(config: PluginConfig) -> DeviceFiles:
+    """The device files of this machine: one with a driver, or a simulated one."""
+    if simulated := os.environ.get("TRANCHE_SIM_STATE"):
+        from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
+
+        return SimulatedDeviceFiles(Path(simulated))
+    in_container = Path(config.driver_root_in_container)
+    return DriverFiles(
+        driver_root=config.driver_root,
+        dev_root=config.dev_root or config.driver_root,
+        seen_at=str(in_container) if in_container.is_dir() else config.driver_root,
+        hook_path=config.cdi_hook_path,
+    )
+
+
+def cdi_obstacle(config: PluginConfig, *, cdi_folder: Path) -> str:
+    """Why this agent cannot write a CDI specification through which containers find the driver; "" when it can. Blocks."""
+    if not os.access(cdi_folder, os.W_OK):
+        return f"the agent cannot write to the folder {cdi_folder}"
+    return device_files(config).why_no_cdi()
+
+
 class ConfigSource:
     """A component: the configuration in effect, which follows the label and the ConfigMap.
 
@@ -110,6 +135,10 @@ class ConfigSource:
         return Readiness(
             False, self.problem.value if self.problem.synced else "the configuration has not been read yet"
         )
+
+    def files(self) -> DeviceFiles:
+        """The device files of this machine by the configuration in effect."""
+        return device_files(self.latest.value)
 
     async def run(self) -> None:
         """Follow node and ConfigMap until cancelled."""

@@ -106,10 +106,10 @@ class ClaimReconciler:
         preparer: ClaimPreparer,
         read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
         files: ShareFiles,
+        fallen: LatestValue[frozenset[str]],
         *,
         users: ClaimUserReader,
         clock: Callable[[], float],
-        fallen: LatestValue[frozenset[str]] | None = None,
     ) -> None:
         self._host = host
         self._node = node
@@ -118,7 +118,7 @@ class ClaimReconciler:
         self._files = files
         self._users = users
         self._clock = clock
-        self.fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
+        self.fallen = fallen
         self._fallen: dict[str, float] = {}
         self._asked: tuple[str, ...] = ()
 
@@ -216,7 +216,7 @@ class ClaimReconciler:
         """Free ended claims, and check for up to `most` of the claims in use whether they stand."""
         if not held:
             self._fallen = {}
-            self._tell_fallen(frozenset())
+            self.fallen.publish(frozenset())
             return
         # Ask before looking for processes, so that a pod whose containers start between the two is listed.
         listed = await self._users.listed()
@@ -249,7 +249,7 @@ class ClaimReconciler:
                 await self._preparer.forget(uid, "its claim has ended, but the kubelet did not give it back")
                 fallen.pop(uid, None)
         self._fallen = fallen
-        self._tell_fallen(frozenset(over & held.keys()))
+        self.fallen.publish(frozenset(over & held.keys()))
 
     def _next_of(self, uids: Sequence[str], most: int) -> frozenset[str]:
         """Up to `most` of these, those first whose turn was longest ago."""
@@ -258,10 +258,6 @@ class ClaimReconciler:
             self._asked, waiting = (), list(uids)
         self._asked = (*self._asked, *waiting[:most])
         return frozenset(waiting[:most])
-
-    def _tell_fallen(self, fallen: frozenset[str]) -> None:
-        if not self.fallen.synced or self.fallen.value != fallen:
-            self.fallen.publish(fallen)
 
     def _with_processes(self, held: Mapping[str, tuple[Allocation, ...]]) -> Mapping[str, bool]:
         view = self._host.view()

@@ -85,9 +85,7 @@ class ClaimDriver:
     """A component: does for the kubelet what claims need on this node.
 
     `instance` is the uid of the agent's pod, "" without one. `files` is called at each use, once `configured` returns. `clock` is
-    monotonic, in seconds. A claim waits `patience` seconds for what time alone mends. `registered` is told whether the kubelet
-    has the driver. `reserved` holds the names of devices shown as kept for larger requests. `fallen` is told the uids of ended
-    claims whose pods run on.
+    monotonic, in seconds. A claim waits `patience` seconds for what time alone mends.
     """
 
     name = "dra"
@@ -101,10 +99,7 @@ class ClaimDriver:
         cdi_folder: Path,
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
-        clock: Callable[[], float],
-        registered: LatestValue[bool] | None = None,
-        reserved: LatestValue[frozenset[str]] | None = None,
-        fallen: LatestValue[frozenset[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         care_seconds: float = _CARE_SECONDS,
         patience: float = PATIENCE_SECONDS,
         proc: Path = PROC,
@@ -134,16 +129,16 @@ class ClaimDriver:
         self._refused = asyncio.Event()
         self._refused.set()  # the first look finds what was so before this agent began
         self._preparer = ClaimPreparer(node, read, share_files, self._changed.set, self._refused.set, patience)
-        self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
+        self._reserved = services.reserved
         self._node = services.node
         self._pods = services.node_pods
         users = ClaimUserReader(services.node_pods, services.pods.listed_by_claims, proc=proc)
         self._care = ClaimReconciler(
-            host, node, self._preparer, read, share_files, users=users, clock=clock, fallen=fallen
+            host, node, self._preparer, read, share_files, services.fallen, users=users, clock=clock
         )
         sockets = PluginSocketFiles(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
-        self._registration = RegistrationServer(sockets, server, LatestValue() if registered is None else registered)
+        self._registration = RegistrationServer(sockets, server, services.registered)
 
     def ready(self) -> Readiness:
         """Ready while it serves where the kubelet looks for it, and the kubelet has it."""

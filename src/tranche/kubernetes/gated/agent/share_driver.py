@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,6 @@ from pathlib import Path
 from tranche.core.allocation import Allocation, Phase, shared_memory
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, PlacedPodKeeper, PodKeeper, judge_claim
-from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
@@ -22,12 +22,12 @@ from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
 from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, ShareNode, order_for
 from tranche.kubernetes.gated.agent.placed_files import PlacedFiles, cdi_name
 from tranche.kubernetes.gated.leases import CHOICES, ChosenShare, choices_from_lease
-from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_view import lease_name
 from tranche.node.claims import ClaimRequest
@@ -153,27 +153,14 @@ _FIRST_CARE_SECONDS = 5.0
 class ShareDriver:
     """A component: serves the kubelet, and gives back the shares of pods that are over.
 
-    It publishes to `refused` why pods, by uid, cannot have their share. `folders` returns the kubelet's folder for device plugins
-    and its registration socket, known once `configured` returns. `clock` is monotonic, in seconds.
+    The device plugin's `config` says where the kubelet's sockets and the device files are.
     """
 
     name = "shares"
 
-    def __init__(
-        self,
-        services: NodeContext,
-        *,
-        folders: Callable[[], tuple[Path, Path | None]],
-        cdi_folder: Path,
-        files: Callable[[], DeviceFiles],
-        configured: Callable[[], Awaitable[object]],
-        refused: LatestValue[Mapping[str, str]],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, services: NodeContext, config: ConfigSource, *, cdi_folder: Path) -> None:
         self._services = services
-        self._folders = folders
-        self._configured = configured
-        self._clock = clock
+        self._config = config
         host, inventory = services.host, services.inventory
         node = ShareNode(
             shares=lambda: host.claims,
@@ -182,20 +169,20 @@ class ShareDriver:
             uid_of=self._uid_of,
             adopt=self._adopt,
             observe_gpu=host.observe_gpu,
-            files=files,
+            files=config.files,
             driver_version=lambda: inventory.latest.value.view.node.driver_version,
             mps_pipes=host.daemons.records.pipes,
         )
         placed = PlacedFiles(cdi_folder)
         self._changed = asyncio.Event()
-        self._handover = GatedSharePreparer(node, placed, self._changed.set, refused=refused)
+        self._handover = GatedSharePreparer(node, placed, self._changed.set, refused=services.refused)
         self._care = ShareReconciler(
             node,
             self._handover,
             placed,
             lambda: services.api.list_pods_on_node(services.node_name),
             living=pods_with_processes,
-            clock=clock,
+            clock=time.monotonic,
         )
         self._over = asyncio.Event()
         self._endpoints: ResourceServerManager | None = None
@@ -209,10 +196,10 @@ class ShareDriver:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await self._configured()
+        config = await self._config.latest.first()
         await self._services.inventory.latest.first()
-        folder, socket = self._folders()
-        self._endpoints = ResourceServerManager(folder, socket, self, self._clock, starter=self)
+        socket = Path(config.kubelet_socket) if config.kubelet_socket else None
+        self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, time.monotonic, starter=self)
         try:
             async with asyncio.TaskGroup() as group:
                 # Adopt before serving any pod: what a lost register left behind belongs to other pods.
