@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from tests.kubernetes.agent.reporting import no_faults, reporter
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.test_tier_watch import on_server
@@ -20,14 +20,17 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
-from tranche.kubernetes.agent.node_reporter import ReportSource
+from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.gated.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.health import FaultyDevices
 from tranche.kubernetes.node.inventory import Snapshot
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease
 
@@ -58,19 +61,25 @@ class Telling:
         self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()
         self.use: LatestValue[str] = LatestValue()
-        self.faults = no_faults()
-        self.events: list[str] = []
-        news = ReportSource(
-            self.snapshots,
-            self.node,
-            self.backend,
-            lambda: self.fresh,
-            self.faults,
-            self.refused,
+        faults: LatestValue[FaultyDevices] = LatestValue()
+        faults.publish(FaultyDevices())
+        services = SimpleNamespace(
+            leases=leases,
+            inventory=SimpleNamespace(latest=self.snapshots, ready=lambda: Readiness(self.fresh)),
+            node=self.node,
+            backend=self.backend,
+            device_health=SimpleNamespace(faults=faults),
+            refused=self.refused,
+        )
+        self.news = NodeReporter(
+            cast(NodeContext, services),
             self.layouts,
             self.use,
+            to_people=to_people,
+            clock=lambda: self.now,
+            pause=0.0,
+            sleep=self._sleep,
         )
-        self.news = reporter(leases, news, self.events, lambda: self.now, sleep=self._sleep, to_people=to_people)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept += 1

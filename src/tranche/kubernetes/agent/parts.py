@@ -16,8 +16,7 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.agent.boot_unit import Installation
 from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
 from tranche.kubernetes.agent.metrics_server import MetricsSettings
-from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
-from tranche.kubernetes.api.objects import KubeEventType, KubeNode
+from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.backend_watch import LOOK_SECONDS, BackendComponent, CleanupTask
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
@@ -110,7 +109,7 @@ def build_parts(services: NodeContext, config: ConfigSource, options: AgentOptio
     if options.tell_view:
         yield GpuUseWatch(services, use)
     if options.tell_view or by_claims:
-        yield node_reporter(services, layouts, use, to_people=options.tell_view)
+        yield NodeReporter(services, layouts, use, to_people=options.tell_view)
 
 
 def mig_manager(
@@ -143,28 +142,6 @@ def mig_manager(
         random=random.random,
     )
     return MigManager(services, settings, rollout=rollout, offered=offered)
-
-
-def node_reporter(
-    services: NodeContext, layouts: LatestValue[LayoutReport], use: LatestValue[str], *, to_people: bool
-) -> NodeReporter:
-    """The node's reporter: to people, and to a controller where one chooses."""
-    inventory = services.inventory
-
-    async def say(node: KubeNode, reason: str, message: str) -> None:
-        await services.api.create_node_event(node, KubeEventType.WARNING, reason, message)
-
-    news = ReportSource(
-        inventory.latest,
-        services.node,
-        services.backend,
-        lambda: inventory.ready().ready,
-        services.device_health.faults,
-        services.refused,
-        layouts,
-        use,
-    )
-    return NodeReporter(services.leases, news, to_people=to_people, clock=time.monotonic, say=say)
 
 
 def with_claims(
