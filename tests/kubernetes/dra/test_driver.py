@@ -28,12 +28,12 @@ from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
 from tranche.kubernetes.dra.driver import ClaimDriver, calm
-from tranche.kubernetes.dra.preparer import ShareFiles
 from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.share_edits import ShareFiles, ShareMark
 from tranche.node.policy_change import change_policy, cordon, uncordon
 from tranche.node.state.session import boot_id
 from tranche.node.store import register
@@ -157,19 +157,19 @@ def test_a_claim_that_is_given_back_amid_a_look_leaves_no_file_and_no_share() ->
     """The look has seen that the claim has a slice, and sees no file any more."""
 
     async def test(node: ClaimNodeStandIn) -> None:
-        loop, keepers = asyncio.get_running_loop(), ShareFiles.keepers
+        loop, marks = asyncio.get_running_loop(), ShareFiles.marks
         given_back: list[int] = []
         looks = 0
 
-        def seen_late(files: ShareFiles) -> Mapping[str, ClaimKeeper]:
+        def seen_late(files: ShareFiles) -> Mapping[str, ShareMark]:
             nonlocal looks
             looks += 1
             if armed and not given_back:
                 given_back.append(looks)
                 asyncio.run_coroutine_threadsafe(node.unprepare(claim), loop).result()
-            return keepers(files)
+            return marks(files)
 
-        ShareFiles.keepers = seen_late  # type: ignore[assignment, method-assign]
+        ShareFiles.marks = seen_late  # type: ignore[assignment, method-assign]
         armed = False
         async with node.driver():
             claim = node.allocate("a", "gpu-0-1g-5gb-0")
