@@ -125,7 +125,7 @@ class FleetAgent:
         self.machine = _Machine(view, folder, name)
         self._connection = CountingConnection(server, counts)
         now = partial(datetime.now, UTC)
-        api = KubeClient(self._connection, now=now, random=random.random)
+        api = KubeClient(self._connection, now=now)
         self._watch, self._pods = NodeWatch(api, name), PodWatch(api, name)
         self._inventory = Inventory(self._look, clock=time.monotonic)
         services = NodeContext(
@@ -133,7 +133,7 @@ class FleetAgent:
             namespace=NAMESPACE,
             api=api,
             connection=self._connection,
-            leases=LeaseClient(self._connection, NAMESPACE, now=now, random=random.random),
+            leases=LeaseClient(self._connection, NAMESPACE, now=now),
             backend=LatestValue(),
             node=self._watch.latest,
             node_pods=self._pods.latest,

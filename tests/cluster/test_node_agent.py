@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import signal
 import sys
@@ -59,7 +58,7 @@ def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn
     async def changes(node: str) -> list[str]:
         """What the API server says to each kind of change that an agent makes; nothing of it changes anything."""
         connection = ApiConnection(server)
-        api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
+        api = KubeClient(connection, now=lambda: datetime.now(UTC))
         answers = []
         for change in (
             api.patch_node_metadata(node, labels={"tranche.dev/probe": None}),

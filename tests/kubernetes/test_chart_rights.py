@@ -405,7 +405,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
     """Namespace of the right ("" for the cluster), resource and verb of every request that the client can make."""
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url))
-        client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        client = KubeClient(connection, now=lambda: datetime.now(UTC))
         cluster = ClusterClient(connection)
         server.put("/api/v1/nodes/n", {})
         server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
@@ -429,7 +429,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "daemon_set_size": lambda: client.daemon_set_size("tranche-system", "tranche-agent"),
         }
         assert set(calls) - {"daemon_set"} == {name for name in vars(KubeClient) if not name.startswith("_")}
-        leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC))
         lease = Lease("l")
         of_leases: dict[str, Callable[[], Awaitable[object]]] = {
             "create": lambda: leases.create(lease),
@@ -493,7 +493,7 @@ async def _used_for_claims() -> set[tuple[str, str, str]]:
     """The same of what the driver of claims asks."""
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url))
-        slices = SliceClient(connection, "n", DRIVER, random=lambda: 0.0)
+        slices = SliceClient(connection, "n", DRIVER)
         made = NodeSlice("n-1", DRIVER, "n", "n", generation=1, count=1)
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "create": lambda: slices.create(made),

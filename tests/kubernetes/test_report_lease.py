@@ -73,7 +73,7 @@ class Agent(NodeReporter):
         self.complaints: list[str] = []
         self.paused = self.lookings = 0
         self.now_is = 0.0
-        self.leases = HeldLeases(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        self.leases = HeldLeases(connection, "tranche", now=lambda: datetime.now(UTC))
         services = SimpleNamespace(
             leases=self.leases,
             inventory=SimpleNamespace(latest=self.words, ready=lambda: Readiness(self.fresh)),

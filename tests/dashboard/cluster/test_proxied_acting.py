@@ -323,7 +323,7 @@ class Beside:
         keys = FormKeyStore(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
         fleets = FleetReader(connection, "tranche-system", clock=lambda: 0.0)
         self.acts = ClusterActionHandler(
-            self.accounts, connection, fleets, keys, now=lambda: datetime(2026, 11, 22, tzinfo=UTC), random=lambda: 0.5
+            self.accounts, connection, fleets, keys, now=lambda: datetime(2026, 11, 22, tzinfo=UTC)
         )
 
 

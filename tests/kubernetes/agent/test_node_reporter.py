@@ -56,7 +56,7 @@ class Telling:
         self.now = 0.0
         self.fresh = True
         self.slept = 0
-        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC))
         self.layouts: LatestValue[LayoutReport] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()

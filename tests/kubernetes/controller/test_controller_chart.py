@@ -127,11 +127,11 @@ async def _used() -> set[tuple[str, str]]:
             await TemplateStore(connection, now=lambda: moment, clock=lambda: 0.0).ensure("team", devices, str(request))
         assert await TemplateStore(connection, now=lambda: moment + KEPT, clock=lambda: 0.0).sweep() == 1
         server.put(f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{NAME}", {"webhooks": []})
-        configuration = ConfigurationClient(connection, NAME, random=lambda: 0.0)
+        configuration = ConfigurationClient(connection, NAME)
         found = await configuration.get()
         assert found is not None
         assert await configuration.trust(found, "")
-        cards = asyncio.create_task(GpuModelWatch(connection, random=lambda: 0.0).run())
+        cards = asyncio.create_task(GpuModelWatch(connection).run())
         watch = configuration.watch()
         await anext(watch)
         following = asyncio.ensure_future(anext(watch))
@@ -141,7 +141,7 @@ async def _used() -> set[tuple[str, str]]:
         await asyncio.gather(cards, following, return_exceptions=True)
         left = {"metadata": {"uid": "u"}, "spec": {"schedulingGates": [{"name": "tranche.dev/share"}]}}
         server.put("/api/v1/namespaces/team/pods/left", {**left, "status": {"phase": "Pending"}})
-        leases = LeaseClient(connection, NAMESPACE, now=lambda: moment, random=lambda: 0.0)
+        leases = LeaseClient(connection, NAMESPACE, now=lambda: moment)
         client = PlacingClient(connection, leases, now=lambda: moment)
         replicas = [StrandedPodWatch(connection, client.say, random=lambda: 0.0) for _ in range(2)]
         telling = [asyncio.create_task(each.run()) for each in replicas]

@@ -91,7 +91,7 @@ async def publishing(
     *,
     withdraws: bool = False,
 ) -> AsyncIterator[PublishingNode]:
-    connection = ApiConnection(ApiServer(node.server.url))
+    connection = ApiConnection(ApiServer(node.server.url), sleep=lambda _: asyncio.sleep(0.001))
     services = replace(
         node.services,
         registered=registered or LatestValue(),
@@ -100,7 +100,7 @@ async def publishing(
     )
     if registered is None:
         services.registered.publish(True)
-    client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
+    client = SliceClient(connection, "n1", DRIVER)
     run = SlicePublisher.withdraw if withdraws else SlicePublisher.run
     publisher = SlicePublisher(
         services,

@@ -215,10 +215,8 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
     machine = node_of(folder, *boards, machine_type=machine_type)
     machine.machine.preload()
     async with api_server() as server:
-        connection = ApiConnection(ApiServer(server.url))
-        api = KubeClient(
-            connection, now=lambda: datetime.now(UTC), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001)
-        )
+        connection = ApiConnection(ApiServer(server.url), sleep=lambda _: asyncio.sleep(0.001))
+        api = KubeClient(connection, now=lambda: datetime.now(UTC))
         server.put(NODE, {"metadata": {"uid": "u1", "labels": {}}})
         with machine.host() as host:
             kubelet = Kubelet()
@@ -241,7 +239,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 namespace="tranche",
                 api=api,
                 connection=connection,
-                leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
+                leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC)),
                 backend=LatestValue(),
                 node=watch.latest,
                 node_pods=pod_watch.latest,

@@ -48,7 +48,7 @@ class UnluckyClient(LeaseClient):
 async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTicket]]:
     async with api_server() as server, asyncio.timeout(60):
         connection = ApiConnection(ApiServer(server.url))
-        client = UnluckyClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        client = UnluckyClient(connection, "tranche", now=lambda: datetime.now(UTC))
         client.late = asyncio.Event()
 
         async def at_once() -> float:

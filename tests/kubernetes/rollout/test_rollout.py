@@ -40,19 +40,18 @@ class Fleet:
         self._connections: list[ApiConnection] = []
 
     def start(self, node: str) -> Rollout:
-        connection = ApiConnection(ApiServer(self.server.url))
-        self._connections.append(connection)
         loop = asyncio.get_running_loop()
 
         async def sleep(seconds: float) -> None:
             await asyncio.sleep(seconds / SPEED)
 
+        connection = ApiConnection(ApiServer(self.server.url), sleep=lambda _: sleep(0.2))
+        self._connections.append(connection)
+
         async def size() -> int:
             return self.nodes
 
-        leases = LeaseClient(
-            connection, "tranche", now=lambda: datetime.now(UTC), random=random.random, sleep=lambda _: sleep(0.2)
-        )
+        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC))
         rollout = Rollout(
             leases,
             self.budget,

@@ -48,7 +48,7 @@ class Replica:
         self.now = datetime.now(UTC) - timedelta(days=4)
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.identity = WebhookIdentity(
-            ConfigurationClient(self.connection, NAME, random=lambda: 0.0),
+            ConfigurationClient(self.connection, NAME),
             self.tls,
             name,
             [HOST],

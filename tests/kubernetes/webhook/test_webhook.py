@@ -178,7 +178,7 @@ def test_the_resource_slices_are_followed_and_of_them_shared_devices_are_kept() 
     async def check() -> None:
         async with api_server() as server:
             connection = ApiConnection(ApiServer(server.url))
-            watch = GpuModelWatch(connection, random=lambda: 0.0)
+            watch = GpuModelWatch(connection)
             assert watch.shared is None
             assert not watch.ready().ready
             work = asyncio.create_task(watch.run())

@@ -59,10 +59,9 @@ class ClusterActionHandler:
         keys: FormKeyStore,
         *,
         now: Callable[[], datetime],
-        random: Callable[[], float],
     ) -> None:
         self._accounts = accounts
-        self._events = KubeClient(own, now=now, random=random)
+        self._events = KubeClient(own, now=now)
         self._fleets = fleets
         self._keys = keys
 

@@ -114,7 +114,7 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
 
 def _acts(accounts: ActingClientSource, own: ApiConnection, fleets: FleetReader) -> ClusterActionHandler:
     keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-    return ClusterActionHandler(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
+    return ClusterActionHandler(accounts, own, fleets, keys, now=partial(datetime.now, UTC))
 
 
 def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:

@@ -20,9 +20,8 @@ from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_k
 from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent
+from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, ObjectSource, WatchEvent
 from tranche.kubernetes.api.leases import Lease, decode_lease
-from tranche.kubernetes.api.selection import ObjectSource
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
 from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, told_node

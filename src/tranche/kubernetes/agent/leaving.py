@@ -61,7 +61,7 @@ def leave(
         connection = ApiConnection(server)
         try:
             cluster = ClusterClient(connection)
-            client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+            client = KubeClient(connection, now=lambda: datetime.now(UTC))
             nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
             nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
             others = await _nodes_of_other_agents(cluster, namespace, daemon_set, say)

@@ -101,7 +101,7 @@ def build_parts(services: NodeContext, config: ConfigSource, options: AgentOptio
         )
         # The kubelet returns its pods' claims to this driver alone, and ends no such pod before that.
         yield with_claims(services, driver, driver.run)
-        slices = SliceClient(services.connection, services.node_name, DRIVER, random=random.random)
+        slices = SliceClient(services.connection, services.node_name, DRIVER)
         publisher = SlicePublisher(services, slices, ways=ways)
         # While the driver is there, the kubelet leaves the slices alone, and the scheduler would keep allocating them.
         yield with_claims(services, publisher, publisher.withdraw)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import signal
 import sys
 import threading
@@ -78,7 +77,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
     now = partial(datetime.now, UTC)
-    api = KubeClient(connection, now=now, random=random.random)
+    api = KubeClient(connection, now=now)
     node_watch = NodeWatch(api, options.node_name)
     pod_watch = PodWatch(api, options.node_name)
     pods = PodRegister(
@@ -108,7 +107,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         namespace=namespace,
         api=api,
         connection=connection,
-        leases=LeaseClient(connection, namespace, now=now, random=random.random),
+        leases=LeaseClient(connection, namespace, now=now),
         backend=tier_watch.latest,
         node=node_watch.latest,
         node_pods=pod_watch.latest,

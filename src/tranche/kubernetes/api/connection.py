@@ -7,9 +7,11 @@ official one costs twenty packages. The code that it would save, reading a kubec
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,9 +82,21 @@ class ApiResponse:
 
 
 class ApiConnection:
-    """Keeps connections to one API server; the server's audit log records `user_agent` with each request."""
+    """Keeps connections to one API server; the server's audit log records `user_agent` with each request.
 
-    def __init__(self, server: ApiServer, *, user_agent: str = "tranche") -> None:
+    Watches that recover pause by `random`, which gives numbers from 0 to 1, and `sleep`.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        *,
+        user_agent: str = "tranche",
+        random: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.random = random
+        self.sleep = sleep
         self._extensions = {"sni_hostname": server.server_name} if server.server_name else {}
         self._http = httpx2.AsyncClient(
             base_url=server.url,

@@ -89,11 +89,11 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     connection = ApiConnection(server)
     now = partial(datetime.now, UTC)
     store = TemplateStore(connection, now=now, clock=time.monotonic)
-    cards = GpuModelWatch(connection, random=random.random)
+    cards = GpuModelWatch(connection)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     identity = WebhookIdentity(
-        ConfigurationClient(connection, options.configuration, random=random.random),
+        ConfigurationClient(connection, options.configuration),
         tls,
         options.replica,
         _hosts(options.service, options.namespace or server.namespace),
@@ -101,11 +101,11 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         now=now,
     )
     backend = BackendWatch(connection, options.backend)
-    leases = LeaseClient(connection, options.namespace or server.namespace, now=now, random=random.random)
+    leases = LeaseClient(connection, options.namespace or server.namespace, now=now)
     client = PlacingClient(connection, leases, now=now)
     placer = PlacingLeader(
         client,
-        ClusterWatch(connection, options.namespace or server.namespace, random=random.random),
+        ClusterWatch(connection, options.namespace or server.namespace),
         LeaderLease(leases, options.replica, clock=time.monotonic, name=PLACER_LEASE, label=PLACING_LABEL),
         clock=time.monotonic,
         random=random.random,

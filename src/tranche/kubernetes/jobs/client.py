@@ -10,7 +10,7 @@ from typing import Any
 from tranche.core.errors import KubernetesNotFound, KubernetesRejected, TrancheError
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
-from tranche.kubernetes.api.selection import ObjectSource, named
+from tranche.kubernetes.api.informer import ObjectSource, named
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod, in_order
 

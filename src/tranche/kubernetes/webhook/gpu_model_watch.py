@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.selection import ObjectSource
+from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
@@ -17,20 +16,12 @@ _PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class GpuModelWatch:
-    """Follows the driver's resource slices. `random` gives numbers from 0 to 1."""
+    """Follows the driver's resource slices."""
 
     name = "cards"
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
-        self._random = random
-        self._sleep = sleep
         self._known: tuple[FleetDevice, ...] | None = None
 
     @property
@@ -48,7 +39,7 @@ class GpuModelWatch:
         """Follow them until cancelled."""
         selector = {"fieldSelector": f"spec.driver={DRIVER}"}
         source = ObjectSource(self._connection, "resource slices", _PATH, selector, _shared)
-        async with aclosing(source.snapshots(self._random, self._sleep)) as snapshots:
+        async with aclosing(source.snapshots()) as snapshots:
             async for found in snapshots:
                 self._known = tuple(device for devices in found for device in devices)
 

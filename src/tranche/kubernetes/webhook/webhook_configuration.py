@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.selection import ObjectSource, named
+from tranche.kubernetes.api.informer import ObjectSource, named
 
 _PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
@@ -44,20 +43,11 @@ class WebhookConfig:
 
 
 class ConfigurationClient:
-    """The configuration of that name. `random` gives numbers from 0 to 1. Errors are those of `KubeClient`."""
+    """The configuration of that name. Errors are those of `KubeClient`."""
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        name: str,
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection, name: str) -> None:
         self.name = name
         self._connection = connection
-        self._random = random
-        self._sleep = sleep
 
     async def get(self) -> WebhookConfig | None:
         """Its present state; None if it does not exist."""
@@ -79,4 +69,4 @@ class ConfigurationClient:
         source = ObjectSource(
             self._connection, f"webhook configuration {self.name}", _PATH, named(self.name), WebhookConfig
         )
-        return source.versions(self._random, self._sleep)
+        return source.versions()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import encode_eviction, encode_pod_event
+from tranche.kubernetes.api.decoding import encode_event, encode_eviction
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeEventType, PodRef
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
@@ -68,7 +68,7 @@ class PlacingClient:
         """Record an event about a pod. `reason` is one CamelCase word."""
         name, now = f"{pod.name[:200]}.tranche-{pod.uid[:8]}-{reason.lower()}", self._now()
         ref, source = PodRef(pod.namespace, pod.name), {"component": "tranche-controller"}
-        event = encode_pod_event(name, ref, pod.uid, source, KubeEventType.NORMAL, reason, message, now=now)
+        event = encode_event(name, ref, pod.uid, source, KubeEventType.NORMAL, reason, message, now=now)
         path = f"/api/v1/namespaces/{pod.namespace}/events"
         what = f"record an event for pod {pod}"
         answer = await self._connection.ask(what, "POST", path, event)
