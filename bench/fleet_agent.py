@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -30,7 +29,6 @@ from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import RolloutLimit
-from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.node.host import Host
 from tranche.planning.steps.plan import Plan, apply
@@ -144,14 +142,7 @@ class FleetAgent:
             host=cast(Host, self.machine),
             state_problem=LatestValue(),
         )
-        rollout = Rollout(
-            services.leases,
-            budget,
-            lambda: api.daemon_set_size(NAMESPACE, DAEMON_SET),
-            RolloutNode(name, self._uid),
-            clock=time.monotonic,
-            random=random.random,
-        )
+        rollout = Rollout(services, budget, DAEMON_SET)
         strategy: LatestValue[MigStrategy] = LatestValue()
         strategy.publish(MigStrategy.SINGLE)
         sharing: LatestValue[ReplicaPolicy] = LatestValue()
@@ -170,7 +161,3 @@ class FleetAgent:
 
     async def _look(self) -> NodeView:
         return self.machine.view
-
-    def _uid(self) -> str:
-        node = self._watch.latest.value if self._watch.latest.synced else None
-        return "" if node is None else node.uid

@@ -33,7 +33,7 @@ from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.share_edits import ShareFiles, ShareMark
+from tranche.kubernetes.node.share_edits import ShareFiles, FiledKeeper
 from tranche.node.policy_change import change_policy, cordon, uncordon
 from tranche.node.state.session import boot_id
 from tranche.node.store import register
@@ -161,7 +161,7 @@ def test_a_claim_that_is_given_back_amid_a_look_leaves_no_file_and_no_share() ->
         given_back: list[int] = []
         looks = 0
 
-        def seen_late(files: ShareFiles) -> Mapping[str, ShareMark]:
+        def seen_late(files: ShareFiles) -> Mapping[str, FiledKeeper]:
             nonlocal looks
             looks += 1
             if armed and not given_back:

@@ -30,7 +30,6 @@ from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import parse_budget
-from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.node.host import Host
 
@@ -190,20 +189,9 @@ class ManagedNode:
         ]
 
     def _rollout(self, budget: str) -> Rollout:
-        async def one() -> int:
-            return 1
-
-        me = RolloutNode("n1", lambda: "u1")
+        self.server.put("/apis/apps/v1/namespaces/tranche/daemonsets/agent", {"status": {"desiredNumberScheduled": 1}})
         loop = asyncio.get_running_loop()
-        return Rollout(
-            self.services.leases,
-            parse_budget(budget),
-            one,
-            me,
-            clock=loop.time,
-            random=lambda: 0.0,
-            sleep=asyncio.sleep,
-        )
+        return Rollout(self.services, parse_budget(budget), "agent", clock=loop.time, random=lambda: 0.0)
 
     def _put(self, **metadata: Any) -> None:
         node = self.server.objects.get(NODE, {})

@@ -5,8 +5,6 @@ report.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +32,6 @@ from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import RolloutLimit
-from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 from tranche.planning.layouts.layout_offer import LayoutList
@@ -126,21 +123,7 @@ def mig_manager(
     def offered(offer: LayoutList) -> None:
         layouts.publish(LayoutReport(True, settings.policy, settings.heeds_mode, budget is not None, offer))
 
-    if budget is None:
-        return MigManager(services, settings, offered=offered)
-
-    def uid() -> str:
-        node = services.node.value if services.node.synced else None
-        return "" if node is None else node.uid
-
-    rollout = Rollout(
-        services.leases,
-        budget,
-        lambda: services.api.daemon_set_size(services.namespace, daemon_set),
-        RolloutNode(services.node_name, uid),
-        clock=time.monotonic,
-        random=random.random,
-    )
+    rollout = None if budget is None else Rollout(services, budget, daemon_set)
     return MigManager(services, settings, rollout=rollout, offered=offered)
 
 

@@ -38,7 +38,7 @@ from tranche.kubernetes.mig_manager.retry import (
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
-from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutPermission, RolloutStatus
+from tranche.kubernetes.rollout.ticket import LayoutChangeState, RolloutPermission, RolloutStatus
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import LayoutDecision, lost_error, plan_layout
 from tranche.planning.occupancy.layout_occupancy import holder_text

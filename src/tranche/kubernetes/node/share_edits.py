@@ -114,8 +114,8 @@ def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
 _MARK = claim_mark("")
 
 
-class ShareMark(NamedTuple):
-    """The environment variable that names what has a share, and its value; empty where a file has none."""
+class FiledKeeper(NamedTuple):
+    """The environment variable that names the keeper of a share, and its value; empty where a file has none."""
 
     variable: str = ""
     value: str = ""
@@ -157,7 +157,7 @@ class ShareFiles:
         except OSError as error:
             raise CdiUnavailable(f"cannot remove {path}: {error.strerror or error}") from error
 
-    def marks(self) -> Mapping[str, ShareMark]:
+    def marks(self) -> Mapping[str, FiledKeeper]:
         """What each file's environment names; none while the folder cannot be read."""
         first, last = spec_file_name(self._kind, "|").split("|")
         try:
@@ -167,7 +167,7 @@ class ShareFiles:
         names = [each[len(first) : -len(last)] for each in found if each.startswith(first) and each.endswith(last)]
         return {name: self._mark(name) for name in names}
 
-    def _mark(self, name: str) -> ShareMark:
+    def _mark(self, name: str) -> FiledKeeper:
         try:
             data = read_json((self._folder / spec_file_name(self._kind, name)).read_text())
             words = [str(word) for device in data["devices"] for word in device["containerEdits"].get("env", ())]
@@ -175,7 +175,7 @@ class ShareFiles:
             words = []
         found = next((word for word in words if word.startswith(_MARK)), "")
         variable, _, value = found.partition("=")
-        return ShareMark(variable, value)
+        return FiledKeeper(variable, value)
 
 
 def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> CdiSpec:
