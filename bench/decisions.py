@@ -20,7 +20,8 @@ from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
 from tranche.core.state import InstanceKey
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, place
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, place
 from tranche.planning.decide.allocate import decide
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.decide.recording import (
@@ -165,8 +166,8 @@ def _moved(view: NodeView, number: int) -> NodeView:
     )
 
 
-def _pod(request: Request) -> GatedPod:
-    return GatedPod("default", "train", "uid-train", request)
+def _pod(request: Request) -> ClusterPod:
+    return ClusterPod("default", "train", "uid-train", request)
 
 
 def _recorded(view: NodeView) -> str:

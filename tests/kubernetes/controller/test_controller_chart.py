@@ -20,7 +20,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
-from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
+from tranche.kubernetes.gated.scheduler.placing import PlacingClient
 from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.template_store import KEPT, TemplateStore
 from tranche.kubernetes.webhook.webhook import PATH

@@ -33,7 +33,7 @@ from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.share_edits import ShareFiles, FiledKeeper
+from tranche.kubernetes.node.share_edits import FiledKeeper, ShareFiles
 from tranche.node.policy_change import change_policy, cordon, uncordon
 from tranche.node.state.session import boot_id
 from tranche.node.store import register

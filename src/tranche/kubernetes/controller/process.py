@@ -26,7 +26,7 @@ from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
 from tranche.kubernetes.gated.scheduler.placer_loop import PlacingLeader
-from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
+from tranche.kubernetes.gated.scheduler.placing import PlacingClient
 from tranche.kubernetes.rollout.leadership import LeaderLease
 from tranche.kubernetes.serving.health_server import HealthServer
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tranche.core.allocation import NodeView
@@ -22,31 +22,11 @@ from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.chosen_view import CHOSEN
 from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not
-from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
+from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL, ClusterPod
+from tranche.kubernetes.gated.scheduler.node_fit import SpreadState, why_not
 from tranche.planning.decide.across import ChosenMachine, decide_across
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.decide.foresee import with_granted
-
-HOST_LABEL = "kubernetes.io/hostname"
-
-
-@dataclass(frozen=True, slots=True)
-class GatedPod:
-    """A pod that waits for a share. `created` sorts by time."""
-
-    namespace: str
-    name: str
-    uid: str
-    request: Request
-    rules: PlacingRequirement = field(default_factory=PlacingRequirement)
-    priority: int = 0
-    created: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    spread: tuple[SpreadRequirement, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +41,7 @@ class GpuNode:
 class PodPlacement:
     """A pod's node and what the pod gets there."""
 
-    pod: GatedPod
+    pod: ClusterPod
     node: str
     granted: Granted
 
@@ -70,20 +50,20 @@ class PodPlacement:
 class UnplacedPod:
     """A pod that keeps waiting, and each node's obstacle. If `possible` is False, no node could ever serve it."""
 
-    pod: GatedPod
+    pod: ClusterPod
     reasons: Mapping[str, str]
     possible: bool
 
 
 def place(
-    pods: Iterable[GatedPod],
+    pods: Iterable[ClusterPod],
     nodes: Iterable[GpuNode],
     *,
     unknown: Mapping[str, str] | None = None,
     avoided: Mapping[str, frozenset[str]] | None = None,
     spread: SpreadState | None = None,
 ) -> tuple[PodPlacement | UnplacedPod, ...]:
-    """Place each pod, highest priority first, then oldest first.
+    """Choose for each pod that waits for a share, highest priority first, then oldest first.
 
     `unknown` says why further nodes can give nothing now. `avoided` has the nodes that refused a pod, by pod uid. `spread` is the
     whole cluster, for pods with topology spread.
@@ -94,25 +74,25 @@ def place(
     kinds = spread or SpreadState(tuple(node.room for node in known.values()))
     found: list[PodPlacement | UnplacedPod] = []
     for pod in sorted(pods, key=lambda each: (-each.priority, each.created, each.namespace, each.name)):
-        away = {name: reason for name, node in known.items() if (reason := why_not(pod.rules, node.room))}
+        if (request := pod.request) is None:
+            continue
+        away = {name: reason for name, node in known.items() if (reason := why_not(pod, node.room))}
         if pod.spread:
-            kind = SpreadPod(pod.namespace, pod.labels)
-            uneven = kinds.reasons(kind, pod.spread, pod.rules, (node.room for node in known.values()))
-            away = {**uneven, **away}
+            away = {**kinds.reasons(pod, (node.room for node in known.values())), **away}
         away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "refused the pod a moment ago")
         near = {name: node.view for name, node in known.items() if name not in away}
-        chosen = decide_across(near, pod.request)
+        chosen = decide_across(near, request)
         if not isinstance(chosen, ChosenMachine):
             # A node that the pod's other rules exclude now may serve it one day, although its GPUs were not asked.
-            possible = chosen.possible or any(_could_serve(known[name].view, pod.request) for name in away)
+            possible = chosen.possible or any(_could_serve(known[name].view, request) for name in away)
             reasons = (
                 {name: f"the node {why}" for name, why in away.items()} | dict(unknown or {}) | dict(chosen.reasons)
             )
             found.append(UnplacedPod(pod, reasons, possible or bool(unknown)))
             continue
         found.append(PodPlacement(pod, chosen.name, chosen.granted))
-        known[chosen.name] = _with(known[chosen.name], pod, chosen.granted)
-        kinds = kinds.with_pod(SpreadPod(pod.namespace, pod.labels, chosen.name))
+        known[chosen.name] = _with(known[chosen.name], pod, request, chosen.granted)
+        kinds = kinds.with_pod(replace(pod, node=chosen.name))
     return tuple(found)
 
 
@@ -148,10 +128,10 @@ def _entry(path: str, there: Json | None, key: str, value: str) -> dict[str, Any
     return {"op": "add", "path": f"{path}/{key.replace('~', '~0').replace('/', '~1')}", "value": value}
 
 
-def _with(node: GpuNode, pod: GatedPod, granted: Granted) -> GpuNode:
+def _with(node: GpuNode, pod: ClusterPod, request: Request, granted: Granted) -> GpuNode:
     """The node with the pod on it."""
-    left = {resource: amount - pod.rules.needs.get(resource, 0) for resource, amount in node.room.allocatable.items()}
-    return GpuNode(replace(node.room, allocatable=left), with_granted(node.view, pod.request, granted))
+    left = {resource: amount - pod.needs.get(resource, 0) for resource, amount in node.room.allocatable.items()}
+    return GpuNode(replace(node.room, allocatable=left), with_granted(node.view, request, granted))
 
 
 def _could_serve(view: NodeView, request: Request) -> bool:
