@@ -19,8 +19,14 @@ from tranche.cli.service_options import (
     TIER_HELP,
 )
 from tranche.core.errors import PluginConfigInvalid, UsageError
-from tranche.kubernetes.device_plugin.selection import FallbackStrategy
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, ConfigOption, UnsupportedOption, ValueKind
+from tranche.kubernetes.device_plugin.settings import (
+    SETTINGS,
+    UNSUPPORTED,
+    ConfigOption,
+    FallbackStrategy,
+    UnsupportedOption,
+    ValueKind,
+)
 
 if TYPE_CHECKING:
     from tranche.kubernetes.device_plugin.config_source import StartSettings

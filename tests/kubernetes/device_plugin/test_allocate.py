@@ -12,7 +12,8 @@ from tranche.hardware.cdi import spec_to_data
 from tranche.hardware.nodes import DriverFiles, Mount
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
-from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
+from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.device_plugin.settings import DeviceIdStrategy, DeviceListStrategy
 from tranche.kubernetes.node.resources import PluginDevice, slices_of
 from tranche.node.processes.pod_processes import device_mark
 

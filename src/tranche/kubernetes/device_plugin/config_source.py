@@ -15,9 +15,15 @@ from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
-from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
-from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
+from tranche.kubernetes.device_plugin.config import (
+    PluginConfig,
+    exposed,
+    read_config,
+    why_no_cdi,
+    why_not_by_cdi,
+    with_strategy,
+)
+from tranche.kubernetes.device_plugin.settings import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import xid_policy
 from tranche.kubernetes.node.replicas import ReplicaPolicy

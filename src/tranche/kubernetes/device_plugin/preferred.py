@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import combinations
 from math import comb
 
-from tranche.kubernetes.device_plugin.config import SharedPolicy
+from tranche.kubernetes.device_plugin.settings import SharedPolicy
 from tranche.kubernetes.node.resources import PluginDevice
 
 Links = Mapping[frozenset[str], int]

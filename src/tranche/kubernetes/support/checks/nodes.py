@@ -14,8 +14,8 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
-from tranche.kubernetes.device_plugin.config import DeviceListStrategy
-from tranche.kubernetes.device_plugin.device_lists import why_no_cdi
+from tranche.kubernetes.device_plugin.config import why_no_cdi
+from tranche.kubernetes.device_plugin.settings import DeviceListStrategy
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
