@@ -30,8 +30,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import profile_class
 from tranche.kubernetes.devices.devices import NodeDevice, OfferKind, devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
-from tranche.kubernetes.dra.pool import MOST_DEVICES, PoolSlice, encode_device, pool_contents
-from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
+from tranche.kubernetes.dra.pool import MOST_DEVICES, encode_device, pool_contents, slice_writes
 
 NAMESPACE = "default"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -67,28 +66,28 @@ class KeptConnection:
         return found
 
 
-Contents = Callable[[str, Sequence[NodeDevice], NodeView, Sequence[PoolSlice]], tuple[PoolSlice, ...]]
+Contents = Callable[[str, Sequence[NodeDevice], NodeView, Sequence[NodeSlice]], tuple[NodeSlice, ...]]
 """What a node shows: its name, devices, what it is and has, and what it shows now."""
 
 
 def by_policy(
-    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
-) -> tuple[PoolSlice, ...]:
+    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[NodeSlice]
+) -> tuple[NodeSlice, ...]:
     """The product."""
     against = reasons_against(devices, view, TaintFacts(NodeMode.DYNAMIC))
     return pool_contents(name, devices, view, against, shown)
 
 
 def by_name(
-    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
-) -> tuple[PoolSlice, ...]:
+    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[NodeSlice]
+) -> tuple[NodeSlice, ...]:
     """A list that never changes, as other drivers have it: a slice for each GPU, its devices by name, lowest start first."""
     return _listed(name, devices, view, lambda each: each.name)
 
 
 def at_random(
-    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
-) -> tuple[PoolSlice, ...]:
+    name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[NodeSlice]
+) -> tuple[NodeSlice, ...]:
     """A list that never changes, in an order that means nothing."""
     random = Random(name)
     places = {each.name: random.random() for each in devices}
@@ -97,14 +96,14 @@ def at_random(
 
 def _listed(
     name: str, devices: Sequence[NodeDevice], view: NodeView, key: Callable[[NodeDevice], Any]
-) -> tuple[PoolSlice, ...]:
+) -> tuple[NodeSlice, ...]:
     counters = [each for each in by_policy(name, devices, view, ()) if each.counters]
     numbers = sorted({each.number for each in devices})
     listed = []
     for number in numbers:
         here = sorted((each for each in devices if each.number == number), key=key)
         assert len(here) <= MOST_DEVICES
-        listed.append(PoolSlice(f"{name}-gpu-{number}", devices=tuple(map(encode_device, here))))
+        listed.append(NodeSlice(f"{name}-gpu-{number}", devices=tuple(map(encode_device, here))))
     return (*counters, *listed)
 
 
@@ -131,9 +130,8 @@ class ShownNode:
     def show(self) -> None:
         """Write what differs."""
         view = replace(self.view, allocations=tuple(self.held.values()))
-        shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in self.known)
-        contents = self.contents(self.name, self.devices, view, shown)
-        writes = slice_writes(contents, self.known, SliceOwner(self.name, self.uid))
+        contents = self.contents(self.name, self.devices, view, self.known)
+        writes = slice_writes(contents, self.known, (self.name, self.uid))
         made = {each.name: each for each in self.known}
         for each in writes.create:
             made[each.name] = decode_slice(self.connection.ask("POST", SLICES, encode_slice(each)))

@@ -11,8 +11,7 @@ from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, enco
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
-from tranche.kubernetes.dra.pool import PoolSlice, pool_contents
-from tranche.kubernetes.dra.publication import SliceOwner, slice_writes
+from tranche.kubernetes.dra.pool import pool_contents, slice_writes
 
 NODES = "/api/v1/nodes"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -38,8 +37,7 @@ def publish_on_paper(
     reasons = reasons_against(devices, view, TaintFacts(NodeMode.MIXED))
     places = kept_places(devices, view, parse_kept(keep), reasons)
     devices, against = set_apart(devices, places, reasons)
-    shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in known)
-    writes = slice_writes(pool_contents(name, devices, view, against, shown), known, SliceOwner(name, uid))
+    writes = slice_writes(pool_contents(name, devices, view, against, known), known, (name, uid))
     made = {each.name: each for each in known}
     for each in writes.create:
         made[each.name] = decode_slice(api.request("POST", SLICES, encode_slice(each)))

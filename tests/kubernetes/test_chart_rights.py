@@ -43,10 +43,9 @@ from tranche.kubernetes.api.objects import (
 )
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.claim import ClaimRef
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.vocabulary import DRIVER, FREE_LABELS
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.dra.driver import ClaimReader
-from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.gated.leases import NodeGpus
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION

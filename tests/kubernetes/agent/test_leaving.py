@@ -35,9 +35,8 @@ from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, Cleanup
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, PLACING_LABEL
+from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
-from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION

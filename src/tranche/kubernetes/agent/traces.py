@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION
-from tranche.kubernetes.dra.free_labels import FREE_LABELS
+from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION
 from tranche.kubernetes.feature_labels.labels import changed_labels
 from tranche.kubernetes.mig_manager import operands
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION

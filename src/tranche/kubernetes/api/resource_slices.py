@@ -18,15 +18,15 @@ class NodeSlice:
 
     `count` is how many slices of that `generation` the `pool` has. `devices` and `counters` are as the API has them; a slice has
     one of the two. `owner_node` is the name and uid of the node whose deletion removes the slice. `version` comes from the API
-    server.
+    server. What a pool shall show has a name and its content alone.
     """
 
     name: str
-    driver: str
-    pool: str
-    node: str
-    generation: int
-    count: int
+    driver: str = ""
+    pool: str = ""
+    node: str = ""
+    generation: int = 0
+    count: int = 0
     devices: tuple[Json, ...] = ()
     counters: tuple[Json, ...] = ()
     owner_node: tuple[str, str] | None = None

@@ -74,24 +74,14 @@ def counted_otherwise(devices: Collection[NodeDevice], other: PluginGrants, show
     )
 
 
-@dataclass(frozen=True, slots=True)
-class UnconfirmedGpus:
-    """The GPUs, by UUID, on which an unconfirmed write may show something free."""
-
-    gpus: frozenset[str] = frozenset()
-
-    def begin(self, mode: NodeMode, gpus: Collection[str]) -> UnconfirmedGpus:
-        """The state before deciding what to write, with these GPUs shown in this mode. Earlier writes may still arrive."""
-        return UnconfirmedGpus(self.gpus | frozenset(gpus)) if mode.by_claims else self
-
-    def end(self, mode: NodeMode, gpus: Collection[str]) -> UnconfirmedGpus:
-        """The state after seeing everything that was decided: no write of another decision is still to come."""
-        return UnconfirmedGpus(frozenset(gpus)) if mode.by_claims else UnconfirmedGpus()
+def shown_in(mode: NodeMode, gpus: frozenset[str]) -> frozenset[str]:
+    """The GPUs, by UUID, on which a decision to show these in this mode may show something free."""
+    return gpus if mode.by_claims else frozenset()
 
 
-def to_claims(shown: ClaimableDevices, opening: UnconfirmedGpus) -> frozenset[str]:
-    """The GPUs, by UUID, on which claims may be seeing something free."""
-    return shown.free_gpus | opening.gpus
+def to_claims(shown: ClaimableDevices, opening: frozenset[str]) -> frozenset[str]:
+    """The GPUs, by UUID, on which claims may be seeing something free, with those on which an unconfirmed write may show it."""
+    return shown.free_gpus | opening
 
 
 def _uuid(device: Json) -> str:

@@ -15,7 +15,7 @@ from tranche.hardware.host_facts import read_pcie_roots
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
-from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
+from tranche.kubernetes.claims.vocabulary import FREE_LABELS, MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, kept_sizes, reasons_against, set_apart
@@ -23,14 +23,12 @@ from tranche.kubernetes.dra.claimable_devices import (
     UNKNOWN,
     ClaimableDevices,
     PluginGrants,
-    UnconfirmedGpus,
     counted_otherwise,
     open_gpus,
+    shown_in,
     to_claims,
 )
-from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
-from tranche.kubernetes.dra.pool import PoolSlice, Reasons, pool_contents
-from tranche.kubernetes.dra.publication import SliceOwner, SliceUpdate, slice_writes
+from tranche.kubernetes.dra.pool import Reasons, SliceUpdate, free_labels, pool_contents, slice_writes
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import FaultyDevices, faulty
@@ -73,7 +71,7 @@ class SlicePublisher:
         self._ways = AdvertisementState() if ways is None else ways
         if ways is None:
             self._ways.plugin.publish(PluginAdvertisement())
-        self._opening = UnconfirmedGpus()
+        self._opening: frozenset[str] = frozenset()
         self._waiting = ""
         self._labels_seconds = labels_seconds
         self._labels: LatestValue[Mapping[str, str | None]] = LatestValue()
@@ -125,7 +123,7 @@ class SlicePublisher:
                 self._known.publish(slices)
                 self._say(self._opening)
 
-    def _say(self, opening: UnconfirmedGpus) -> None:
+    def _say(self, opening: frozenset[str]) -> None:
         """Tell the device plugin's side what claims may be seeing."""
         self._opening = opening
         self._ways.claims.publish(to_claims(_shown(self._known.value), opening))
@@ -152,7 +150,7 @@ class SlicePublisher:
         # From here on no other task runs until the device plugin is told what may be shown.
         basis = self._now(self._services.node.value or node, sizes, view)
         opened = basis.open_gpus
-        self._say(self._opening.begin(basis.mode, opened))
+        self._say(self._opening | shown_in(basis.mode, opened))  # earlier writes may still arrive
         self._waiting = basis.waiting
         # This compares some 500 devices with what is shown: too long for the event loop.
         writes, labels, reserved = await asyncio.to_thread(_decide, basis, devices, self._generation)
@@ -162,7 +160,7 @@ class SlicePublisher:
             self._basis = basis
         elif not await self._write(writes):
             return LookResult(self._pause)
-        self._say(self._opening.end(basis.mode, opened))
+        self._say(shown_in(basis.mode, opened))  # no write of another decision is still to come
         if writes.count:
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
         return LookResult(self._pause) if writes.count or not basis.waiting else LookResult()
@@ -296,7 +294,6 @@ def _decide(
     against = {
         name: tuple(sorted({*why, *((TaintKey.MODE,) if name in counted else ())})) for name, why in against.items()
     }
-    shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in known)
     if sizes and mode.by_claims:
         kept = {
             str(device["name"])
@@ -306,10 +303,10 @@ def _decide(
         }
         places = kept_places(offered, view, sizes, against, kept)
         offered, against = set_apart(offered, places, against)
-    contents = pool_contents(name, offered, view, against, shown)
+    contents = pool_contents(name, offered, view, against, known)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     reserved = frozenset(each for each, why in against.items() if TaintKey.RESERVED in why)
-    return slice_writes(contents, known, SliceOwner(name, uid), generation), labels, reserved
+    return slice_writes(contents, known, (name, uid), generation), labels, reserved
 
 
 def _pcie_roots(view: NodeView) -> Mapping[str, str]:
