@@ -21,7 +21,7 @@ from cluster.node import Node
 from cluster.waiting import wait_for
 
 from bench.report import Report
-from tranche.kubernetes.device_plugin.registration import API_VERSION
+from tranche.kubernetes.device_plugin.server import API_VERSION
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 
 STARTS = 7

@@ -22,12 +22,12 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
-from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.device_plugin.listed_devices import (
+from tranche.kubernetes.device_plugin.device_list import (
     STATUS_SECONDS,
     Grants,
     KubeletDevices,
     ListableDevice,
+    ListedDevice,
     ListedDevices,
     listed,
 )

@@ -29,10 +29,9 @@ from tranche.hardware.nvml_links import read_links
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import ConfigMap, KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
-from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
+from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS, SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
 from tranche.kubernetes.device_plugin.offers import INSISTED_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin

@@ -26,7 +26,6 @@ from tranche.kubernetes.api.objects import KubeEventType
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.abandoned import AbandonedResourceTracker, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import (
     ContainerResponse,
     cdi_spec,
@@ -39,9 +38,15 @@ from tranche.kubernetes.device_plugin.allocate import (
 from tranche.kubernetes.device_plugin.announcements import ConditionReporter, PluginCondition, announced_of_register
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, device_files
-from tranche.kubernetes.device_plugin.device_list import ListedDevice
+from tranche.kubernetes.device_plugin.device_list import (
+    AbandonedResourceTracker,
+    ListableDevice,
+    ListedDevice,
+    ListedDevices,
+    counted_elsewhere,
+    listed,
+)
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
-from tranche.kubernetes.device_plugin.listed_devices import ListableDevice, ListedDevices, listed
 from tranche.kubernetes.device_plugin.offers import RefusedDevices, free, given_as, offered, why_still_cut
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
 from tranche.kubernetes.latest_value import LatestValue

@@ -191,7 +191,7 @@ class ShareDriver:
         config = await self._config.latest.first()
         await self._services.inventory.latest.first()
         socket = Path(config.kubelet_socket) if config.kubelet_socket else None
-        self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, time.monotonic, starter=self)
+        self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, time.monotonic, starter=self.start)
         try:
             async with asyncio.TaskGroup() as group:
                 # Adopt before serving any pod: what a lost register left behind belongs to other pods.
