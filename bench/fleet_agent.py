@@ -20,8 +20,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister

@@ -50,9 +50,7 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     needs them. It prints one line per node on stderr.
     """
     try:
-        from tranche.kubernetes.agent.claims_left import say_claims_left
-        from tranche.kubernetes.agent.leaving import leave
-        from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
+        from tranche.kubernetes.agent.leaving import FEATURE_LABELS, MIG_MANAGER, leave, say_claims_left
         from tranche.kubernetes.webhook.template_store import remove_templates
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche leave'", "kubernetes", error) from error

@@ -29,9 +29,18 @@ from tranche.core.state import DaemonState
 from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
 from tranche.hardware.host_facts import HostFacts
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.agent.claims_left import say_claims_left
-from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, leave, take_files_along
-from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, CleanupPlan, cleaning, is_marked
+from tranche.kubernetes.agent.leaving import (
+    FEATURE_LABELS,
+    MIG_MANAGER,
+    CleanupPlan,
+    cleaning,
+    give_gpus_back,
+    is_marked,
+    last_look_at,
+    leave,
+    say_claims_left,
+    take_files_along,
+)
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode

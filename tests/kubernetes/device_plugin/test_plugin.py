@@ -37,8 +37,7 @@ from tranche.kubernetes.device_plugin.offers import INSISTED_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import QUIET_SECONDS, xid_policy
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.pod_register import PodRegister

@@ -22,8 +22,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch

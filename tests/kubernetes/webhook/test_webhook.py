@@ -7,7 +7,8 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -23,8 +24,10 @@ from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.gated.gating import gating
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.injection import template_name
+from tranche.kubernetes.webhook.template_store import TemplateStore
 from tranche.kubernetes.webhook.webhook import PATH, PodWebhook
 
 GPU = {
@@ -73,10 +76,12 @@ def answered(
     *,
     path: str = PATH,
 ) -> tuple[HTTPStatus, dict[str, Any]]:
+    backend: LatestValue[AllocationBackend] = LatestValue()
+    backend.publish(AllocationBackend.CLAIMS)
     webhook = PodWebhook(
-        templates or KeptTemplates(),
-        lambda: cards,
-        lambda: AllocationBackend.CLAIMS,
+        cast(TemplateStore, templates or KeptTemplates()),
+        cast(GpuModelWatch, SimpleNamespace(shared=cards)),
+        backend,
         gating,
         take_over=["kai-scheduler"],
     )

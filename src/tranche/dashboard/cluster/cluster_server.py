@@ -30,7 +30,7 @@ from tranche.dashboard.cluster.source import ClusterSource
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.http_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 
 _MOST_CONNECTIONS = 2_000

@@ -32,14 +32,13 @@ from tranche.kubernetes.device_plugin.config_source import ConfigSource, cdi_obs
 from tranche.kubernetes.kubelet.pod_resources import PodResourcesClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy, xid_policy
 from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.http_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.node.host import Host
 

@@ -28,14 +28,12 @@ from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
 from tranche.kubernetes.gated.scheduler.placer_loop import PlacingLeader
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient
 from tranche.kubernetes.rollout.leadership import LeaderLease
-from tranche.kubernetes.serving.health_server import HealthServer
-from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
+from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
-from tranche.kubernetes.webhook.identity import WebhookIdentity
-from tranche.kubernetes.webhook.template_store import TemplateCleanupTask, TemplateStore
+from tranche.kubernetes.webhook.identity import ConfigurationClient, WebhookIdentity
+from tranche.kubernetes.webhook.template_store import TemplateStore
 from tranche.kubernetes.webhook.webhook import PodWebhook
-from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
 
 LEAVE_SECONDS = 5.0
 """How long the webhook still answers after SIGTERM: the API server keeps calling this replica until it learns that it leaves."""
@@ -114,16 +112,13 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         identity,
         backend,
         BackendComponent(cards, backend.latest, BY_CLAIMS),
-        BackendComponent(TemplateCleanupTask(store, random=random.random), backend.latest, BY_CLAIMS),
+        BackendComponent(store, backend.latest, BY_CLAIMS),
         BackendComponent(StrandedPodWatch(connection, client.say, random=random.random), backend.latest, BY_CLAIMS),
         BackendComponent(placer, backend.latest, frozenset((AllocationBackend.GATES,))),
     ]
     supervisor = Supervisor(components, clock=time.monotonic)
 
-    def known_backend() -> AllocationBackend | None:
-        return backend.latest.value if backend.latest.synced else None
-
-    webhook = PodWebhook(store, lambda: cards.shared, known_backend, gating, take_over=options.take_over)
+    webhook = PodWebhook(store, cards, backend.latest, gating, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()

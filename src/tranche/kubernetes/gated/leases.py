@@ -12,15 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.allocation import Grant, NodeView
+from tranche.core.allocation import ComputeSlice, Grant, NodeView
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.json_text import read_json
+from tranche.core.keeper import ChosenFor, PlacedPodKeeper
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.wire import grant_from_dict, grant_to_dict
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.telling.told_view import GPUS, NODE, bare, lease_name, told_from_lease, told_node
+from tranche.planning.decide.realise import given, realise
+from tranche.planning.steps.plan import Plan, apply
 
 
 def offered_view(view: NodeView, mode: NodeMode) -> NodeView:
@@ -137,3 +140,26 @@ def _choice_to_dict(choice: ChosenShare) -> dict[str, Any]:
 def _choice_from_dict(uid: str, data: Mapping[str, Any]) -> ChosenShare:
     grants = tuple(grant_from_dict(each) for each in data["grants"])
     return ChosenShare(str(data["namespace"]), str(data["name"]), uid, grants, int(data["seen"]))
+
+
+CHOSEN = "chosen-"
+"""The prefix of such shares' ids. The pod's uid follows."""
+
+
+def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
+    """The view after realising every choice that the node's agent has not taken up yet."""
+    taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
+    for choice in choices:
+        if choice.uid in taken:
+            continue
+        grants = tuple(each for each in choice.grants if not isinstance(each, ComputeSlice))
+        try:
+            plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
+        except TrancheError:
+            continue  # the node no longer has this GPU, so it cannot be given to others either
+        after = apply(plan, view) if isinstance(plan, Plan) else view
+        view = given(after, f"{CHOSEN}{choice.uid}", choice.grants)
+        keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
+        named = (each._replace(keeper=keeper) for each in view.allocations[-1:])
+        view = replace(view, allocations=(*view.allocations[:-1], *named)) if choice.grants else view
+    return view

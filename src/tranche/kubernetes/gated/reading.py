@@ -16,7 +16,6 @@ from tranche.kubernetes.fleet.backend_reading import backend_in_force
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node
 from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.gated.chosen_view import with_choices
 from tranche.kubernetes.gated.lease_pools import fleet_of
 from tranche.kubernetes.gated.leases import (
     CHOICES,
@@ -25,6 +24,7 @@ from tranche.kubernetes.gated.leases import (
     choices_from_lease,
     gpus_from_lease,
     node_of,
+    with_choices,
 )
 from tranche.kubernetes.telling.told_view import GPUS
 

@@ -11,8 +11,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeNode, KubePod
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.node.host import Host

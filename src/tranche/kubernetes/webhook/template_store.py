@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,13 +41,18 @@ KEPT = timedelta(hours=1)
 MOST_MADE, MADE_SECONDS = 100, 60.0
 """At most so many are made in so many seconds. Existing ones do not count."""
 _MOST_KNOWN = 10_000
+_SWEEP_SECONDS = 600.0
 _GROUP = "/apis/resource.k8s.io/v1"
 
 _log = logging.getLogger(__name__)
 
 
 class TemplateStore:
-    """A cluster's templates. `now` gives the time in UTC, `clock` is monotonic, in seconds. Errors are those of `KubeClient`."""
+    """A cluster's templates, and a component that removes those out of use. `now` gives the time in UTC, `clock` is monotonic, in
+    seconds. Errors are those of `KubeClient`.
+    """
+
+    name = "sweeper"
 
     def __init__(self, connection: ApiConnection, *, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
         self._connection = connection
@@ -84,6 +89,19 @@ class TemplateStore:
             self._noted.clear()
         self._noted[namespace, name] = began
         return name
+
+    def ready(self) -> Readiness:
+        """Always ready: leftovers are merely untidy."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Sweep until cancelled. Each replica does: what one has removed is gone for the others."""
+        while True:
+            await self._connection.sleep(_SWEEP_SECONDS * (0.5 + self._connection.random()))
+            try:
+                await self.sweep()
+            except TrancheError as error:
+                _log.warning("cannot delete unused templates", extra={"reason": error.reason, "error": error.message})
 
     def _refuse_too_many(self, what: str) -> None:
         if len(self._made) == MOST_MADE and self._clock() - self._made[0] < MADE_SECONDS:
@@ -130,39 +148,6 @@ def _unused_since(template: Json, now: datetime) -> timedelta | None:
         return now - datetime.fromisoformat(str(text))
     except (ValueError, TypeError):
         return None
-
-
-_SWEEP_SECONDS = 600.0
-
-
-class TemplateCleanupTask:
-    """Each replica sweeps. What one has removed is gone for the others. `random` gives numbers from 0 to 1."""
-
-    name = "sweeper"
-
-    def __init__(
-        self,
-        store: TemplateStore,
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._store = store
-        self._random = random
-        self._sleep = sleep
-
-    def ready(self) -> Readiness:
-        """Always ready: leftovers are merely untidy."""
-        return Readiness(True)
-
-    async def run(self) -> None:
-        """Sweep until cancelled."""
-        while True:
-            await self._sleep(_SWEEP_SECONDS * (0.5 + self._random()))
-            try:
-                await self._store.sweep()
-            except TrancheError as error:
-                _log.warning("cannot delete unused templates", extra={"reason": error.reason, "error": error.message})
 
 
 def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

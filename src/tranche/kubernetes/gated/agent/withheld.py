@@ -1,6 +1,6 @@
 """Which parts of a node's GPUs are withheld from gated pods: faulty devices and kept room. Pure.
 
-Devices for claims follow the same rules: `tranche.kubernetes.node.device_health_watch`, `tranche.kubernetes.devices.taints`.
+Devices for claims follow the same rules: `tranche.kubernetes.node.gpu_events`, `tranche.kubernetes.devices.taints`.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.chosen_view import with_choices
-from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
+from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, with_choices
 from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL, ClusterPod
 from tranche.kubernetes.gated.scheduler.node_fit import SpreadState
 from tranche.kubernetes.gated.scheduler.placer import GpuNode

@@ -20,8 +20,7 @@ from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.chosen_view import CHOSEN
-from tranche.kubernetes.gated.leases import ChosenShare
+from tranche.kubernetes.gated.leases import CHOSEN, ChosenShare
 from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL, ClusterPod
 from tranche.kubernetes.gated.scheduler.node_fit import SpreadState, why_not
 from tranche.planning.decide.across import ChosenMachine, decide_across
