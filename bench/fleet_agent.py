@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -121,8 +119,7 @@ class FleetAgent:
     ) -> None:
         self.machine = _Machine(view, folder, name)
         self._connection = CountingConnection(server, counts)
-        now = partial(datetime.now, UTC)
-        api = KubeClient(self._connection, now=now)
+        api = KubeClient(self._connection)
         self._watch, self._pods = NodeWatch(api, name), PodWatch(api, name)
         self._inventory = Inventory(self._look, clock=time.monotonic)
         services = NodeContext(
@@ -130,7 +127,7 @@ class FleetAgent:
             namespace=NAMESPACE,
             api=api,
             connection=self._connection,
-            leases=LeaseClient(self._connection, NAMESPACE, now=now),
+            leases=LeaseClient(self._connection, NAMESPACE),
             backend=LatestValue(),
             node=self._watch.latest,
             node_pods=self._pods.latest,

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn
     async def changes(node: str) -> list[str]:
         """What the API server says to each kind of change that an agent makes; nothing of it changes anything."""
         connection = ApiConnection(server)
-        api = KubeClient(connection, now=lambda: datetime.now(UTC))
+        api = KubeClient(connection)
         answers = []
         for change in (
             api.patch_node_metadata(node, labels={"tranche.dev/probe": None}),

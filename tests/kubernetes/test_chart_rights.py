@@ -7,7 +7,6 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -404,7 +403,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
     """Namespace of the right ("" for the cluster), resource and verb of every request that the client can make."""
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url))
-        client = KubeClient(connection, now=lambda: datetime.now(UTC))
+        client = KubeClient(connection)
         cluster = ClusterClient(connection)
         server.put("/api/v1/nodes/n", {})
         server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
@@ -428,7 +427,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "daemon_set_size": lambda: client.daemon_set_size("tranche-system", "tranche-agent"),
         }
         assert set(calls) - {"daemon_set"} == {name for name in vars(KubeClient) if not name.startswith("_")}
-        leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC))
+        leases = LeaseClient(connection, "tranche-system")
         lease = Lease("l")
         of_leases: dict[str, Callable[[], Awaitable[object]]] = {
             "create": lambda: leases.create(lease),

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -73,7 +72,7 @@ class Agent(NodeReporter):
         self.complaints: list[str] = []
         self.paused = self.lookings = 0
         self.now_is = 0.0
-        self.leases = HeldLeases(connection, "tranche", now=lambda: datetime.now(UTC))
+        self.leases = HeldLeases(connection, "tranche")
         services = SimpleNamespace(
             leases=self.leases,
             inventory=SimpleNamespace(latest=self.words, ready=lambda: Readiness(self.fresh)),

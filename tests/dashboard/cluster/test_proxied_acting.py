@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -322,9 +321,7 @@ class Beside:
         self.accounts = ActingClientSource(ApiServer(server.url, token=lambda: "own"), self.reviews, for_proxied=True)
         keys = FormKeyStore(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
         fleets = FleetReader(connection, "tranche-system", clock=lambda: 0.0)
-        self.acts = ClusterActionHandler(
-            self.accounts, connection, fleets, keys, now=lambda: datetime(2026, 11, 22, tzinfo=UTC)
-        )
+        self.acts = ClusterActionHandler(self.accounts, connection, fleets, keys)
 
 
 def beside(act: Callable[[Beside], Coroutine[Any, Any, None]]) -> None:

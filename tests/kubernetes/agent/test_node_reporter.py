@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -56,7 +55,7 @@ class Telling:
         self.now = 0.0
         self.fresh = True
         self.slept = 0
-        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC))
+        leases = LeaseClient(connection, "tranche")
         self.layouts: LatestValue[LayoutReport] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()

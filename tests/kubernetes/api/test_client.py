@@ -52,9 +52,11 @@ class Clock:
 @asynccontextmanager
 async def connected(server: FakeApiServer, now: Callable[[], datetime] | None = None) -> AsyncIterator[KubeClient]:
     # Without pauses: what is tested is what happens, not how fast.
-    connection = ApiConnection(ApiServer(server.url), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
+    connection = ApiConnection(
+        ApiServer(server.url), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001), now=now or Clock()
+    )
     try:
-        yield KubeClient(connection, now=now or Clock())
+        yield KubeClient(connection)
     finally:
         await connection.close()
 

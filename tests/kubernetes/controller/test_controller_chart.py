@@ -119,13 +119,14 @@ def test_the_rights_are_those_that_it_uses_and_no_more() -> None:
 async def _used() -> set[tuple[str, str]]:
     """Resource and verb of every request that its clients can make."""
     async with api_server() as server:
-        connection = ApiConnection(ApiServer(server.url))
-        moment = datetime(2026, 11, 22, tzinfo=UTC)
+        moments = [datetime(2026, 11, 22, tzinfo=UTC)]
+        connection = ApiConnection(ApiServer(server.url), now=lambda: moments[-1])
         request = parse_request(gpus="1")
         devices = claim_spec(request).devices
         for _ in range(2):
-            await TemplateStore(connection, now=lambda: moment, clock=lambda: 0.0).ensure("team", devices, str(request))
-        assert await TemplateStore(connection, now=lambda: moment + KEPT, clock=lambda: 0.0).sweep() == 1
+            await TemplateStore(connection, clock=lambda: 0.0).ensure("team", devices, str(request))
+        moments.append(moments[0] + KEPT)
+        assert await TemplateStore(connection, clock=lambda: 0.0).sweep() == 1
         server.put(f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{NAME}", {"webhooks": []})
         configuration = ConfigurationClient(connection, NAME)
         found = await configuration.get()
@@ -141,8 +142,8 @@ async def _used() -> set[tuple[str, str]]:
         await asyncio.gather(cards, following, return_exceptions=True)
         left = {"metadata": {"uid": "u"}, "spec": {"schedulingGates": [{"name": "tranche.dev/share"}]}}
         server.put("/api/v1/namespaces/team/pods/left", {**left, "status": {"phase": "Pending"}})
-        leases = LeaseClient(connection, NAMESPACE, now=lambda: moment)
-        client = PlacingClient(connection, leases, now=lambda: moment)
+        leases = LeaseClient(connection, NAMESPACE)
+        client = PlacingClient(connection, leases)
         replicas = [StrandedPodWatch(connection, client.say, random=lambda: 0.0) for _ in range(2)]
         telling = [asyncio.create_task(each.run()) for each in replicas]
         await until(lambda: any(seen.method == "PATCH" and "/events/" in seen.path for seen in server.requests))

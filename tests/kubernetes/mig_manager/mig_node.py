@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +202,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
     machine.machine.preload()
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url), sleep=lambda _: asyncio.sleep(0.001))
-        api = KubeClient(connection, now=lambda: datetime.now(UTC))
+        api = KubeClient(connection)
         server.put(NODE, {"metadata": {"uid": "u1", "labels": {}}})
         with machine.host() as host:
             kubelet = Kubelet()
@@ -226,7 +225,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 namespace="tranche",
                 api=api,
                 connection=connection,
-                leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC)),
+                leases=LeaseClient(connection, "tranche"),
                 backend=LatestValue(),
                 node=watch.latest,
                 node_pods=pod_watch.latest,

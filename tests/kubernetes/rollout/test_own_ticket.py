@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import cast
 
@@ -52,7 +51,7 @@ class UnluckyClient(LeaseClient):
 async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTicket]]:
     async with api_server() as server, asyncio.timeout(60):
         connection = ApiConnection(ApiServer(server.url))
-        client = UnluckyClient(connection, "tranche", now=lambda: datetime.now(UTC))
+        client = UnluckyClient(connection, "tranche")
         client.late = asyncio.Event()
 
         async def at_once() -> float:

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -57,7 +56,7 @@ class Fleet:
         seen.publish(KubeNode(node, f"uid-of-{node}"))
         services = SimpleNamespace(
             api=SimpleNamespace(daemon_set_size=size),
-            leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC)),
+            leases=LeaseClient(connection, "tranche"),
             namespace="tranche",
             node=seen,
             node_name=node,

@@ -11,10 +11,9 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Protocol
 from urllib.parse import quote
 
@@ -57,11 +56,9 @@ class ClusterActionHandler:
         own: ApiConnection,
         fleets: FleetReader,
         keys: FormKeyStore,
-        *,
-        now: Callable[[], datetime],
     ) -> None:
         self._accounts = accounts
-        self._events = KubeClient(own, now=now)
+        self._events = KubeClient(own)
         self._fleets = fleets
         self._keys = keys
 

@@ -10,8 +10,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 from tranche.core.errors import UsageError
@@ -114,7 +112,7 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
 
 def _acts(accounts: ActingClientSource, own: ApiConnection, fleets: FleetReader) -> ClusterActionHandler:
     keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-    return ClusterActionHandler(accounts, own, fleets, keys, now=partial(datetime.now, UTC))
+    return ClusterActionHandler(accounts, own, fleets, keys)
 
 
 def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError
@@ -122,7 +121,7 @@ def leave(
         connection = ApiConnection(server)
         try:
             cluster = ClusterClient(connection)
-            client = KubeClient(connection, now=lambda: datetime.now(UTC))
+            client = KubeClient(connection)
             nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
             nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
             others = await _nodes_of_other_agents(cluster, namespace, daemon_set, say)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 
 from tranche.core.errors import LedgerUnavailable
@@ -75,8 +74,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         loop.add_signal_handler(number, stopped.set)
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
-    now = partial(datetime.now, UTC)
-    api = KubeClient(connection, now=now)
+    api = KubeClient(connection)
     node_watch = NodeWatch(api, options.node_name)
     pod_watch = PodWatch(api, options.node_name)
     pods = PodRegister(
@@ -106,7 +104,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         namespace=namespace,
         api=api,
         connection=connection,
-        leases=LeaseClient(connection, namespace, now=now),
+        leases=LeaseClient(connection, namespace),
         backend=tier_watch.latest,
         node=node_watch.latest,
         node_pods=pod_watch.latest,

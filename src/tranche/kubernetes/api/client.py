@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from datetime import datetime
+from collections.abc import AsyncIterator, Mapping
 
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.decoding import (
@@ -35,21 +34,15 @@ _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 
 class KubeClient:
-    """One API server, asked on behalf of one node. `now` gives the time in UTC.
+    """One API server, asked on behalf of one node.
 
     Each call raises KubernetesUnavailable when a retry may help; KubernetesForbidden, KubernetesNotFound or
     KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and recover
     by themselves.
     """
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
-        self._now = now
 
     async def get_node(self, name: str) -> KubeNode:
         """The node as it is now."""
@@ -76,7 +69,7 @@ class KubeClient:
         """Set one condition. Its transition time moves only with its status; an unchanged condition is not written."""
         raw = await self._get_node(name)
         before = raw_condition(raw, condition.type) or {}
-        now = self._now()
+        now = self._connection.now()
         same_status = before.get("status") == condition.status
         since = str(before.get("lastTransitionTime") or "") if same_status else ""
         wanted = encode_condition(condition, now=now, since=since or timestamp(now))
@@ -104,7 +97,7 @@ class KubeClient:
             return
         what = f"record an event about node {node.name}"
         seen = (await self._connection.ask(what, "GET", f"{path}/{name}")).accepted()
-        again = {"count": int(seen.get("count") or 1) + 1, "lastTimestamp": timestamp(self._now())}
+        again = {"count": int(seen.get("count") or 1) + 1, "lastTimestamp": timestamp(self._connection.now())}
         await self._patch(what, f"{path}/{name}", again, _MERGE_PATCH)
 
     async def create_pod_event(
@@ -125,7 +118,7 @@ class KubeClient:
         name = f"{about.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
         uid = uid or ("" if isinstance(about, PodRef) else about.name)
         source = {"component": "tranche", "host": host}
-        body = encode_event(name, about, uid, source, severity, reason, message, now=self._now())
+        body = encode_event(name, about, uid, source, severity, reason, message, now=self._connection.now())
         path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
         what = f"record an event about {f'pod {about}' if isinstance(about, PodRef) else f'node {about.name}'}"
         return path, name, await self._connection.ask(what, "POST", path, body)

@@ -13,6 +13,7 @@ import random
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -84,7 +85,7 @@ class ApiResponse:
 class ApiConnection:
     """Keeps connections to one API server; the server's audit log records `user_agent` with each request.
 
-    Watches that recover pause by `random`, which gives numbers from 0 to 1, and `sleep`.
+    Watches that recover pause by `random`, which gives numbers from 0 to 1, and `sleep`. `now` gives the time in UTC.
     """
 
     def __init__(
@@ -94,9 +95,11 @@ class ApiConnection:
         user_agent: str = "tranche",
         random: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.random = random
         self.sleep = sleep
+        self.now = now
         self._extensions = {"sni_hostname": server.server_name} if server.server_name else {}
         self._http = httpx2.AsyncClient(
             base_url=server.url,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
@@ -32,18 +31,11 @@ class Lease:
 
 
 class LeaseClient:
-    """The leases of one namespace. `now` gives the time in UTC. Errors are those of `KubeClient`."""
+    """The leases of one namespace. Errors are those of `KubeClient`."""
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        namespace: str,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, connection: ApiConnection, namespace: str) -> None:
         self._connection = connection
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._now = now
 
     async def get(self, name: str) -> Lease | None:
         """The lease now; None when there is none."""
@@ -97,7 +89,7 @@ class LeaseClient:
             "ownerReferences": owners,
             **({"resourceVersion": lease.version} if lease.version else {}),
         }
-        renewed = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ") if renew else lease.renewed
+        renewed = self._connection.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ") if renew else lease.renewed
         spec = {"holderIdentity": lease.holder, "leaseDurationSeconds": lease.seconds, "renewTime": renewed}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
 

@@ -85,8 +85,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
-    now = partial(datetime.now, UTC)
-    store = TemplateStore(connection, now=now, clock=time.monotonic)
+    store = TemplateStore(connection)
     cards = GpuModelWatch(connection)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -96,11 +95,11 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         options.replica,
         _hosts(options.service, options.namespace or server.namespace),
         options.lifetime,
-        now=now,
+        now=partial(datetime.now, UTC),
     )
     backend = BackendWatch(connection, options.backend)
-    leases = LeaseClient(connection, options.namespace or server.namespace, now=now)
-    client = PlacingClient(connection, leases, now=now)
+    leases = LeaseClient(connection, options.namespace or server.namespace)
+    client = PlacingClient(connection, leases)
     placer = PlacingLeader(
         client,
         ClusterWatch(connection, options.namespace or server.namespace),

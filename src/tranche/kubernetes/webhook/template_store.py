@@ -17,7 +17,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesUnavailable, TrancheError
@@ -48,15 +48,14 @@ _log = logging.getLogger(__name__)
 
 
 class TemplateStore:
-    """A cluster's templates, and a component that removes those out of use. `now` gives the time in UTC, `clock` is monotonic, in
-    seconds. Errors are those of `KubeClient`.
+    """A cluster's templates, and a component that removes those out of use. `clock` is monotonic, in seconds. Errors are those of
+    `KubeClient`.
     """
 
     name = "sweeper"
 
-    def __init__(self, connection: ApiConnection, *, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
+    def __init__(self, connection: ApiConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._connection = connection
-        self._now = now
         self._clock = clock
         self._noted: dict[tuple[str, str], float] = {}
         self._made: deque[float] = deque(maxlen=MOST_MADE)
@@ -69,7 +68,7 @@ class TemplateStore:
             return name
         began = self._clock()
         path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates"
-        made = claim_template(namespace, devices, request, timestamp(self._now()))
+        made = claim_template(namespace, devices, request, timestamp(self._connection.now()))
         what = f"create claim template {namespace}/{name}"
         for _ in range(3):
             self._refuse_too_many(what)
@@ -114,7 +113,7 @@ class TemplateStore:
         """Remove templates without a pod that were unused for so long. Returns how many."""
         removed = 0
         templates = await self._list(f"{_GROUP}/resourceclaimtemplates", "claim templates")
-        unused = ((each, _unused_since(each, self._now())) for each in templates)
+        unused = ((each, _unused_since(each, self._connection.now())) for each in templates)
         old = [each for each, since in unused if since is not None and since >= unused_for]
         if not old:
             return 0
@@ -160,7 +159,7 @@ def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Ca
     async def run() -> int:
         connection = ApiConnection(find_api_server(kubeconfig, environ))
         try:
-            store = TemplateStore(connection, now=lambda: datetime.now(UTC), clock=time.monotonic)
+            store = TemplateStore(connection)
             # A template used a moment ago has its pod, or is not needed: its user goes as well.
             return await store.sweep(timedelta.min)
         finally:

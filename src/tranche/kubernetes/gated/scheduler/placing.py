@@ -10,9 +10,8 @@ dropped when the pod's node would refuse it forever and has given it nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import StrEnum
 
 from tranche.core.errors import TrancheError
@@ -39,14 +38,11 @@ class ChoiceState(StrEnum):
 
 
 class PlacingClient:
-    """The placer's requests to the API server. They raise `KubeClient`'s errors; after one, the outcome is unknown. `now` returns
-    the time in UTC.
-    """
+    """The placer's requests to the API server. They raise `KubeClient`'s errors; after one, the outcome is unknown."""
 
-    def __init__(self, connection: ApiConnection, leases: LeaseClient, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, connection: ApiConnection, leases: LeaseClient) -> None:
         self._connection = connection
         self._leases = leases
-        self._now = now
 
     async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         """Replace the version of a node's choices that was read; None when it is no longer the current one."""
@@ -89,7 +85,7 @@ class PlacingClient:
 
     async def say(self, pod: ClusterPod, reason: str, message: str) -> None:
         """Record an event about a pod. `reason` is one CamelCase word."""
-        name, now = f"{pod.name[:200]}.tranche-{pod.uid[:8]}-{reason.lower()}", self._now()
+        name, now = f"{pod.name[:200]}.tranche-{pod.uid[:8]}-{reason.lower()}", self._connection.now()
         ref, source = PodRef(pod.namespace, pod.name), {"component": "tranche-controller"}
         event = encode_event(name, ref, pod.uid, source, KubeEventType.NORMAL, reason, message, now=now)
         path = f"/api/v1/namespaces/{pod.namespace}/events"
