@@ -25,7 +25,7 @@ from tranche.kubernetes.mig_manager.decision import (
     work_plan,
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, attempt_text
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wanted_layout
@@ -87,7 +87,7 @@ class World:
     @property
     def situation(self) -> NodeObservation:
         """What the manager sees."""
-        source = LayoutSource(
+        source = read_layouts(
             CONFIG_MAP,
             None
             if self.config_map is None

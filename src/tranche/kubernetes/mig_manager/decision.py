@@ -28,7 +28,6 @@ from tranche.kubernetes.mig_manager.drain import (
     pods_having,
     pods_of,
 )
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.retry import (
     ATTEMPT_ANNOTATION,
     REBOOT_SPENT,
@@ -39,6 +38,7 @@ from tranche.kubernetes.mig_manager.retry import (
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
 from tranche.kubernetes.rollout.ticket import LayoutChangeState, RolloutPermission, RolloutStatus
+from tranche.planning.layouts.layout_offer import LayoutList
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import LayoutDecision, lost_error, plan_layout
 from tranche.planning.occupancy.layout_occupancy import holder_text
@@ -71,7 +71,7 @@ class NodeObservation:
     """
 
     node: KubeNode
-    layouts: LayoutSource
+    layouts: LayoutList
     view: NodeView
     pods: tuple[KubePod, ...]
     now: Moment

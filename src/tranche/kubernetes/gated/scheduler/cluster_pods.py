@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json, claimed_resources
 from tranche.kubernetes.api.node_rules import NodeTerm, Requirement, Toleration, decode_terms
-from tranche.kubernetes.claims.gate_demand import gate_demand
+from tranche.kubernetes.claims.annotations import gate_demand
 from tranche.kubernetes.claims.quantity import resource_amounts
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
 
