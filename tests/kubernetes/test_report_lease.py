@@ -26,6 +26,7 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.telling.told_layouts import NOT_MANAGED
 from tranche.kubernetes.telling.told_view import REPORT, lease_name
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
@@ -83,6 +84,7 @@ class Agent(NodeReporter):
         )
         super().__init__(
             cast(NodeContext, services),
+            NOT_MANAGED,
             self.prompts,
             LatestValue(),
             to_people=renew,

@@ -9,6 +9,7 @@ from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.telling.told_layouts import NOT_MANAGED
 
 
 def gates_reporter(services: NodeContext, clock: Callable[[], float]) -> NodeReporter:
@@ -16,6 +17,7 @@ def gates_reporter(services: NodeContext, clock: Callable[[], float]) -> NodeRep
     services.backend.publish(AllocationBackend.GATES)
     return NodeReporter(
         services,
+        NOT_MANAGED,
         LatestValue(),
         LatestValue(),
         to_people=False,

@@ -32,7 +32,9 @@ from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease
+from tranche.planning.layouts.layout_offer import LayoutList
 
+WAITS = LayoutReport(True, "wait", turns=True)
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 
 
@@ -47,7 +49,9 @@ def with_free(view: NodeView, free: int) -> NodeView:
 class Telling:
     """A running component, its clock, and what it wrote."""
 
-    def __init__(self, server: FakeApiServer, connection: ApiConnection, *, to_people: bool) -> None:
+    def __init__(
+        self, server: FakeApiServer, connection: ApiConnection, *, to_people: bool, told: LayoutReport = WAITS
+    ) -> None:
         self.server = server
         self.connection = connection
         self.snapshots: LatestValue[Snapshot] = LatestValue()
@@ -56,7 +60,7 @@ class Telling:
         self.fresh = True
         self.slept = 0
         leases = LeaseClient(connection, "tranche")
-        self.layouts: LatestValue[LayoutReport] = LatestValue()
+        self.layouts: LatestValue[LayoutList] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()
         self.use: LatestValue[str] = LatestValue()
@@ -72,6 +76,7 @@ class Telling:
         )
         self.news = NodeReporter(
             cast(NodeContext, services),
+            told,
             self.layouts,
             self.use,
             to_people=to_people,
@@ -160,8 +165,9 @@ def test_what_becomes_of_a_layout_is_told_as_soon_as_it_is_known_and_when_it_cha
     async def act(it: Telling) -> None:
         await it.show(a100s(1))
         assert it.heard.layouts is None
-        for said in (LayoutReport(True, "wait"), LayoutReport(True, "drain")):
-            it.layouts.publish(said)
+        for offer in (LayoutList(), LayoutList("tranche/layouts")):
+            it.layouts.publish(offer)
+            said = replace(WAITS, offer=offer)
             await until(lambda said=said: it.heard.layouts == said)  # type: ignore[misc]
 
     telling(act)

@@ -39,6 +39,7 @@ from tranche.kubernetes.telling.told_view import (
     told_to_lease,
     use_of_lease,
 )
+from tranche.planning.layouts.layout_offer import LayoutList
 
 CHECK_SECONDS = 300.0
 """How often the lease is read again where it is not renewed: somebody may have deleted it."""
@@ -72,8 +73,8 @@ class NodeReporter:
     for a current one; while it does not answer, only news is written, and the lease keeps its age. Without `to_people`, the
     report is only for a controller that chooses of the node's GPUs.
 
-    `layouts` is what the agent makes of the layout label; it is left out until there is one. `use` is the GPUs' use as annotation
-    text; until there is one, the previously reported one stays. `clock` is monotonic, in seconds.
+    `told` is what the agent makes of the layout label, left out until the `layouts` of its MIG manager are known. `use` is the
+    GPUs' use as annotation text; until there is one, the previously reported one stays. `clock` is monotonic, in seconds.
     """
 
     name = "report"
@@ -81,7 +82,8 @@ class NodeReporter:
     def __init__(
         self,
         services: NodeContext,
-        layouts: LatestValue[LayoutReport],
+        told: LayoutReport,
+        layouts: LatestValue[LayoutList],
         use: LatestValue[str],
         *,
         to_people: bool,
@@ -90,6 +92,7 @@ class NodeReporter:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._services = services
+        self._told = told
         self._layouts = layouts
         self._use = use
         self._to_people = to_people
@@ -221,7 +224,9 @@ class NodeReporter:
             offer = ShareOffer(mode, kept, services.refused.value if services.refused.synced else {})
         if not self._to_people:
             return _said(ViewReport(node.name, bare(view), offer=offer, to_people=False))
-        layouts = self._layouts.value if self._layouts.synced else None
+        layouts: LayoutReport | None = self._told
+        if self._told.managed:
+            layouts = replace(self._told, offer=self._layouts.value) if self._layouts.synced else None
         waiting = marked(snapshot.view, snapshot.draining)
         return _said(ViewReport(node.name, view, layouts=layouts, marked=waiting, offer=offer))
 

@@ -74,7 +74,7 @@ class AgentOptions:
 
 def build_parts(services: NodeContext, config: ConfigSource, options: AgentOptions) -> Iterator[Component]:
     """The parts that the options do not leave out."""
-    layouts: LatestValue[LayoutReport] = LatestValue()
+    told, layouts = NOT_MANAGED, LatestValue[LayoutList]()
     use: LatestValue[str] = LatestValue()
     by_claims = "dra" not in options.without
     ways = AdvertisementState() if {"dra", "device-plugin"}.isdisjoint(options.without) else None
@@ -82,9 +82,11 @@ def build_parts(services: NodeContext, config: ConfigSource, options: AgentOptio
         laid_out = partial(_laid_out, services)
         yield DevicePlugin(services, config, cdi_folder=options.cdi_folder, ways=ways, laid_out=laid_out)
     if "mig-manager" not in options.without:
-        yield mig_manager(services, options.layouts, options.budget, options.daemon_set, layouts)
-    else:
-        layouts.publish(NOT_MANAGED)
+        rollout = None if options.budget is None else Rollout(services, options.budget, options.daemon_set)
+        manager = MigManager(services, options.layouts, rollout=rollout)
+        told = LayoutReport(True, options.layouts.policy, options.layouts.heeds_mode, rollout is not None)
+        layouts = manager.layouts
+        yield manager
     if "feature-labels" not in options.without:
         yield FeatureLabelWriter(services, config.strategy, config.sharing, heeds_mode=by_claims)
     if by_claims:
@@ -104,27 +106,11 @@ def build_parts(services: NodeContext, config: ConfigSource, options: AgentOptio
         yield with_claims(services, publisher, publisher.withdraw)
         yield ShareDriver(services, config, cdi_folder=options.cdi_folder)
     if options.tell_view:
-        yield GpuUseWatch(services, use)
+        watch = GpuUseWatch(services)
+        use = watch.latest
+        yield watch
     if options.tell_view or by_claims:
-        yield NodeReporter(services, layouts, use, to_people=options.tell_view)
-
-
-def mig_manager(
-    services: NodeContext,
-    settings: MigSettings,
-    budget: RolloutLimit | None,
-    daemon_set: str,
-    layouts: LatestValue[LayoutReport],
-) -> MigManager:
-    """The MIG manager, which reports in `layouts` what it makes of the label that names a layout; with a budget it takes part in
-    the rollout across all nodes that run `daemon_set`.
-    """
-
-    def offered(offer: LayoutList) -> None:
-        layouts.publish(LayoutReport(True, settings.policy, settings.heeds_mode, budget is not None, offer))
-
-    rollout = None if budget is None else Rollout(services, budget, daemon_set)
-    return MigManager(services, settings, rollout=rollout, offered=offered)
+        yield NodeReporter(services, told, layouts, use, to_people=options.tell_view)
 
 
 def with_claims(

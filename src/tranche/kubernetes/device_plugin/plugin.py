@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tranche.core.allocation import FractionalShare
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
@@ -49,7 +48,6 @@ from tranche.kubernetes.device_plugin.device_list import (
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
 from tranche.kubernetes.device_plugin.offers import RefusedDevices, free, given_as, offered, why_still_cut
 from tranche.kubernetes.device_plugin.preferred import Links, preferred
-from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.health import recall_lost
 from tranche.kubernetes.node.inventory import Snapshot
@@ -151,20 +149,13 @@ class DevicePlugin:
         self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, self._clock)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._wake_with(self._inventory.latest))
-                group.create_task(self._wake_with(self._config.latest))
-                group.create_task(self._wake_with(self._node))
-                if self._ways is not None:
-                    group.create_task(self._wake_with(self._ways.claims))
-                group.create_task(self._wake_with(self._faults))
+                news = [self._inventory.latest, self._config.latest, self._node, self._faults]
+                for each in (*news, *(() if self._ways is None else (self._ways.claims,))):
+                    group.create_task(each.tell(self._wake.set))
                 group.create_task(self._keep_settled(self._endpoints))
         finally:
             await self._endpoints.close()
             self._endpoints = None
-
-    async def _wake_with(self, source: LatestValue[Any]) -> None:
-        async for _ in source.changes():
-            self._wake.set()
 
     async def _keep_settled(self, endpoints: ResourceServerManager) -> None:
         while True:

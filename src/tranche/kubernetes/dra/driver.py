@@ -154,7 +154,7 @@ class ClaimDriver:
                 group.create_task(self._keep_health(self._device_health.faults.changes()))
                 group.create_task(self._keep_caring())
                 group.create_task(self._keep_noting())
-                group.create_task(self._keep_telling())
+                group.create_task(self._inventory.latest.tell(self._preparer.news))
         finally:
             await self._registration.stop()
 
@@ -198,11 +198,6 @@ class ClaimDriver:
                 await self._care.note_pods()
             except TrancheError as error:
                 _log.warning("cannot record the pods of claims", extra={"reason": error.reason, "error": str(error)})
-
-    async def _keep_telling(self) -> None:
-        """Report each change on the node to waiting claims."""
-        async for _ in self._inventory.latest.changes():
-            self._preparer.news()
 
     async def _look_after(self, *, thorough: bool = False) -> None:
         try:

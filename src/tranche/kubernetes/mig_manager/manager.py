@@ -97,8 +97,7 @@ class MigSettings:
 class MigManager:
     """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine.
 
-    Without a `rollout` the node changes its layout whenever it is told to. `offered` is called with the available layouts, as
-    soon as they are known and whenever they change.
+    Without a `rollout` the node changes its layout whenever it is told to.
     """
 
     name = "mig-manager"
@@ -109,7 +108,6 @@ class MigManager:
         settings: MigSettings,
         *,
         rollout: Rollout | None = None,
-        offered: Callable[[LayoutList], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         boot: Callable[[], str] = boot_id,
         restart: Callable[[Path], None] = restart_machine,
@@ -117,11 +115,11 @@ class MigManager:
         self._services = services
         self._settings = settings
         self._rollout = rollout
-        self._offered = offered
         self._clock = clock
         self._boot = boot
         self._restart = restart
-        self._layouts: LatestValue[LayoutList] = LatestValue()
+        self.layouts: LatestValue[LayoutList] = LatestValue()
+        """The available layouts."""
         trouble = "the MIG manager has not checked the node yet"
         self._reconciler = Reconciler(_log, "cannot manage the layout", trouble=trouble, longest=_LONGEST_PAUSE_SECONDS)
         self._claims: Memory = {}
@@ -136,7 +134,7 @@ class MigManager:
         working = 0.0 if self._working_since is None else self._clock() - self._working_since
         if working > _LONGEST_WORK_SECONDS:
             return Readiness(False, f"a layout change has taken {working:.0f} s: the driver does not answer")
-        if not self._reconciler.trouble and not self._layouts.synced:
+        if not self._reconciler.trouble and not self.layouts.synced:
             return Readiness(False, f"ConfigMap {self._config_map} has not been read yet")
         return Readiness(not self._reconciler.trouble, self._reconciler.trouble)
 
@@ -146,14 +144,14 @@ class MigManager:
     def mismatched(self) -> int | None:
         """How many GPUs differ from the wanted layout, by the last look; None if unknown."""
         node, inventory = self._services.node, self._services.inventory.latest
-        if not node.synced or node.value is None or not self._layouts.synced or not inventory.synced:
+        if not node.synced or node.value is None or not self.layouts.synced or not inventory.synced:
             return None
         state = inventory.value.view.node
         name = wanted_layout(self._asking(node.value, state))
         if not name:
             return None
         try:
-            return len(find_mismatches(state, self._layouts.value.select(name, state)))
+            return len(find_mismatches(state, self.layouts.value.select(name, state)))
         except TrancheError:
             return None
 
@@ -191,20 +189,16 @@ class MigManager:
 
     async def _follow_layouts(self) -> None:
         if not self._settings.config_map:
-            self._publish(LayoutList())
+            self.layouts.publish(LayoutList())
             return
         namespace, name = self._services.namespace, self._settings.config_map
         async for config_map in self._services.api.watch_config_map(namespace, name):
-            self._publish(await asyncio.to_thread(read_layouts, self._config_map, config_map))
+            self.layouts.publish(await asyncio.to_thread(read_layouts, self._config_map, config_map))
             self._reconciler.wake()
-
-    def _publish(self, layouts: LayoutList) -> None:
-        self._layouts.publish(layouts)
-        self._offered(layouts)
 
     async def _rounds(self, me: str) -> None:
         for source, patience in (
-            (self._layouts, _FIRST_LAYOUTS_SECONDS),
+            (self.layouts, _FIRST_LAYOUTS_SECONDS),
             (self._services.inventory.latest, _FIRST_LOOK_SECONDS),
         ):
             with suppress(TimeoutError):
@@ -268,7 +262,7 @@ class MigManager:
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
         return NodeObservation(
             node=node,
-            layouts=self._layouts.value if self._layouts.synced else LayoutList(),
+            layouts=self.layouts.value if self.layouts.synced else LayoutList(),
             view=view,
             pods=pods,
             now=Moment(self._boot(), self._clock()),
@@ -297,7 +291,7 @@ class MigManager:
         """
         if self._services.state_problem.synced and self._services.state_problem.value:
             return LedgerUnavailable(self._services.state_problem.value, hint="see: tranche doctor")
-        if not self._layouts.synced:
+        if not self.layouts.synced:
             hint = "see the agent's log; its manifest grants the right to read ConfigMaps of its namespace"
             return KubernetesUnavailable(f"cannot read the layouts in ConfigMap {self._config_map}", hint=hint)
         inventory = self._services.inventory

@@ -201,9 +201,9 @@ class ShareDriver:
                 group.create_task(self._handover.backlog.run())
                 group.create_task(self._keep_serving(self._endpoints))
                 group.create_task(self._keep_fresh())
-                group.create_task(self._follow_pods())
+                group.create_task(self._services.node_pods.tell(self._over.set))
                 group.create_task(self._keep_caring())
-                group.create_task(self._keep_telling())
+                group.create_task(self._services.inventory.latest.tell(self._handover.news))
         finally:
             await self._endpoints.close()
             self._endpoints = None
@@ -245,15 +245,6 @@ class ShareDriver:
             self._changed.clear()
             self._services.inventory.poke()
             await asyncio.sleep(_FRESH_SECONDS)
-
-    async def _follow_pods(self) -> None:
-        async for _ in self._services.node_pods.changes():
-            self._over.set()
-
-    async def _keep_telling(self) -> None:
-        """Tell waiting containers about each change on the node."""
-        async for _ in self._services.inventory.latest.changes():
-            self._handover.news()
 
     async def _keep_caring(self) -> None:
         while True:
