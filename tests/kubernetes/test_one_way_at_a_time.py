@@ -34,7 +34,7 @@ from tranche.kubernetes.device_plugin.device_list import (
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, excludes, reasons_against
-from tranche.kubernetes.dra.claimable_devices import (
+from tranche.kubernetes.dra.pool import (
     ClaimableDevices,
     PluginGrants,
     counted_otherwise,

@@ -21,10 +21,9 @@ from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.identity import ConfigurationClient
 from tranche.kubernetes.webhook.template_store import KEPT, TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH
+from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch
 
 NAME = "tranche-agent-controller"
 pytestmark = pytest.mark.helm

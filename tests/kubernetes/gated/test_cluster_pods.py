@@ -19,7 +19,7 @@ from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
-from tranche.kubernetes.gated.scheduler.node_fit import why_not
+from tranche.kubernetes.gated.scheduler.placer import why_not
 from tranche.kubernetes.gated.scheduler.placer_loop import (
     AVOIDED_SECONDS,
     REFUSED_SECONDS,

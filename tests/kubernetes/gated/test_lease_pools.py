@@ -24,9 +24,8 @@ from tranche.kubernetes.fleet.documents import gpu_document
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.fleet.overview import FleetNodeSummary, summaries
-from tranche.kubernetes.gated.agent.withheld import withheld_places
 from tranche.kubernetes.gated.lease_pools import fleet_of
-from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus, offered_view, with_choices
+from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus, offered_view, with_choices, withheld_places
 from tranche.planning.decide.allocate import Granted, decide
 
 Faults = Mapping[WholeGpu | Slice, str]

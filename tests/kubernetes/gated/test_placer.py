@@ -20,7 +20,6 @@ from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
-from tranche.kubernetes.gated.scheduler.node_fit import why_not
 from tranche.kubernetes.gated.scheduler.placer import (
     GpuNode,
     PodPlacement,
@@ -28,6 +27,7 @@ from tranche.kubernetes.gated.scheduler.placer import (
     choice_text,
     place,
     ungating,
+    why_not,
 )
 from tranche.planning.decide.across import ChosenMachine, decide_across
 from tranche.planning.decide.foresee import with_granted

@@ -12,8 +12,7 @@ from tranche.core.request import parse_request
 from tranche.kubernetes.api.node_rules import Requirement
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, SpreadRequirement, decode_cluster_pod
-from tranche.kubernetes.gated.scheduler.node_fit import SpreadState
-from tranche.kubernetes.gated.scheduler.placer import GpuNode, PodPlacement, UnplacedPod, place
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, PodPlacement, SpreadState, UnplacedPod, place
 
 KIND = {"app": "train"}
 SELECTOR = (Requirement("app", "In", ("train",)),)

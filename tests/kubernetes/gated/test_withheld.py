@@ -18,8 +18,7 @@ from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.agent.withheld import withheld_places
-from tranche.kubernetes.gated.leases import gpus_from_lease
+from tranche.kubernetes.gated.leases import gpus_from_lease, withheld_places
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
 from tranche.kubernetes.gated.scheduler.placer import GpuNode, PodPlacement, UnplacedPod, place, waiting_text
 from tranche.kubernetes.node.health import QUIET_SECONDS

@@ -25,10 +25,9 @@ from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.injection import template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH, PodWebhook
+from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch, PodWebhook
 
 GPU = {
     "attributes": {

@@ -17,8 +17,7 @@ from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.taints import KeptRoom, kept_sizes
-from tranche.kubernetes.gated.agent.withheld import withheld_places
-from tranche.kubernetes.gated.leases import offered_view
+from tranche.kubernetes.gated.leases import offered_view, withheld_places
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext

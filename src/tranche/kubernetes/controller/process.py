@@ -30,10 +30,9 @@ from tranche.kubernetes.gated.scheduler.placing import PlacingClient
 from tranche.kubernetes.rollout.leadership import LeaderLease
 from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
 from tranche.kubernetes.webhook.identity import ConfigurationClient, WebhookIdentity
 from tranche.kubernetes.webhook.template_store import TemplateStore
-from tranche.kubernetes.webhook.webhook import PodWebhook
+from tranche.kubernetes.webhook.webhook import GpuModelWatch, PodWebhook
 
 LEAVE_SECONDS = 5.0
 """How long the webhook still answers after SIGTERM: the API server keeps calling this replica until it learns that it leaves."""

@@ -46,8 +46,15 @@ from tranche.kubernetes.device_plugin.device_list import (
     listed,
 )
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
-from tranche.kubernetes.device_plugin.offers import RefusedDevices, free, given_as, offered, why_still_cut
-from tranche.kubernetes.device_plugin.preferred import Links, preferred
+from tranche.kubernetes.device_plugin.offers import (
+    Links,
+    RefusedDevices,
+    free,
+    given_as,
+    offered,
+    preferred,
+    why_still_cut,
+)
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.health import recall_lost
 from tranche.kubernetes.node.inventory import Snapshot

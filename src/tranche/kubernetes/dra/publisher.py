@@ -19,16 +19,20 @@ from tranche.kubernetes.claims.vocabulary import FREE_LABELS, MODE_LABEL, Attrib
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, kept_sizes, reasons_against, set_apart
-from tranche.kubernetes.dra.claimable_devices import (
+from tranche.kubernetes.dra.pool import (
     UNKNOWN,
     ClaimableDevices,
     PluginGrants,
+    Reasons,
+    SliceUpdate,
     counted_otherwise,
+    free_labels,
     open_gpus,
+    pool_contents,
     shown_in,
+    slice_writes,
     to_claims,
 )
-from tranche.kubernetes.dra.pool import Reasons, SliceUpdate, free_labels, pool_contents, slice_writes
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import FaultyDevices, faulty

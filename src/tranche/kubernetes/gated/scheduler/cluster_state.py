@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, with_choices
 from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL, ClusterPod
-from tranche.kubernetes.gated.scheduler.node_fit import SpreadState
-from tranche.kubernetes.gated.scheduler.placer import GpuNode
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, SpreadState
 
 
 @dataclass(frozen=True, slots=True)
