@@ -143,7 +143,7 @@ async def _used() -> set[tuple[str, str]]:
         server.put("/api/v1/namespaces/team/pods/left", {**left, "status": {"phase": "Pending"}})
         leases = LeaseClient(connection, NAMESPACE)
         client = PlacingClient(connection, leases)
-        replicas = [StrandedPodWatch(connection, client.say, random=lambda: 0.0) for _ in range(2)]
+        replicas = [StrandedPodWatch(connection, client.say) for _ in range(2)]
         telling = [asyncio.create_task(each.run()) for each in replicas]
         await until(lambda: any(seen.method == "PATCH" and "/events/" in seen.path for seen in server.requests))
         for task in telling:

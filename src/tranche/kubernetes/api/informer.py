@@ -179,22 +179,18 @@ class ObjectSource(Generic[Item]):
     decode: Callable[[Json], Item]
     bookmarked: bool = True
 
-    async def snapshots(
-        self, random: Callable[[], float] | None = None, sleep: Callable[[float], Awaitable[None]] | None = None
-    ) -> AsyncGenerator[tuple[Item, ...], None]:
-        """All objects now, then after each change; endless, and recovers by itself. Its pauses are the connection's, unless it is
-        given others.
+    async def snapshots(self, random: Callable[[], float] | None = None) -> AsyncGenerator[tuple[Item, ...], None]:
+        """All objects now, then after each change; endless, and recovers by itself. Its pauses are the connection's, by another
+        `random` if given.
         """
-        informer = Informer(self, Backoff(random or self.connection.random), sleep=sleep or self.connection.sleep)
+        informer = Informer(self, Backoff(random or self.connection.random), sleep=self.connection.sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for found in snapshots:
                 yield tuple(found.values())
 
-    async def versions(
-        self, random: Callable[[], float] | None = None, sleep: Callable[[float], Awaitable[None]] | None = None
-    ) -> AsyncGenerator[Item | None, None]:
+    async def versions(self, random: Callable[[], float] | None = None) -> AsyncGenerator[Item | None, None]:
         """As `snapshots`, for a single object; None while there is none."""
-        async with aclosing(self.snapshots(random, sleep)) as snapshots:
+        async with aclosing(self.snapshots(random)) as snapshots:
             async for found in snapshots:
                 yield next(iter(found), None)
 

@@ -111,7 +111,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         backend,
         BackendComponent(cards, backend.latest, BY_CLAIMS),
         BackendComponent(store, backend.latest, BY_CLAIMS),
-        BackendComponent(StrandedPodWatch(connection, client.say, random=random.random), backend.latest, BY_CLAIMS),
+        BackendComponent(StrandedPodWatch(connection, client.say), backend.latest, BY_CLAIMS),
         BackendComponent(placer, backend.latest, frozenset((AllocationBackend.GATES,))),
     ]
     supervisor = Supervisor(components, clock=time.monotonic)

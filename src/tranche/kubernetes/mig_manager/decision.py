@@ -378,13 +378,13 @@ def _at_rest(
         annotations[operands.SINCE_ANNOTATION] = None
     if forget and ATTEMPT_ANNOTATION in situation.node.annotations:
         annotations[ATTEMPT_ANNOTATION] = None
-    cordon = cordoning(situation.node, wanted=cordoned)
+    unschedulable, marks = cordoning(situation.node, wanted=cordoned)
     return NodeDecision(
         report,
         draining=draining,
         labels={**_shown(situation, report), **(operands.restore(situation.node) if restore else {})},
-        annotations={**annotations, **cordon.annotations},
-        unschedulable=cordon.unschedulable,
+        annotations={**annotations, **marks},
+        unschedulable=unschedulable,
         look_again=look_again,
     )
 

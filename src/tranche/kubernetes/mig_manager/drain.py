@@ -11,7 +11,6 @@ cordoned.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from tranche.core.allocation import Allocation, NodeView, devices, overlap
@@ -33,30 +32,24 @@ class InUsePolicy(StrEnum):
     DRAIN = "drain"
 
 
-@dataclass(frozen=True, slots=True)
-class _Cordoning:
-    """The change of the cordon: `unschedulable` None leaves it; the annotations are part of a metadata patch."""
-
-    unschedulable: bool | None
-    annotations: Mapping[str, str | None]
-
-
-def cordoning(node: KubeNode, *, wanted: bool | None) -> _Cordoning:
+def cordoning(node: KubeNode, *, wanted: bool | None) -> tuple[bool | None, Mapping[str, str | None]]:
     """The next step towards a node that this manager has cordoned, or has uncordoned; with `wanted` None no step.
+
+    It is whether to make the node unschedulable, None to leave that, and the annotations for a patch of its metadata.
 
     The annotation is set before the cordon and removed after it, so that a manager killed in between leaves no forgotten cordon
     behind.
     """
     if wanted is None:
-        return _Cordoning(None, {})
+        return None, {}
     ours = CORDON_ANNOTATION in node.annotations
     if wanted:
         if node.unschedulable:
-            return _Cordoning(None, {})
-        return _Cordoning(True, {} if ours else {CORDON_ANNOTATION: "true"})
+            return None, {}
+        return True, ({} if ours else {CORDON_ANNOTATION: "true"})
     if not ours:
-        return _Cordoning(None, {})
-    return _Cordoning(False, {}) if node.unschedulable else _Cordoning(None, {CORDON_ANNOTATION: None})
+        return None, {}
+    return (False, {}) if node.unschedulable else (None, {CORDON_ANNOTATION: None})
 
 
 def pods_of(user: User) -> tuple[PodRef, ...]:

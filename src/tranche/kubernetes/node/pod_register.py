@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
 
 from tranche.core.allocation import (
     Allocation,
@@ -33,7 +32,7 @@ from tranche.core.allocation import (
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse, PodResourcesClient
 from tranche.kubernetes.node.listings import HeldGrants, device_of, holding
 from tranche.kubernetes.node.pod_settlement import (
     Living,
@@ -53,18 +52,6 @@ _ASK_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class _Kubelet(Protocol):
-    """The node's kubelet; see `tranche.kubernetes.kubelet.pod_resources.PodResourcesClient`."""
-
-    def run(self) -> str:
-        """The present run of the kubelet; "" when there is none."""
-        ...
-
-    async def read(self) -> KubeletResponse:
-        """Which pods it gave devices; KubeletUnavailable when it does not answer."""
-        ...
-
-
 class PodRegister:
     """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
 
@@ -74,7 +61,7 @@ class PodRegister:
     def __init__(
         self,
         host: Host,
-        kubelet: _Kubelet,
+        kubelet: PodResourcesClient,
         pods: Callable[[], Awaitable[Sequence[KubePod]]],
         *,
         clock: Callable[[], float],
