@@ -21,7 +21,6 @@ from tranche.hardware.cdi import write_spec
 from tranche.hardware.daemon_group import why_tied
 from tranche.hardware.nodes import DeviceFiles
 from tranche.hardware.nvml_links import read_links
-from tranche.kubernetes.api.objects import KubeEventType
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
@@ -314,7 +313,6 @@ class DevicePlugin:
             return {}
         return {
             f"conflict {resource}": PluginCondition(
-                KubeEventType.WARNING,
                 "DevicePluginConflict",
                 f"another device plugin also serves {resource} on this node: the kubelet uses the one that registered last",
             )
@@ -325,9 +323,7 @@ class DevicePlugin:
     def _config_news(self) -> Mapping[str, PluginCondition]:
         said = {"DevicePluginConfigInvalid": self._config.problem, "VisibleDevicesNotEnforced": self._config.exposed}
         return {
-            reason: PluginCondition(KubeEventType.WARNING, reason, live.value)
-            for reason, live in said.items()
-            if live.synced and live.value
+            reason: PluginCondition(reason, live.value) for reason, live in said.items() if live.synced and live.value
         }
 
     async def _read_links(self, node: NodeState) -> None:
@@ -380,22 +376,22 @@ class DevicePlugin:
         found = {}
         if advertised.problem:
             message = f"nvidia.com/gpu is 0 under MIG strategy single: {advertised.problem}"
-            found["single"] = PluginCondition(KubeEventType.WARNING, "MigStrategySingleInvalid", message)
+            found["single"] = PluginCondition("MigStrategySingleInvalid", message)
         for warning in advertised.warnings:
-            found[warning] = PluginCondition(KubeEventType.WARNING, "SlicesNotAdvertised", warning)
+            found[warning] = PluginCondition("SlicesNotAdvertised", warning)
         for why in advertised.unshared:
-            found[why] = PluginCondition(KubeEventType.WARNING, "DevicesNotShared", why)
+            found[why] = PluginCondition("DevicesNotShared", why)
         if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._mps_tied()):
             message = (
                 f"programs on shared GPUs will fail when the agent exits, because its MPS daemons end with it: {why}"
             )
-            found["tied"] = PluginCondition(KubeEventType.WARNING, "MpsDaemonsEndWithAgent", message)
+            found["tied"] = PluginCondition("MpsDaemonsEndWithAgent", message)
         found |= announced_of_register(self._inventory.latest.value.view)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not offered to pods: {why}"
                 reason = "GpuStillCut" if why == self._why_still_cut(device) else "GpuUnhealthy"
-                found[f"sick {device.gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, reason, message)
+                found[f"sick {device.gpu.uuid}"] = PluginCondition(reason, message)
         return found
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
