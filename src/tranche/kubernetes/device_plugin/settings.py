@@ -15,7 +15,7 @@ from tranche.kubernetes.node.resources import MigStrategy
 
 
 class DeviceListStrategy(StrEnum):
-    """How a container learns its devices. AUTO stands for what the node allows (`device_lists`)."""
+    """How a container learns its devices. AUTO stands for what the node allows (`with_strategy`)."""
 
     AUTO = "auto"
     ENVVAR = "envvar"
