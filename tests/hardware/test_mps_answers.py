@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.hardware.mps_answers import (
+from tranche.hardware.mps_control import (
     PrintedLimit,
     ServerStatus,
     read_limit,

@@ -24,7 +24,7 @@ from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.length import some_of
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
 from tranche.core.events import EventKind
-from tranche.hardware.mps_answers import ServerStatus
+from tranche.hardware.mps_control import ServerStatus
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_records import DaemonRecordStore
 from tranche.node.state.session import StateFolder

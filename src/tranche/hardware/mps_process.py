@@ -2,6 +2,10 @@
 
 A program pointed at a folder without a daemon runs without MPS and without limits, and reports nothing. So no program is admitted
 before the daemon is known to live. The kernel's word about its process decides that, never the files in the folder.
+
+Only a client that joins proves that a server admits clients. A server that a client's death has wedged is ACTIVE for its daemon,
+answers every command, and logs nothing. A new client of it waits in cuInit without end, as does a client of a stopped server.
+So an extra client goes ahead, in a process that can be ended. It makes no context, and leaves nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -21,10 +26,49 @@ from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware import daemon_group
-from tranche.hardware.mps_client import ClientResult, join
 from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
 from tranche.hardware.mps_environment import PIPES
 from tranche.hardware.process_stat import PROC, process_stat
+
+_JOIN: Final = """
+import ctypes, os
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    os._exit(0)
+os.write(1, b"%d" % cuda.cuInit(0))
+"""
+_END_SECONDS: Final = 1.0
+_ERRORS: Final = {
+    800: "NOT_PERMITTED",
+    805: "MPS_CONNECTION_FAILED",
+    806: "MPS_RPC_FAILURE",
+    807: "MPS_SERVER_NOT_READY",
+    808: "MPS_MAX_CLIENTS_REACHED",
+    809: "MPS_MAX_CONNECTIONS_REACHED",
+    810: "MPS_CLIENT_TERMINATED",
+}
+"""CUDA's errors about MPS. Any other result of cuInit is not the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResult:
+    """How the client fared. `silent`: no answer came in time. `error` is CUDA's, 0 for none, None if there was no answer."""
+
+    error: int | None = None
+    silent: bool = False
+
+    @property
+    def refused(self) -> str:
+        """CUDA's word for the refusal, "" if the client was admitted or heard nothing of MPS."""
+        name = _ERRORS.get(self.error or 0)
+        return "" if name is None else f"CUDA_ERROR_{name} ({self.error})"
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether the server does not answer the daemon either: it died, or does not start."""
+        return self.error in (805, 806)
+
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
 _SOCKET_PATH_BYTES: Final = 107
@@ -94,8 +138,31 @@ class MpsProcess:
         return MpsControlClient(self.pipes, clean_environment(self.environment))
 
     def join(self, device_uuid: str, *, seconds: float) -> ClientResult:
-        """Send a client ahead; it has a server started if there is none."""
-        return join(self.pipes, clean_environment(self.environment), device_uuid, seconds=seconds)
+        """Send a client of this user ahead, and wait up to `seconds`; it has a server started if there is none."""
+        if not sys.executable:
+            return ClientResult()
+        settings = {PIPES: str(self.pipes), "CUDA_VISIBLE_DEVICES": device_uuid}
+        try:
+            client = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _JOIN],
+                env={**clean_environment(self.environment), **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+            )
+        except OSError as error:
+            raise MpsFailed(f"cannot start a client of the MPS daemon of {device_uuid}: {error}") from error
+        said, silent = b"", False
+        try:
+            said, _ = client.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            said, silent = error.stdout or b"", True
+        finally:
+            client.kill()
+            with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver cannot be killed
+                client.wait(_END_SECONDS)
+        return ClientResult(int(said)) if said.isdigit() else ClientResult(silent=silent)
 
     def check_path(self) -> None:
         """MpsPathTooLong if a socket's path in the folder is too long: the daemon would end silently."""

@@ -20,8 +20,7 @@ from tranche.core.profile import ProfileName
 from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, GpuInstance, GpuState, MigMode, NodeState
 from tranche.hardware.driver import VARIABLE, scope_of
-from tranche.hardware.error_tally import NVML_ERRORS
-from tranche.hardware.nvml_errors import explained
+from tranche.hardware.nvml_errors import NVML_ERRORS, explained
 from tranche.hardware.nvml_instances import GpuProfileTable, InstanceReader, read_processes, read_profiles
 from tranche.hardware.sharing_means import read_machine_facts, sharing_means
 

@@ -9,8 +9,8 @@ import pynvml
 
 from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuInstance, GpuState, NodeState
-from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpm import GpmReader
+from tranche.hardware.nvml_errors import NVML_ERRORS
 
 # These are no errors: a GPU lacks a gauge, or an instance was destroyed after the observation.
 _ABSENT = (

@@ -15,8 +15,8 @@ from http import HTTPStatus
 from importlib.metadata import version
 
 from tranche.core.readings import GpuReading
-from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.gpu_events import GpuEvent, GpuEventKind
+from tranche.hardware.nvml_errors import NVML_ERRORS
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche.kubernetes.agent.background_observer import BackgroundReader
 from tranche.kubernetes.component import Readiness

@@ -218,8 +218,7 @@ class LimitTrialRunner:
 
         Returns "" when the cause is one GPU that does not answer.
         """
-        from tranche.hardware.limit_trial import refusal_of
-        from tranche.hardware.memory_limits import gpu_answers
+        from tranche.hardware.memory_limits import gpu_answers, refusal_of
 
         if error.gpu_uuid and not gpu_answers(error.gpu_uuid):
             return ""
@@ -235,7 +234,7 @@ class LimitTrialRunner:
         known = self._read(driver)
         if (known is not None and known.kept) or self._environment.get(CANARY) == "off":
             return ""
-        from tranche.hardware.limit_trial import keeps_limits
+        from tranche.hardware.memory_limits import keeps_limits
 
         kept = keeps_limits(part.gpu_uuid, part.memory, CONTEXT_MEMORY[Sharing.MEMORY_LIMITS], self._environment)
         if kept is None:
@@ -246,7 +245,7 @@ class LimitTrialRunner:
 
     def _try(self, node: NodeState) -> _LimitTrial | None:
         """None when no GPU can show it: a GPU in MIG mode has no limits."""
-        from tranche.hardware.limit_trial import why_refused
+        from tranche.hardware.memory_limits import why_refused
 
         gpu = next((each for each in node if _can_tell(each)), None)
         why = None if gpu is None else why_refused(gpu.uuid)

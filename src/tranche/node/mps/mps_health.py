@@ -81,7 +81,7 @@ class MpsHealth:
         return True
 
     def _fault(self, record: DaemonRecord, seconds: float) -> str:
-        from tranche.hardware.mps_answers import ServerStatus
+        from tranche.hardware.mps_control import ServerStatus
 
         control = self._process(record.device_uuid).control
         deadline = time.monotonic() + seconds
