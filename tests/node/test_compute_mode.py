@@ -17,7 +17,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.documents.describe import gpu_state
 from tranche.node.health.checkup import check_daemons
-from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.planning.steps import StopMps
 
 __all__ = ["short", "t4"]  # fixtures

@@ -23,7 +23,7 @@ from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.node.host import Host
-from tranche.node.mps.daemon_due import IDLE_SECONDS, PAUSE_SECONDS
+from tranche.node.mps.mps_records import IDLE_SECONDS, PAUSE_SECONDS
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.store import register
 from tranche.planning.decide.allocate import Granted

@@ -32,7 +32,7 @@ from tranche.hardware import mps_process
 from tranche.hardware.mps_control import MpsControlClient
 from tranche.node.host import Host
 from tranche.node.mps import mps_daemons
-from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.state.session import process_lives, process_start_time
 from tranche.node.store import register
 from tranche.planning.steps import StartMps, Step, StopMps

@@ -28,8 +28,7 @@ from tranche.local.run import limits_changed
 from tranche.local.watches import watching_limits
 from tranche.node.health.checkup import check_daemons
 from tranche.node.host import Host
-from tranche.node.mps import mps_health
-from tranche.node.mps.daemon_due import view_as_said
+from tranche.node.mps import mps_daemons
 from tranche.node.state.session import process_stopped
 from tranche.node.store import register
 from tranche.planning.decide.allocate import Granted
@@ -43,7 +42,7 @@ __all__ = ["cut", "short", "t4"]  # fixtures
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that hangs does so for ever; to see that takes no ten seconds."""
-    monkeypatch.setattr(mps_health, "JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(mps_daemons, "JOIN_SECONDS", 1.0)
 
 
 def faults(host: Host) -> list[str]:
@@ -315,7 +314,7 @@ def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothi
         admit(host, part_of(host))
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
         before = host.daemons.records.all()
-        seen = view_as_said(host.view(), host.daemons)
+        seen = host.daemons.view_as_said(host.view())
         assert "its limits were changed" in unavailable(seen.node.gpus[0], None)
         assert [each.grants[0].isolation for each in seen.allocations] == [Isolation.NONE]
         answer = explain(seen, Request(GpuMemory(part_of(host).memory)))
@@ -331,8 +330,8 @@ def test_what_a_daemon_says_while_somebody_raises_its_limit_is_no_news(t4: Node)
         admit(host, part_of(host))
         (record,) = host.daemons.records.all()
         change(host, start(only(host), 5 * GIB))
-        assert host.daemons.health.news([record], 5.0) == ()
-        assert view_as_said(host.view(), host.daemons) == host.view()
+        assert host.daemons.news([record], 5.0) == ()
+        assert host.daemons.view_as_said(host.view()) == host.view()
 
 
 @isolated

@@ -14,7 +14,6 @@ from tranche.cli.service_options import ANY_PORT
 from tranche.core.keeper import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
-from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import open_to_read
@@ -74,7 +73,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         places,
         lambda: open_host(settings, reading=True),
         events,
-        partial(view_as_said, daemons=MpsDaemonManager(places, child_environment(settings))),
+        MpsDaemonManager(places, child_environment(settings)).view_as_said,
         partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
         UseFile(token_path().with_name("gpu-use")),
     )

@@ -14,7 +14,7 @@ from tranche.cli.cluster_checkup import cluster_checkup, print_finding
 from tranche.cli.kubeconfig_option import kubeconfig_option
 from tranche.cli.output import print_json, show
 from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option, register_places, socket_of_service
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, shared_by_mps
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.state import NodeState
 from tranche.documents import describe
@@ -38,7 +38,6 @@ from tranche.node.health.checkup import (
 )
 from tranche.node.host import Host
 from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
-from tranche.node.mps.daemon_due import node_as_said, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.recovery.adoption import find_strays
 from tranche.node.state.connection import connect
@@ -134,7 +133,7 @@ def _leftovers(driver: Driver, node: NodeState, places: StateFolder) -> list[Fin
         with host.ledger.read() as db:
             allocations = register.allocations(db)
         leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
-        seen = node_as_said(host.observe(), shared_by_mps(allocations), host.daemons)
+        seen = host.daemons.node_as_said(host.observe(), shared_by_mps(allocations))
         daemons = check_daemons(seen, allocations, host.daemons.records)
         return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
     except TrancheError as error:

@@ -26,7 +26,6 @@ from tranche.documents.explanation import explanation_document, reasons, status
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.wakeup_pipe import attending
-from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.answers import GpuFit
@@ -82,7 +81,7 @@ def command(
         raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod: pod/NAME")
     asked = None if waiter_id else request_from(**request)
     with open_host(settings, reading=True) as host:
-        view = view_as_said(look_at(host), host.daemons)
+        view = host.daemons.view_as_said(look_at(host))
         queue = host.waiters()
         names = names_of(view.allocations, queue, process_owners(view.allocations, queue))
         if asked is None:

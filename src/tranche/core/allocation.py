@@ -211,6 +211,11 @@ Grant = WholeGpu | Slice | ComputeSlice | FractionalShare
 """One device, or part of one, of an allocation."""
 
 
+def parts_by(sharing: Sharing, grants: Iterable[Grant]) -> tuple[FractionalShare, ...]:
+    """The grants that are parts of a device shared by that mechanism."""
+    return tuple(each for each in grants if isinstance(each, FractionalShare) and each.sharing is sharing)
+
+
 def overlap(one: Grant, other: Grant) -> bool:
     """Whether both use the same memory slice, or the same compute slice inside a cut instance."""
     if one.gpu_uuid != other.gpu_uuid:
@@ -258,6 +263,20 @@ class Allocation(NamedTuple):
     def holder_pid(self) -> int:
         """The process that keeps it; 0 before it is known, or if no single process keeps it."""
         return self.keeper.pid if isinstance(self.keeper, ProcessKeeper) else 0
+
+
+DeviceKey = tuple[str, InstanceKey | None]
+"""A device by its GPU's UUID and the slot of its instance."""
+
+
+def shared_by_mps(allocations: Iterable[Allocation]) -> Mapping[DeviceKey, bool]:
+    """The devices with parts by MPS, each with whether any of its parts counts as limited."""
+    found: dict[DeviceKey, bool] = {}
+    for allocation in allocations:
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            key = part.gpu_uuid, part.slot
+            found[key] = found.get(key, False) or not part.unlimited
+    return found
 
 
 class WithheldDevice(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant
+from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
@@ -76,7 +76,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
             ignore_signals()
             _give_back(queue, held, asked.workload, reporter, why="the command could not be run")
             raise
-        if code != 0 and any(_is_by_mps(grant) for grant in held.allocation.grants):
+        if code != 0 and parts_by(Sharing.MPS, held.allocation.grants):
             with suppress(TrancheError):  # its own fault may have hit others, who are known by now
                 host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
@@ -156,14 +156,10 @@ class _ShareWatch:
 
 def limits_changed(host: Host, record: DaemonRecord) -> bool:
     """Whether the daemon's limits were changed. If it has news, a decision finds out, because no program joins meanwhile."""
-    if host.daemons.health.has_news(record):
+    if host.daemons.has_news(record):
         host.view(seconds=_LOST_SECONDS, thorough=True)
     now = host.daemons.records.find(record.gpu_uuid, record.slot)
     return now is not None and now.changed
-
-
-def _is_by_mps(grant: Grant) -> bool:
-    return isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
 
 
 def _give_back(

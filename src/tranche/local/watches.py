@@ -22,12 +22,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, FractionalShare
+from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.node.limits.overdrawn import excess
-from tranche.node.mps.mps_health import what_changed
+from tranche.node.mps.mps_daemons import what_changed
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import children_pids, process_start_time, sees_every_process
 
@@ -144,12 +144,11 @@ def watching_limits(
 
 def _daemons(allocation: Allocation, records: DaemonRecordStore) -> list[DaemonRecord]:
     found = []
-    for part in allocation.grants:
-        if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS:
-            record = records.find(part.gpu_uuid, part.slot)
-            if record is None or not record.ready:
-                raise VerificationFailed(f"no MPS daemon enforces the limits on {part.gpu_uuid}", hint=_AGAIN)
-            found.append(record)
+    for part in parts_by(Sharing.MPS, allocation.grants):
+        record = records.find(part.gpu_uuid, part.slot)
+        if record is None or not record.ready:
+            raise VerificationFailed(f"no MPS daemon enforces the limits on {part.gpu_uuid}", hint=_AGAIN)
+        found.append(record)
     return found
 
 

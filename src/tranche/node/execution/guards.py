@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
-from tranche.core.allocation import FractionalShare, NodeView, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import NodeView, Phase, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
@@ -123,9 +123,8 @@ def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: PlacedInstan
     """The id of another allocation with a part of the device by MPS; "" when there is none. Other parts need no daemon."""
     slot = None if occupant is None else InstanceKey(gpu_uuid, occupant.profile, occupant.placement)
     for allocation in register.allocations(db):
-        for grant in allocation.grants:
-            shares = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
-            if shares and (grant.gpu_uuid, grant.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            if (part.gpu_uuid, part.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
                 return allocation.id
     return ""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, shared_by_mps
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import TrancheError
@@ -22,7 +22,6 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import PROHIBITED, ComputeMode, GpuState, NodeState, unavailable
 from tranche.node.locks.deciding import slow_decision
-from tranche.node.mps.daemon_due import shared_by_mps
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder
 from tranche.node.state.state_folder import try_file, try_state_folder

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tranche.core.allocation import Allocation, FractionalShare
+from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.sharing import CONTEXT_MEMORY, MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
@@ -54,11 +54,7 @@ class MemoryGroupManager:
 
     def make(self, allocation: Allocation) -> MemoryGroup | None:
         """Make an allocation's group and verify its limits; None when no part needs one."""
-        parts = [
-            each
-            for each in allocation.grants
-            if isinstance(each, FractionalShare) and each.sharing is Sharing.MEMORY_LIMITS
-        ]
+        parts = parts_by(Sharing.MEMORY_LIMITS, allocation.grants)
         if not parts:
             return None
         from tranche.hardware.control_groups import group_namespace, make_group, mark_group, own_group
@@ -312,18 +308,10 @@ class MemoryLimitManager:
         else:
             if group is None:
                 return None
-            why = self._trials.prove(driver, _limited_part(allocation))
+            why = self._trials.prove(driver, parts_by(Sharing.MEMORY_LIMITS, allocation.grants)[0])
             if not why:
                 return group
             self._groups.drop(group)
         with self._ledger.write() as db:
             chronicle.sharing_refused(db, self._clock(), Sharing.MEMORY_LIMITS, why)
         raise LimitsRefused
-
-
-def _limited_part(allocation: Allocation) -> FractionalShare:
-    return next(
-        each
-        for each in allocation.grants
-        if isinstance(each, FractionalShare) and each.sharing is Sharing.MEMORY_LIMITS
-    )

@@ -31,6 +31,7 @@ from tranche.core.allocation import (
     WholeGpu,
     device_uuid,
     nearest_request,
+    parts_by,
     shareable_devices,
 )
 from tranche.core.errors import TrancheError
@@ -40,8 +41,7 @@ from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
 from tranche.hardware.mps_environment import PIPES
 from tranche.hardware.process_stat import PROC
-from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.mps.mps_health import UNTIL
+from tranche.node.mps.mps_daemons import UNTIL, MpsDaemonManager
 from tranche.node.mps.mps_records import SERVER_PROGRAM, DaemonRecord, name_of, record_of
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
 from tranche.node.state.session import boot_id, process_command
@@ -201,11 +201,10 @@ def take_over(daemons: MpsDaemonManager, node: NodeState, uid: int, *, whole: bo
 
 def note_missing(daemons: MpsDaemonManager, node: NodeState, grants: Iterable[Grant]) -> None:
     """Record the daemons that these grants must have had: dead ones left a compute mode or a server."""
-    for grant in grants:
-        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
-            gpu = node.gpu(grant.gpu_uuid)
-            if gpu.daemon_of(grant.slot) is None and (uuid := device_uuid(grant, gpu)):
-                daemons.records.write(_record(daemons, gpu.uuid, grant.slot, uuid))
+    for part in parts_by(Sharing.MPS, grants):
+        gpu = node.gpu(part.gpu_uuid)
+        if gpu.daemon_of(part.slot) is None and (uuid := device_uuid(part, gpu)):
+            daemons.records.write(_record(daemons, gpu.uuid, part.slot, uuid))
 
 
 def record_missing(daemons: MpsDaemonManager, view: NodeView, working: Container[str]) -> bool:
@@ -233,12 +232,10 @@ def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[Fractio
     """The held parts by MPS of existing devices without a daemon."""
     gpus = {gpu.uuid: gpu for gpu in view.node if not gpu.lost and gpu.uuid not in working}
     for allocation in view.allocations:
-        for grant in allocation.grants:
-            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
-                continue
-            gpu = gpus.get(grant.gpu_uuid)
-            if gpu is not None and gpu.daemon_of(grant.slot) is None and device_uuid(grant, gpu):
-                yield grant
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            gpu = gpus.get(part.gpu_uuid)
+            if gpu is not None and gpu.daemon_of(part.slot) is None and device_uuid(part, gpu):
+                yield part
 
 
 def _record(daemons: MpsDaemonManager, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, with_lost_limits
+from tranche.core.allocation import (
+    Allocation,
+    DeviceKey,
+    Grant,
+    NodeView,
+    Phase,
+    parts_by,
+    shared_by_mps,
+    with_lost_limits,
+)
 from tranche.core.errors import MpsFailed, TrancheError
 from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
@@ -19,10 +28,8 @@ from tranche.node.execution.executor import Executor
 from tranche.node.execution.timeslices import TimesliceStore
 from tranche.node.limits.limited_shares import MemoryGroupManager
 from tranche.node.limits.overdrawn import with_overdrawn
-from tranche.node.mps.daemon_due import DaemonFailureLog, DeviceKey, care_needed, is_due, shared_by_mps
-from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.mps.mps_health import FATAL, LOOK_SECONDS, what_changed
-from tranche.node.mps.mps_records import DaemonRecord
+from tranche.node.mps.mps_daemons import FATAL, LOOK_SECONDS, MpsDaemonManager, what_changed
+from tranche.node.mps.mps_records import DaemonRecord, care_needed, is_due
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
 from tranche.planning.steps import SetTimeslice, StartMps, StopMps
@@ -44,7 +51,6 @@ class DaemonReconciler:
         new_id: Callable[[], str],
     ) -> None:
         self._daemons = daemons
-        self._tries = DaemonFailureLog(daemons.records.folder)
         self._groups = groups
         self._timeslices = timeslices
         self._ledger = ledger
@@ -95,7 +101,7 @@ class DaemonReconciler:
             return [each for each in idle if is_due(each, self._daemons.records, self._clock())]
 
         ending = {each.key for each in due_now()}
-        self._daemons.health.look([each for each in known if each.key not in ending], patience)
+        self._daemons.look([each for each in known if each.key not in ending], patience)
         told = self._tell(known, view.allocations)
         self._note_lost(replace(view, node=self._daemons.on_node(view.node)), working)
         kept = self._keep_compute_modes(view, working, shared, session)
@@ -107,7 +113,9 @@ class DaemonReconciler:
             if gpu is not None and not gpu.lost:
                 self._end(record, session())
             elif lost:
-                self._tries.note(record, self._clock())  # it does not answer, so nothing can be restored yet
+                self._daemons.records.note_failure(
+                    record, self._clock()
+                )  # it does not answer, so nothing can be restored yet
             elif whole:
                 self._end_without_gpu(record)
         if whole and not working and not lost:
@@ -148,8 +156,10 @@ class DaemonReconciler:
                 and record.state is DaemonState.READY
             ):
                 plan = Plan(f"the limit of {record.device_uuid} was being raised", (_start(record, record.raising),))
-                if not self._tries.failed_lately(record, self._clock()) and not self._carried_out(plan, session()):
-                    self._tries.note(record, self._clock())
+                if not self._daemons.records.failed_lately(record, self._clock()) and not self._carried_out(
+                    plan, session()
+                ):
+                    self._daemons.records.note_failure(record, self._clock())
                 done = True
         return done
 
@@ -166,12 +176,12 @@ class DaemonReconciler:
             ours = record is not None and record.key in shared and gpu.uuid not in working
             if record is None or not ours or record.state is not DaemonState.READY:
                 continue
-            if not self._tries.failed_lately(record, self._clock()):
+            if not self._daemons.records.failed_lately(record, self._clock()):
                 why = (
                     f"the compute mode of {gpu.label} was set to DEFAULT while it is shared by MPS: Tranche restores it"
                 )
                 if not self._carried_out(Plan(why, (_start(record, record.limit),)), session(), told=True):
-                    self._tries.note(record, self._clock())
+                    self._daemons.records.note_failure(record, self._clock())
                 done = True
         return done
 
@@ -196,10 +206,8 @@ class DaemonReconciler:
 
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
         """Note that parts of devices were given back. A `killed` program may have wedged its server."""
-        for grant in grants:
-            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
-                continue
-            record = self._daemons.records.find(grant.gpu_uuid, grant.slot)
+        for part in parts_by(Sharing.MPS, grants):
+            record = self._daemons.records.find(part.gpu_uuid, part.slot)
             if record is not None and killed and not record.suspect:
                 self._daemons.records.write(record._replace(suspect=True))
             elif record is not None:
@@ -217,9 +225,7 @@ class DaemonReconciler:
 
     def _limits_changed(self, allocation: Allocation) -> str | None:
         """The limits that others have changed, as `what_changed` says; None when there are none."""
-        parts = (
-            each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS
-        )
+        parts = parts_by(Sharing.MPS, allocation.grants)
         found = (self._daemons.records.find(each.gpu_uuid, each.slot) for each in parts)
         return next((what_changed(record) for record in found if record is not None and record.changed), None)
 
@@ -245,10 +251,7 @@ class DaemonReconciler:
 
     def _end(self, record: DaemonRecord, session: str) -> None:
         plan = Plan(f"{record.device_uuid} has no shares left", (StopMps(record.gpu_uuid, _occupant(record)),))
-        if self._carried_out(plan, session):
-            self._tries.clear(record)
-        else:
-            self._tries.note(record, self._clock())
+        self._note(record, done=self._carried_out(plan, session))
 
     def _carried_out(self, plan: Plan, session: str, *, told: bool = False) -> bool:
         plan_id = self._new_id()
@@ -270,14 +273,17 @@ class DaemonReconciler:
         return error is None
 
     def _end_without_gpu(self, record: DaemonRecord) -> None:
-        try:
+        gone = False
+        with suppress(MpsFailed):
             gone = self._daemons.end_without_gpu(record)
-        except MpsFailed:
-            gone = False
-        if gone:
-            self._tries.clear(record)
+        self._note(record, done=gone)
+
+    def _note(self, record: DaemonRecord, *, done: bool) -> None:
+        """Note whether what was done with the daemon has succeeded, so that a failure is retried only after a while."""
+        if done:
+            self._daemons.records.clear_failure(record)
         else:
-            self._tries.note(record, self._clock())
+            self._daemons.records.note_failure(record, self._clock())
 
 
 def _occupant(record: DaemonRecord) -> PlacedInstance | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy, PlanInvalid
 from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
@@ -150,13 +150,12 @@ def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step
 
 
 def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
-    for grant in grants:
-        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
-            slot = grant.slot
-            occupant = None if slot is None else PlacedInstance(slot.profile, slot.placement)
-            step = StartMps(grant.gpu_uuid, occupant, grant.limit or grant.memory)
-            if not step.in_effect(gpus[grant.gpu_uuid]):
-                yield step
+    for part in parts_by(Sharing.MPS, grants):
+        slot = part.slot
+        occupant = None if slot is None else PlacedInstance(slot.profile, slot.placement)
+        step = StartMps(part.gpu_uuid, occupant, part.limit or part.memory)
+        if not step.in_effect(gpus[part.gpu_uuid]):
+            yield step
 
 
 def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
