@@ -16,7 +16,7 @@ from tranche.cli.request_options import adopt_foreign_option, request_from, requ
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.local.run import RunRequest, run
-from tranche.local.run_report import SentenceReporter, WarningReporter
+from tranche.local.run_report import RunReporter
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 
@@ -87,8 +87,7 @@ def command(
             adopt_foreign_destroy=adopt_foreign == "destroy",
             record=None if record is None else stack.enter_context(closing(_recorder(record))),
         )
-        reporter = WarningReporter(warn) if quiet else SentenceReporter(say_of_run, warn)
-        sys.exit(run(stack.enter_context(open_host(settings)), to_run, reporter))
+        sys.exit(run(stack.enter_context(open_host(settings)), to_run, RunReporter(say_of_run, warn)))
 
 
 def _run_by_service(

@@ -48,7 +48,7 @@ class RunRequest:
     record: Record | None = None
 
 
-def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> int:
+def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
     """Wait for a share, run the command in it, and give the share back; returns the command's exit code.
 
     The code is that of SIGTERM if the request is cancelled while it waits. The command's code is returned even if the share
@@ -57,7 +57,6 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
     Between the command's start and end, only the command receives the signals that end a process. An earlier signal ends the wait
     or the plan; a later one does not change how this process ends.
     """
-    reporter = reporter or RunReporter()
     heed_signals()
     queue = Queue(host, adopt_foreign_destroy=asked.adopt_foreign_destroy, record=asked.record)
     try:

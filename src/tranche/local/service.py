@@ -25,7 +25,7 @@ from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request
 from tranche.hardware.process_stat import PROC
 from tranche.local.run import RunRequest, run
-from tranche.local.run_report import SentenceReporter
+from tranche.local.run_report import RunReporter
 from tranche.local.watches import beside
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
@@ -300,7 +300,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             _refuse_inside_share(host, peer)
             service.log(f"{peer}: asks for {asked.request}: {one_line(asked.command)}")
             request = RunRequest(request=asked.request, workload=workload, patience=asked.patience)
-            code = run(host, request, SentenceReporter(tell("note"), tell("warning")))
+            code = run(host, request, RunReporter(tell("note"), tell("warning")))
         service.log(f"{peer}: over, exit code {code}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
