@@ -35,9 +35,8 @@ __all__ = ["short", "t4"]  # fixtures
 def look_after(host: Host, view: NodeView, working: frozenset[str] = frozenset(), *, whole: bool = False) -> None:
     """Look after the daemons, by a view that was taken before."""
     executor = cast(Any, None)
-    care = DaemonReconciler(
-        host.daemons, host.memory_groups, host.timeslices, host.ledger, executor, clock=lambda: 1.0, new_id=lambda: "p"
-    )
+    host.clock, host.new_id = lambda: 1.0, lambda: "p"
+    care = DaemonReconciler(host, executor)
     care.look_after(view, working, lambda: "session", whole=whole)
 
 

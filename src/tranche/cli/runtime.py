@@ -152,7 +152,7 @@ def open_host(
             reading=reading,
             recovered=recovered,
             actor=actor,
-            uid=uid,
+            uid=os.getuid() if uid is None else uid,
         )
         try:
             if not reading and not anywhere:

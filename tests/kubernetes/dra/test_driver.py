@@ -34,6 +34,7 @@ from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.kubernetes.node.inventory import Inventory
+from tranche.node.claims import ClaimRegister
 from tranche.node.policy_change import change_policy, cordon, uncordon
 from tranche.node.state.session import boot_id
 from tranche.node.store import register
@@ -345,7 +346,7 @@ def test_what_a_crash_left_is_found_again() -> None:
         async with node.driver():
             assert await node.prepare(kept, freed, fallen) == ["", "", ""]
         # Killed between the share and its file; and the register lost.
-        host.claims.give_back(freed.uid, why="test")
+        ClaimRegister(host).give_back(freed.uid, why="test")
         node.delete("b")
         with host.ledger.write() as db:
             (lost,) = (each for each in register.allocations(db) if str(each.keeper) == "claim team/a")
@@ -688,10 +689,10 @@ def test_what_has_reported_an_error_is_given_to_nobody_until_it_is_well() -> Non
 def test_a_wall_clock_that_leaps_frees_nobody_and_forgets_nothing() -> None:
     async def test(node: ClaimNodeStandIn) -> None:
         early, late = node.allocate("early", "gpu-0-1g-5gb-0"), node.allocate("late", "gpu-0-1g-5gb-1")
-        holders, requests = node.node.host.holders, node.node.server.requests
+        host, requests = node.node.host, node.node.server.requests
         async with node.driver():
             for claim, year in ((early, 2040), (late, 1990)):
-                holders.clock = partial(float, (year - 1970) * 31_556_952)
+                host.clock = partial(float, (year - 1970) * 31_556_952)
                 assert await node.prepare(claim) == [""]
                 requests.clear()
                 # Whoever looks after claims has looked, more than once.

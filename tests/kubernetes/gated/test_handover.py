@@ -26,7 +26,7 @@ from tranche.kubernetes.gated.agent.placed_files import PlacedFiles
 from tranche.kubernetes.gated.agent.share_driver import FORGOTTEN_SECONDS, ShareReconciler
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
-from tranche.node.claims import ClaimRequest
+from tranche.node.claims import ClaimRegister, ClaimRequest
 from tranche.planning.decide.allocate import Granted, decide
 
 A100 = "A100-SXM4-40GB"
@@ -61,19 +61,15 @@ class PlacedNode:
             return list(self.pods.values())
 
         def adopt(order: ClaimRequest) -> None:
-            host.holders.settle(
+            host.settle(
                 (),
                 {},
-                [
-                    Allocation(
-                        host.holders.new_id(), order.request, order.grants, Phase.ACTIVE, 0.0, keeper=order.keeper
-                    )
-                ],
+                [Allocation(host.new_id(), order.request, order.grants, Phase.ACTIVE, 0.0, keeper=order.keeper)],
                 shared_memory(order.grants, host.observe()),
             )
 
         share_node = ShareNode(
-            shares=lambda: host.claims,
+            shares=lambda: ClaimRegister(host),
             listed=listed,
             chosen=chosen,
             uid_of=uid_of,
@@ -259,7 +255,7 @@ def test_what_a_lost_register_knew_is_taken_up_again_before_anybody_is_served() 
         node.pod("q", "share-2", node.decided(mig_profile="1g.5gb"))
         await node.handover.start(["share-1"])
         (held,) = node.node.allocations
-        node.node.node.host.holders.settle([held.id], {}, ())
+        node.node.node.host.settle([held.id], {}, ())
         assert not node.held()
         await node.care.adopt()
         assert node.held() == {"uid-p": grants}  # and not what q was only promised

@@ -43,6 +43,7 @@ from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.telling.told_layouts import LayoutReport
+from tranche.node.claims import ClaimRegister
 from tranche.planning.layouts.layout_offer import LayoutList
 
 
@@ -224,7 +225,7 @@ async def _claims_left(services: NodeContext) -> bool:
     if services.node_pods.synced and any(pod.claims for pod in services.node_pods.value):
         return True
     try:
-        return bool(await asyncio.to_thread(lambda: services.host.claims.held()))
+        return bool(await asyncio.to_thread(lambda: ClaimRegister(services.host).held()))
     except TrancheError:
         return True  # not known
 

@@ -25,7 +25,7 @@ from tranche.kubernetes.dra.given import given_devices, order_of
 from tranche.kubernetes.dra.preparer import ClaimNode, ClaimPreparer, ShareFiles
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.share_edits import claim_of
-from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
+from tranche.node.claims import ClaimRegister, ClaimRequest, as_given, may_be_lost, processes_of
 from tranche.node.host import Host
 from tranche.node.processes.pod_processes import claims_with_processes, running_pods
 from tranche.node.state.session import boot_id
@@ -143,7 +143,7 @@ class ClaimReconciler:
 
         Nobody asks for an already prepared claim when another pod comes to use it.
         """
-        held = await asyncio.to_thread(self._host.claims.held)
+        held = await asyncio.to_thread(ClaimRegister(self._host).held)
         found: dict[str, tuple[str, ...]] = {}
         for uid, (first, *_) in held.items():
             assert isinstance(first.keeper, ClaimKeeper)
@@ -151,8 +151,8 @@ class ClaimReconciler:
             if not set(first.keeper.pods).issuperset(named):
                 found[uid] = named
         if found:
-            await asyncio.to_thread(self._host.claims.note_pods, found)
-            held = await asyncio.to_thread(self._host.claims.held)
+            await asyncio.to_thread(ClaimRegister(self._host).note_pods, found)
+            held = await asyncio.to_thread(ClaimRegister(self._host).held)
         return held
 
     async def _of_no_share(self, keeper: ClaimKeeper) -> None:
@@ -170,11 +170,11 @@ class ClaimReconciler:
 
     def _adopt(self, order: ClaimRequest) -> None:
         _log.warning("adopted a claim that the register did not have", extra={"claim": str(order.keeper)})
-        holders, node = self._host.holders, self._host.observe()
+        host, node = self._host, self._host.observe()
         allocation = Allocation(
-            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
+            host.new_id(), order.request, order.grants, Phase.ACTIVE, host.clock(), keeper=order.keeper
         )
-        holders.settle((), {}, [allocation], shared_memory(order.grants, node))
+        host.settle((), {}, [allocation], shared_memory(order.grants, node))
 
     async def _write_again(self, allocation: Allocation) -> None:
         assert isinstance(allocation.keeper, ClaimKeeper)

@@ -32,6 +32,7 @@ from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationS
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext
+from tranche.node.claims import ClaimRegister
 
 _VERSIONS = ("v1", "v1beta2", "v1beta1")
 _AT_ONCE = 20
@@ -121,7 +122,7 @@ class ClaimDriver:
         host, share_files = services.host, ShareFiles(cdi_folder)
         node = ClaimNode(
             pool=services.node_name,
-            claims=lambda: host.claims,
+            claims=lambda: ClaimRegister(host),
             observe_gpu=host.observe_gpu,
             devices=self._devices,
             permission=self._permission,

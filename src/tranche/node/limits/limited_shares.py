@@ -283,35 +283,31 @@ class LimitsRefused(Exception):
     """The driver enforces no memory limits. This is remembered, and nothing is shared by them from now on."""
 
 
-class MemoryLimitManager:
-    """The shares of one machine with memory limits by the driver. `clock` is seconds since the epoch."""
+def limited_group(
+    allocation: Allocation,
+    driver: str,
+    groups: MemoryGroupManager,
+    trials: LimitTrialRunner,
+    ledger: Ledger,
+    clock: Callable[[], float],
+) -> MemoryGroup | None:
+    """The group with the allocation's limits, which were tested if possible; None when no part needs one.
 
-    def __init__(
-        self, groups: MemoryGroupManager, trials: LimitTrialRunner, ledger: Ledger, clock: Callable[[], float]
-    ) -> None:
-        self._groups = groups
-        self._trials = trials
-        self._ledger = ledger
-        self._clock = clock
-
-    def limit(self, allocation: Allocation, driver: str) -> MemoryGroup | None:
-        """The group with the allocation's limits, which were tested if possible; None when no part needs one.
-
-        Raises LimitsRefused when that driver version enforces none, and another error when a GPU does not answer.
-        """
-        try:
-            group = self._groups.make(allocation)
-        except TrancheError as error:
-            why = self._trials.refuse(driver, error)
-            if not why:
-                raise
-        else:
-            if group is None:
-                return None
-            why = self._trials.prove(driver, parts_by(Sharing.MEMORY_LIMITS, allocation.grants)[0])
-            if not why:
-                return group
-            self._groups.drop(group)
-        with self._ledger.write() as db:
-            chronicle.sharing_refused(db, self._clock(), Sharing.MEMORY_LIMITS, why)
-        raise LimitsRefused
+    Raises LimitsRefused when that driver version enforces none, and another error when a GPU does not answer.
+    """
+    try:
+        group = groups.make(allocation)
+    except TrancheError as error:
+        why = trials.refuse(driver, error)
+        if not why:
+            raise
+    else:
+        if group is None:
+            return None
+        why = trials.prove(driver, parts_by(Sharing.MEMORY_LIMITS, allocation.grants)[0])
+        if not why:
+            return group
+        groups.drop(group)
+    with ledger.write() as db:
+        chronicle.sharing_refused(db, clock(), Sharing.MEMORY_LIMITS, why)
+    raise LimitsRefused

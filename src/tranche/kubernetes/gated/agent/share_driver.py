@@ -30,7 +30,7 @@ from tranche.kubernetes.gated.leases import CHOICES, ChosenShare, choices_from_l
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_view import lease_name
-from tranche.node.claims import ClaimRequest
+from tranche.node.claims import ClaimRegister, ClaimRequest
 from tranche.node.processes.pod_processes import pods_with_processes
 
 FORGOTTEN_SECONDS = 5.0
@@ -176,7 +176,7 @@ class ShareDriver:
         self._clock = clock
         host, inventory = services.host, services.inventory
         node = ShareNode(
-            shares=lambda: host.claims,
+            shares=lambda: ClaimRegister(host),
             listed=lambda: services.pods.listed(SHARE_RESOURCE),
             chosen=self._chosen,
             uid_of=self._uid_of,
@@ -255,7 +255,7 @@ class ShareDriver:
             node = self._services.node.value if self._services.node.synced else None
             gates = self._services.backend.synced and self._services.backend.value is AllocationBackend.GATES
             serves = gates and mode_in_force(None if node is None else node.labels).by_claims
-            held = await asyncio.to_thread(lambda: self._services.host.claims.held_by_pods())
+            held = await asyncio.to_thread(lambda: ClaimRegister(self._services.host).held_by_pods())
             await endpoints.settle({SHARE_RESOURCE: units} if serves or held else {})
             self._failure = ""
             await asyncio.sleep(_TICK_SECONDS)
@@ -291,7 +291,7 @@ class ShareDriver:
 
     def _adopt(self, order: ClaimRequest) -> None:
         host = self._services.host
-        view, holders = host.view(), host.holders
+        view = host.view()
         # Allocations found by their processes alone while the register was new.
         found = [
             each.id
@@ -299,9 +299,9 @@ class ShareDriver:
             if isinstance(each.keeper, PodKeeper) and each.keeper.uid == order.keeper.uid
         ]
         allocation = Allocation(
-            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
+            host.new_id(), order.request, order.grants, Phase.ACTIVE, host.clock(), keeper=order.keeper
         )
-        holders.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
+        host.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
 
     async def _chosen(self) -> Mapping[str, ChosenShare]:
         lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))
