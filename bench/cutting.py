@@ -27,7 +27,7 @@ from tranche.core.layout import Layout
 from tranche.core.state import NodeState
 from tranche.hardware.nvml import NvmlDriver
 from tranche.node.host import Host
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps.plan import Plan
 from tranche_simulator.build import ensure_built

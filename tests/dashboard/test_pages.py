@@ -41,7 +41,7 @@ from tranche.documents.overview import overview_data
 from tranche.node.store.records import Waiter
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.explain.explanation import explain
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import CreateInstance
 from tranche.planning.steps.plan import apply

@@ -17,7 +17,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import DriverNotFound, HardwareError, TrancheError, VerificationFailed
 from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
-from tranche.core.partition import LayoutName, PartitionSpec
+from tranche.core.partition import PartitionSpec
 from tranche.core.state import NodeState
 from tranche.node.change import Change
 from tranche.node.execution.executor import Progress, no_progress
@@ -28,8 +28,8 @@ from tranche.node.processes.pod_processes import any_pod_runs
 from tranche.node.recovery.recovery import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.boot_layout import boot_layout
+from tranche.planning.layouts.named_layouts import boot_layout
+from tranche.planning.layouts.present_layout import find_mismatches
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 
 _FIRST_PAUSE_SECONDS = 0.25
@@ -60,7 +60,7 @@ class BootCut:
     seconds, as is `seconds`, the wait for a driver that is not ready.
     """
 
-    wanted: PartitionSpec | LayoutName
+    wanted: PartitionSpec | str
     layouts: LayoutFile
     open_host: Callable[[], AbstractContextManager[Host]]
     has_gpu: Callable[[], bool | None]
@@ -105,7 +105,7 @@ class BootCut:
             return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
 
         self._free_shares_of_pods(host.ledger)
-        self.tell(f"cutting the GPUs as {self.wanted.text} asks")
+        self.tell(f"cutting the GPUs as {self.wanted} asks")
         decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=self.progress).to_layout(decide)
         node = host.driver.observe()
         self._verify(node)
@@ -131,7 +131,7 @@ class BootCut:
         layout = boot_layout(self.wanted, self.layouts, node)
         if wrong := [each for each in find_mismatches(node, layout) if not each.gpu.lost]:
             raise VerificationFailed(
-                f"{self.wanted.text}: {'; '.join(map(str, wrong))}", hint="list the shares with: tranche ps"
+                f"{self.wanted}: {'; '.join(map(str, wrong))}", hint="list the shares with: tranche ps"
             )
 
 

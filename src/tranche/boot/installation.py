@@ -74,7 +74,7 @@ class NodeInstallation:
         elif self._foreign():
             said.append(f"kept {SETTINGS_FILE}: it belongs to the node")
         else:
-            wanted = "".join(parse_partition(self.partition).text.split())
+            wanted = "".join(str(parse_partition(self.partition)).split())
             self._write_file(f"{MARK}{PARTITION}={wanted}\n")
             said.append(f"{SETTINGS_FILE} asks for {self.partition}")
         return "; ".join(said)

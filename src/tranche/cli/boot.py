@@ -133,7 +133,7 @@ def status(context: click.Context, root: Path, output: str) -> None:
     unit.refuse_elsewhere()
     asked, problem = "", ""
     try:
-        asked = _settings_of(str(root / settings_file.lstrip("/")) if root != Path("/") else settings_file).wanted.text
+        asked = str(_settings_of(str(root / settings_file.lstrip("/")) if root != Path("/") else settings_file).wanted)
     except PartitionInvalid as error:
         problem = error.message
     ended: Event | None = None
@@ -182,7 +182,7 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
     try:
         with ending_after(seconds + CUT_SECONDS, give_up):
             wanted = _settings_of(settings_file)
-            asked = wanted.wanted.text
+            asked = str(wanted.wanted)
             result = _cut(settings, wanted, seconds, tell)
     except CutInterrupted as end:
         give_up(end)  # a thread may hang in the driver for ever

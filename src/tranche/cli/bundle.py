@@ -48,7 +48,7 @@ from tranche.node.look import look
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.ledger_extract import journal_extract, ledger_extract
-from tranche.planning.layouts.export import export_layout
+from tranche.planning.layouts.present_layout import export_layout
 
 
 @click.command(cls=TrancheCommand)

@@ -67,7 +67,7 @@ def _layouts(context: click.Context) -> Words:
         file = parse_layouts(read_document(path, LayoutInvalid) if os.path.isfile(path) else None)
         return [(name, "") for name in file.names]
     from tranche.cli.runtime import open_driver
-    from tranche.planning.layouts.generate import generate_layouts
+    from tranche.planning.layouts.named_layouts import generate_layouts
 
     with open_driver(_settings(context)) as driver:
         return [(layout.name, "") for layout in generate_layouts(driver.observe()).layouts]

@@ -29,7 +29,7 @@ from tranche.documents.waste import use_over_time, waste_data
 from tranche.documents.waste_by_owner import waste_by_owner
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.explain.explanation import explain
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import plan_layout
 
 _DAY_HOURS = 24

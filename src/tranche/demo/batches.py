@@ -17,7 +17,7 @@ from tranche.demo.scene import DemoTracker
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.node.host import Host
 from tranche.planning.decide.candidates import plain_profiles
-from tranche.planning.layouts.generate import most_instances
+from tranche.planning.layouts.named_layouts import most_instances
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps.plan import Plan
 

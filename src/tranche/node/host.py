@@ -185,13 +185,6 @@ class Host(HostContext):
         carry_out_apart(tuple(parts), lambda plan_id: self.carry_out(plan_id, "", progress, seconds))
         return plan
 
-    def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
-        """Carry out a saved plan. Raises StateMoved when a GPU that it touches has changed since the plan was made."""
-
-        from tranche.planning.layouts.saved_plan import as_saved
-
-        return self.change(lambda view: as_saved(plan, view), progress=progress, seconds=seconds)
-
     def enqueue(self, request: Request, *, command: str, pid: int) -> QueuePlace:
         """Take a place at the end of the queue."""
         ticket_id = self.new_id()

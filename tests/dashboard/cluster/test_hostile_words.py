@@ -38,7 +38,7 @@ from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, Wa
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 NOW = 2e9

@@ -30,7 +30,7 @@ from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 WAIT = LayoutReport(True, "wait", offer=LayoutList())

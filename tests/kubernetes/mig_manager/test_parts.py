@@ -18,7 +18,7 @@ from tranche.kubernetes.mig_manager.decision import draining_by
 from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
 from tranche.kubernetes.mig_manager.retry import Moment, RetryState, attempt_text, parse_attempt, parse_moment
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps import CreateInstance, DestroyInstance

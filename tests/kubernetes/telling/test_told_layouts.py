@@ -23,7 +23,7 @@ from tranche.kubernetes.telling.told_layouts import (
     layouts_to_text,
 )
 from tranche.kubernetes.telling.told_view import MOST_BYTES, ViewReport, marked, told, told_from_lease, told_to_lease
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 OWNER = ("n1", "uid-n1")
 PROFILES = st.sampled_from(

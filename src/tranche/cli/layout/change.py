@@ -34,7 +34,7 @@ from tranche.node.change import Change
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.layouts.restore import plan_restore
 from tranche.planning.steps import Step

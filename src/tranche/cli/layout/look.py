@@ -15,9 +15,8 @@ from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.state import NodeState
 from tranche.node.files.files import STANDARD_STREAM, write_text, yaml_text
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.export import export_layout
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
+from tranche.planning.layouts.present_layout import export_layout, find_mismatches
 
 _format = click.option(
     "-o",

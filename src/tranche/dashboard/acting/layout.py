@@ -14,7 +14,7 @@ from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.state.session import StateFolder
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import Step
 from tranche.planning.steps.plan import plan_to_dict, with_daemons

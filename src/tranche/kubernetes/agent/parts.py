@@ -44,7 +44,7 @@ from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.node.claims import ClaimRegister
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 
 def device_plugin(

@@ -10,14 +10,14 @@ from tranche.core.layout_format import parse_layouts
 from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConfigMap
 from tranche.node.files.files import parse_document
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 KEY = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSource:
-    """Named layouts: those of the ConfigMap, and those that tranche.planning.layouts.generate makes for the machine.
+    """Named layouts: those of the ConfigMap, and those that tranche.planning.layouts.named_layouts makes for the machine.
 
     `name` is the ConfigMap's, "namespace/name", "" for none; `config_map` is None while it does not exist. Its text is read here,
     once: a long one takes seconds, so construct this on a thread.

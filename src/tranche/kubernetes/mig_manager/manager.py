@@ -62,8 +62,8 @@ from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.serving.reconciler import FIRST_RETRY_SECONDS, LookResult, Reconciler
 from tranche.node.change import keep_for_layout
 from tranche.node.state.session import boot_id
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
+from tranche.planning.layouts.present_layout import find_mismatches
 from tranche.planning.steps.plan import Plan
 
 _LONGEST_PAUSE_SECONDS = 10.0
