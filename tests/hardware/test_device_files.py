@@ -9,6 +9,7 @@ import pytest
 
 from tests.hardware.gpus import GPU, PIECE, SLICE
 from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_to_data, write_spec
+from tranche.hardware.host_facts import sysfs_address
 from tranche.hardware.nodes import (
     ContainerEdits,
     DeviceNode,
@@ -17,7 +18,6 @@ from tranche.hardware.nodes import (
     driver_files,
     library_folders,
     parse_mig_minors,
-    sysfs_address,
 )
 from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tranche.core.state import ComputeInstance, GpuInstance, GpuState
-from tranche.hardware.nodes import ContainerEdits, DeviceNode, Mount
-from tranche.hardware.simulated_containers import STATE_IN_CONTAINER
+from tranche.core.state import GpuState
+from tranche.hardware.driver import STATE_IN_CONTAINER
+from tranche.hardware.nodes import ContainerEdits, DeviceFiles, Mount
 from tranche.hardware.simulator_errors import simulator_errors
 from tranche_simulator.build import ensure_built
 
@@ -19,7 +19,7 @@ PROGRAM_IN_CONTAINER = "/usr/bin/nvidia-smi"
 VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"
 
 
-class SimulatedDeviceFiles:
+class SimulatedDeviceFiles(DeviceFiles):
     """DeviceFiles of a simulated machine; `state` is its state file, on the host.
 
     Raises:
@@ -30,18 +30,6 @@ class SimulatedDeviceFiles:
         self._state = state
         with simulator_errors():
             self._built = ensure_built()
-
-    def control_nodes(self) -> tuple[DeviceNode, ...]:
-        """None."""
-        return ()
-
-    def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
-        """None."""
-        return ()
-
-    def slice_nodes(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[DeviceNode, ...]:
-        """None."""
-        return ()
 
     def beside_runtime(self) -> ContainerEdits:
         """Library, program and state, which no container runtime knows. Every client of a GPU writes the state."""
@@ -63,10 +51,6 @@ class SimulatedDeviceFiles:
     def device_by_cdi(self, uuid: str) -> ContainerEdits:
         """The file that names the device."""
         return ContainerEdits(mounts=(Mount("/dev/null", f"{VISIBLE_DEVICES_FOLDER}/{uuid}"),))
-
-    def why_no_cdi(self) -> str:
-        """Nothing: the simulator's files are known."""
-        return ""
 
     def numa_node(self, gpu: GpuState) -> int | None:
         """From the simulated machine: its bus addresses mean nothing to this host's sysfs."""
