@@ -16,9 +16,10 @@ from statistics import median
 from bench.commands import TRANCHE, environment_of, milliseconds, tranche
 from bench.machine import ProductPath, Spot, board_of
 from bench.report import Report, figure
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Grant, NodeView
 from tranche.core.request import Request, parse_request
 from tranche.core.state import InstanceKey
+from tranche.core.wire import grant_from_dict, grant_to_dict
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, place
 from tranche.planning.decide.allocate import decide
@@ -145,6 +146,11 @@ def filled(gpus: int, seed: int) -> NodeView:
     return product.view
 
 
+def moved(grant: Grant, gpu_uuid: str) -> Grant:
+    """The same grant on another GPU."""
+    return grant_from_dict({**grant_to_dict(grant), "gpuUUID": gpu_uuid})
+
+
 def _moved(view: NodeView, number: int) -> NodeView:
     """The machine as one of many: its GPUs have names of their own."""
 
@@ -158,7 +164,7 @@ def _moved(view: NodeView, number: int) -> NodeView:
         view,
         node=replace(view.node, gpus=tuple(replace(gpu, uuid=named(gpu.uuid)) for gpu in view.node)),
         allocations=tuple(
-            each._replace(grants=tuple(grant.moved_to(named(grant.gpu_uuid)) for grant in each.grants))
+            each._replace(grants=tuple(moved(grant, named(grant.gpu_uuid)) for grant in each.grants))
             for each in view.allocations
         ),
         owned=frozenset(map(key, view.owned)),

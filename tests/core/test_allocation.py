@@ -29,7 +29,7 @@ def test_a_grant_is_a_whole_gpu_or_the_slot_of_an_instance() -> None:
 
 def test_a_grant_says_how_it_is_made_and_how_hard_it_is_fenced() -> None:
     assert (SLICE.mechanism, WHOLE.mechanism) == ("mig", "whole")
-    assert SLICE.isolation is WHOLE.isolation is Isolation.HARD
+    assert SLICE.walls.isolation is WHOLE.walls.isolation is Isolation.HARD
 
 
 def test_grants_as_json() -> None:

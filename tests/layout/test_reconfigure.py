@@ -21,10 +21,9 @@ from tests.strategies import (
 from tests.support.length import cases
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key, catalogue
-from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import GpuBusy, HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
 from tranche.core.grid import PlacedInstance, Placement
-from tranche.core.layout import Layout, LayoutSpec
+from tranche.core.layout import Layout, LayoutSpec, parse_device_filter
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode

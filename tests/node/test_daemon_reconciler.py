@@ -100,7 +100,7 @@ def test_a_daemon_that_died_is_not_started_anew_beneath_who_shares(t4: Node, lat
             end(record.pid)
 
         let_in(host, StateMoved if late else GpuBusy, nothing if late else dies, dies if late else nothing)
-        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view().allocations[0].grants[0].walls.isolation is Isolation.NONE
         assert {str(pid) for pid in processes_of(t4)} <= servers
 
 

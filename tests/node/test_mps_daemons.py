@@ -486,7 +486,7 @@ def test_a_daemon_that_dies_leaves_its_parts_without_limits_and_lets_nobody_in(t
         pid = host.daemons.records.all()[0].pid
         end(pid)
         view = host.view()
-        assert view.allocations[0].grants[0].isolation is Isolation.NONE
+        assert view.allocations[0].grants[0].walls.isolation is Isolation.NONE
         assert view.node.gpus[0].daemons[0].state is DaemonState.LOST
         host.view()
         (told,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]

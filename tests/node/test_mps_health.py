@@ -204,7 +204,7 @@ def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> N
         with pytest.raises(GpuBusy, match="has died or cannot be found"):
             admit(host, part)
         (left,) = host.view().allocations
-        assert left.grants[0].isolation is Isolation.NONE
+        assert left.grants[0].walls.isolation is Isolation.NONE
         assert [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
         host.release(left.id, why="it ended")
         host.view()
@@ -294,7 +294,7 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
         with suppress(GpuBusy):
             ask_for_part(host)
         (left,) = host.view().allocations
-        assert (left.id, left.grants[0].isolation) == (first.allocation.id, Isolation.NONE)
+        assert (left.id, left.grants[0].walls.isolation) == (first.allocation.id, Isolation.NONE)
         with host.ledger.read() as db:
             assert register.allocations(db)[0].grants == left.grants
         (lost,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
@@ -316,7 +316,7 @@ def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothi
         before = host.daemons.records.all()
         seen = host.daemons.view_as_said(host.view())
         assert "its limits were changed" in unavailable(seen.node.gpus[0], None)
-        assert [each.grants[0].isolation for each in seen.allocations] == [Isolation.NONE]
+        assert [each.grants[0].walls.isolation for each in seen.allocations] == [Isolation.NONE]
         answer = explain(seen, Request(GpuMemory(part_of(host).memory)))
         assert answer.granted is None
         assert "its limits were changed" in str(answer.gpus[0].text)
@@ -340,7 +340,7 @@ def test_a_share_that_raises_the_limit_is_no_change_by_somebody(t4: Node) -> Non
         admit(host, part_of(host))
         admit(host, part_of(host, 5 * GIB))
         ask_for_part(host)
-        assert [each.grants[0].isolation for each in host.view(thorough=True).allocations] == [Isolation.SOFT] * 3
+        assert [each.grants[0].walls.isolation for each in host.view(thorough=True).allocations] == [Isolation.SOFT] * 3
         assert faults(host) == []
 
 
@@ -354,13 +354,13 @@ def test_who_is_killed_while_he_raises_the_limit_has_changed_nothing_behind_anyb
         host.daemons.process(record.device_uuid).control.limit_memory(told)
         assert not limits_changed(host, record._replace(raising=5 * GIB))
         view = host.view(thorough=True)
-        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
+        assert [each.grants[0].walls.isolation for each in view.allocations] == [Isolation.SOFT]
         assert faults(host) == []
         (now,) = host.daemons.records.all()
         assert (now.limit, now.raising) == (5 * GIB, 0)
         assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "5G"
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
-        assert host.view(thorough=True).allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view(thorough=True).allocations[0].grants[0].walls.isolation is Isolation.NONE
 
 
 @isolated
@@ -370,7 +370,7 @@ def test_a_limit_that_somebody_set_is_not_overwritten_by_who_raises_it(t4: Node)
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
         with pytest.raises(GpuBusy, match="its limits were changed"):
             change(host, start(only(host), 5 * GIB))
-        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view().allocations[0].grants[0].walls.isolation is Isolation.NONE
 
 
 @isolated
@@ -417,7 +417,7 @@ def test_the_command_of_a_share_is_told_that_its_limits_were_changed(
         (line,) = said
         assert line.startswith("the limits of this share's MPS daemon were changed (the memory limit is 15G")
         assert line.endswith("): Tranche now counts it as unlimited")
-        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view().allocations[0].grants[0].walls.isolation is Isolation.NONE
 
 
 @isolated

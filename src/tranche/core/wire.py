@@ -71,7 +71,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
     data: dict[str, Any] = {
         "gpuUUID": grant.gpu_uuid,
         "mechanism": grant.mechanism,
-        "isolation": str(grant.isolation),
+        "isolation": str(grant.walls.isolation),
         "walls": walls_to_dict(grant.walls),
         "profile": None if slot is None else str(slot.profile),
         "placement": None if slot is None else {"start": slot.placement.start, "size": slot.placement.size},

@@ -304,7 +304,7 @@ def test_daemons_that_nobody_needs_end_with_the_agent_and_those_in_use_are_named
             return
         assert only(host).daemons[0].state is DaemonState.READY
         assert [only(host).uuid in each for each in said] == [True]
-        assert [each.grants[0].isolation for each in host.view().allocations] == [Isolation.SOFT]
+        assert [each.grants[0].walls.isolation for each in host.view().allocations] == [Isolation.SOFT]
         # Another agent, or any command, ends it with the last share.
         host.release("held", why="it ended")
         asyncio.run(give_gpus_back(host, PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0), say))

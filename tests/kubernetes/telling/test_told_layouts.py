@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.devices.test_order import a100s
-from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import UsageError
-from tranche.core.layout import Layout, LayoutFile, LayoutSpec
+from tranche.core.layout import Layout, LayoutFile, LayoutSpec, parse_device_filter
 from tranche.core.profile import parse_profile
 from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.kubernetes.telling.told_layouts import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ from tranche.cli import completion
 from tranche.cli.duration import TIMEOUT_HELP, DurationType
 from tranche.core.checkpoint import Checkpoint, parse_checkpoint
 from tranche.core.errors import CheckpointInvalid, HooksInvalid, LayoutInvalid, PlanInvalid, UsageError
-from tranche.core.hooks import HooksFile, parse_hooks
+from tranche.core.hooks import Hook, parse_hooks
 from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
 from tranche.node.execution.hook_runner import HookRunner
@@ -109,7 +110,7 @@ def read_plan(path: str) -> Plan:
         return plan_from_dict(document)
 
 
-def read_hooks(path: str) -> HooksFile:
+def read_hooks(path: str) -> Mapping[str, tuple[Hook, ...]]:
     """The hooks of the file."""
     document = read_document(path, HooksInvalid)
     with told_of(path):
@@ -118,7 +119,7 @@ def read_hooks(path: str) -> HooksFile:
 
 def hook_runner(path: str | None, environment: dict[str, object], *, debug: bool) -> HookRunner:
     """The hooks of the file, with the command's options as mig-parted hands them to hooks; no hooks without a file."""
-    hooks = read_hooks(path) if path else HooksFile()
+    hooks = read_hooks(path) if path else {}
     return HookRunner(hooks, {name: _go_text(value) for name, value in environment.items()}, debug)
 
 

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tranche.core.board import GpuInstanceProfile
-from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, MigNotSupported, ProfileUnknown, TrancheError
 from tranche.core.grid import remaining_capacity
-from tranche.core.layout import Layout, LayoutFile, LayoutSpec
+from tranche.core.layout import Layout, LayoutFile, LayoutSpec, parse_device_filter
 from tranche.core.partition import PARTITION, PartitionSpec
 from tranche.core.profile import ProfileName
 from tranche.core.spelling import did_you_mean

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from tranche.core.device_filter import parse_device_filter
-from tranche.core.layout import Layout, LayoutFile, LayoutSpec, describe_slices
+from tranche.core.layout import Layout, LayoutFile, LayoutSpec, describe_slices, parse_device_filter
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, NodeState
 

@@ -34,7 +34,7 @@ def plan_restore(
     nameless = [gpu for gpu in view.node if gpu.nameless]
     changes = []
     lost = []
-    for recorded in checkpoint.gpus:
+    for recorded in checkpoint:
         gpu = present.get(recorded.uuid)
         if gpu is None and nameless:
             gpu = nameless.pop(0)
