@@ -18,7 +18,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -188,6 +188,20 @@ def _watch(
             return
 
 
+def _looking(name: str, look: Callable[[float], float | None]) -> AbstractContextManager[None]:
+    """Call `look` in a thread beside the block, again and again: it takes the last pause and returns the next, None to end."""
+
+    def watch(ended: int) -> None:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        pause: float | None = _LOOK_SECONDS
+        while pause is not None and not poll.poll(pause * 1000):
+            with suppress(Exception):  # a failed look must not end the command, and is repeated
+                pause = look(pause)
+
+    return beside(name, watch)
+
+
 @contextmanager
 def watching_use(
     allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[FractionalShare, GpuState, int], None]
@@ -205,18 +219,15 @@ def watching_use(
         yield
         return
 
-    def watch(ended: int) -> None:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        while not poll.poll(_LOOK_SECONDS * 1000):
-            with suppress(Exception):  # a failed look must not end the command, and is repeated
-                for part in parts:
-                    gpu = observe(part.gpu_uuid)
-                    if used := excess(allocation, part, gpu):
-                        above(part, gpu, used)
-                        return
+    def look(seconds: float) -> float | None:
+        for part in parts:
+            gpu = observe(part.gpu_uuid)
+            if used := excess(allocation, part, gpu):
+                above(part, gpu, used)
+                return None
+        return seconds
 
-    with beside("use", watch):
+    with _looking("use", look):
         yield
 
 
@@ -239,20 +250,16 @@ def watching_outside(
         yield
         return
 
-    def watch(ended: int) -> None:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        seconds = _LOOK_SECONDS
-        while not poll.poll(seconds * 1000):
-            with suppress(Exception):  # a failed look must not end the command, and is repeated
-                strays = _unconfined(os.getpid(), os.fsencode(visible))
-                found = stray_use(allocation, strays, observe()) if strays else None
-                if found is not None:
-                    outside(*found)
-                    return
-                seconds = min(seconds * 2, _LONGEST_SECONDS) if strays else _LOOK_SECONDS
+    def look(seconds: float) -> float | None:
+        strays = _unconfined(os.getpid(), os.fsencode(visible))
+        if not strays:
+            return _LOOK_SECONDS
+        if (found := stray_use(allocation, strays, observe())) is not None:
+            outside(*found)
+            return None
+        return min(seconds * 2, _LONGEST_SECONDS)
 
-    with beside("outside", watch):
+    with _looking("outside", look):
         yield
 
 

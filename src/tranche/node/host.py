@@ -118,7 +118,7 @@ class Host(HostContext):
         try:
             # A caller that looks repeatedly must not wait each time.
             if (slow := slow_decision(self.places)) is not None and self._inspection.something_to_clear():
-                raise WaitTimeout(str(slow), hint=slow.hint)
+                raise slow
             view = self.view(seconds=_LOOK_SECONDS)
         except (LedgerUnavailable, PermissionDenied, WaitTimeout) as error:
             view = self._inspection.as_it_is()
