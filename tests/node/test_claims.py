@@ -13,7 +13,7 @@ from tests.node.processes import in_child, isolated, kill_at_every_boundary, kil
 from tests.node.test_mps_daemons import daemon_of, nothing_left, only, short, t4
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, TrancheError
-from tranche.core.events import EventKind
+from tranche.core.events import ShareGranted
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.layout import Layout, LayoutSpec
@@ -91,7 +91,7 @@ def test_a_backlog_is_decided_at_once_and_carried_out_in_order(a100s: Node) -> N
         assert len(host.view().allocations) == 8
         again = prepare(host, *orders)
         assert again == found, "the same claims again change nothing"
-        granted = [each for each in host.events() if each.kind is EventKind.GRANTED]
+        granted = [each for each in host.events() if isinstance(each.data, ShareGranted)]
         assert len(granted) == 8
         assert "claim team/a0" in granted[0].message
 

@@ -17,7 +17,7 @@ from tests.node.processes import Child, isolated
 from tests.node.test_mps_daemons import GIB, asked, end, nothing_left, only, processes_of, share, short, start, t4
 from tranche.core.allocation import FractionalShare, NodeView, Phase, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError
-from tranche.core.events import EventKind
+from tranche.core.events import LimitsLost, PlanUndone
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
@@ -61,7 +61,7 @@ def test_a_share_that_became_active_since_the_view_keeps_its_limits(t4: Node, ph
         with host.ledger.read() as db:
             stored = {each.id: each for each in register.allocations(db)}
         assert stored["held"].grants == held.grants
-        assert not [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        assert not [event for event in host.events() if isinstance(event.data, LimitsLost)]
 
 
 # A daemon that failed is not started anew beneath those who share its device
@@ -161,7 +161,7 @@ def test_a_kill_while_a_share_is_freed_loses_no_suspicion(t4: Node, how: str, mo
 
 def undone(host: Host) -> int:
     """How many events say that something failed."""
-    return len([event for event in host.events() if event.kind is EventKind.UNDONE])
+    return len([event for event in host.events() if isinstance(event.data, PlanUndone)])
 
 
 @isolated

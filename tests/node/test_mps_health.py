@@ -18,7 +18,7 @@ from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, asked, cut, nothing_left, only, place_of, share, short, start, t4
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
-from tranche.core.events import DaemonFault, EventKind
+from tranche.core.events import DaemonFault, DaemonRecovered, LimitsLost, PlanUndone
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
@@ -170,10 +170,8 @@ def test_one_that_is_stopped_lets_nobody_in_until_it_goes_on(t4: Node, who: str)
             assert held(host) == [first.allocation.id]
             assert ["is stopped" in each for each in faults(host)] == [True]
         ask_for_part(host)
-        told = [
-            event.kind for event in host.events() if event.kind in (EventKind.DAEMON_FAULT, EventKind.DAEMON_RECOVERED)
-        ]
-        assert told == [EventKind.DAEMON_FAULT, EventKind.DAEMON_RECOVERED]
+        told = [type(event.data) for event in host.events() if isinstance(event.data, DaemonFault | DaemonRecovered)]
+        assert told == [DaemonFault, DaemonRecovered]
 
 
 @isolated
@@ -205,7 +203,7 @@ def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> N
             admit(host, part)
         (left,) = host.view().allocations
         assert left.grants[0].walls.isolation is Isolation.NONE
-        assert [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        assert [event for event in host.events() if isinstance(event.data, LimitsLost)]
         host.release(left.id, why="it ended")
         host.view()
         nothing_left(cut, host)
@@ -234,7 +232,7 @@ def test_a_server_that_does_not_start_is_met_by_nobody(t4: Node, calls: int) -> 
             ask_for_part(host)
         assert held(host) == []
         nothing_left(t4, host)
-        assert [event for event in host.events() if event.kind is EventKind.UNDONE]
+        assert [event for event in host.events() if isinstance(event.data, PlanUndone)]
         t4.machine.clear_injections()
         ask_for_part(host)
         assert len(held(host)) == 1
@@ -297,7 +295,7 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
         assert (left.id, left.grants[0].walls.isolation) == (first.allocation.id, Isolation.NONE)
         with host.ledger.read() as db:
             assert register.allocations(db)[0].grants == left.grants
-        (lost,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        (lost,) = [event for event in host.events() if isinstance(event.data, LimitsLost)]
         assert lost.message.startswith("the limits of its device's MPS daemon were changed")
         assert ("compute ceiling is" if "percentage" in command else "memory limit is") in lost.message
         assert "nothing limits its memory" not in lost.message

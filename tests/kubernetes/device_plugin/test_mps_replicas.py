@@ -20,7 +20,7 @@ from tests.node.test_mps_daemons import short
 from tests.simulator.control_groups import group, hierarchy
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
 from tranche.core.allocation import FractionalShare
-from tranche.core.events import EventKind
+from tranche.core.events import LimitExceeded
 from tranche.core.keeper import ADMISSION_SECONDS
 from tranche.core.request import Isolation, parse_request
 from tranche.core.sharing import MemoryIsolation, Sharing
@@ -208,7 +208,7 @@ def test_a_pod_whose_processes_have_more_together_than_it_was_given_is_marked_an
             await rig.counts({GPU: (8, 4)})
             (allocation,) = rig.inventory.latest.value.view.allocations
             assert allocation.grants[0].walls.isolation is Isolation.NONE
-            assert [each for each in rig.host.events() if each.kind is EventKind.LIMIT_EXCEEDED]
+            assert [each for each in rig.host.events() if isinstance(each.data, LimitExceeded)]
             with pytest.raises(grpc.aio.AioRpcError, match="nothing limits the memory"):
                 await rig.kubelet.allocate(GPU, second)
             await until(lambda: "ShareUnlimited" in rig.api.reasons, "said")
