@@ -198,7 +198,7 @@ def out_of_reach(grant: Grant, place: Grant) -> bool:
     here, there = grant.slot, place.slot
     if here is None or there is None:
         return True
-    return PlacedInstance(here.profile, here.placement).conflicts(PlacedInstance(there.profile, there.placement))
+    return here.place.conflicts(there.place)
 
 
 def nearest_request(grants: tuple[Grant, ...]) -> Request:
@@ -291,7 +291,7 @@ class NodeView:
     def promised_on(self, gpu_uuid: str) -> tuple[PlacedInstance, ...]:
         """The grid places that grants hold on that GPU, each once, including instances still to be made."""
         slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
-        return tuple(PlacedInstance(slot.profile, slot.placement) for slot in slots if slot is not None)
+        return tuple(slot.place for slot in slots if slot is not None)
 
     def holders_of(self, key: InstanceKey) -> tuple[Allocation, ...]:
         """The allocations that hold that instance slot or something in it."""

@@ -16,7 +16,7 @@ from tranche.core.quantity import format_memory
 from tranche.core.sharing import CONTEXT_MEMORY, GpuPolicy
 from tranche.core.state import GpuInstance, GpuState, InstanceKey
 from tranche.documents.shared_devices import shared_device
-from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, occupant, tenancy
+from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, tenancy
 
 
 class FreePlaceStatus(StrEnum):
@@ -139,7 +139,7 @@ class _Judge:
 
     def _found_rooms(self) -> Iterator[Slice]:
         """Where slices can be made beside everything that plans may not touch."""
-        kept = (*self._here.fixed, *map(occupant, self._here.idle_foreign))
+        kept = (*self._here.fixed, *(each.place for each in self._here.idle_foreign))
         for profile in self._gpu.profiles:
             for spot in placements(profile):
                 if fits(profile, spot, kept):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, shared_memory
 from tranche.core.errors import GpuBusy, TrancheError
-from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, ClaimKeeper, Keeper, PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuProcess
@@ -236,7 +235,7 @@ def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, .
             continue
         if grant.slot is None:
             found += gpu.all_processes
-        elif (instance := gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))) is not None:
+        elif (instance := gpu.instance_in(grant.slot.place)) is not None:
             found += instance.processes
     return tuple(found)
 

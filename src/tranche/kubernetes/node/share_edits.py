@@ -7,7 +7,6 @@ from pathlib import Path
 
 from tranche.core.allocation import FractionalShare, device_uuid
 from tranche.core.errors import SharingUnavailable, VerificationFailed
-from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
@@ -80,7 +79,7 @@ def _edits(
 def _nodes(grant: ChosenDevice, gpu: GpuState, files: DeviceFiles) -> tuple[DeviceNode, ...]:
     if grant.slot is None:
         return files.gpu_nodes(gpu)
-    instance = gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))
+    instance = gpu.instance_in(grant.slot.place)
     if instance is None or instance.whole_slice is None:
         raise VerificationFailed(f"{gpu.label}: {grant.slot} no longer exists")
     return files.slice_nodes(gpu, instance, instance.whole_slice)

@@ -22,7 +22,6 @@ from tranche.core.allocation import (
     with_lost_limits,
 )
 from tranche.core.errors import MpsFailed, TrancheError
-from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, NodeState
 from tranche.node.execution.executor import Executor
@@ -239,7 +238,9 @@ class DaemonReconciler:
         yield from (now for before, now in zip(stored, as_is(stored, node), strict=True) if before != now)
 
     def _end(self, record: DaemonRecord, session: str) -> None:
-        plan = Plan(f"{record.device_uuid} has no shares left", (StopMps(record.gpu_uuid, _occupant(record)),))
+        plan = Plan(
+            f"{record.device_uuid} has no shares left", (StopMps(record.gpu_uuid, record.slot and record.slot.place),)
+        )
         self._note(record, done=self._carried_out(plan, session))
 
     def _carried_out(self, plan: Plan, session: str, *, told: bool = False) -> bool:
@@ -275,9 +276,5 @@ class DaemonReconciler:
             self._daemons.records.note_failure(record, self._machine.clock())
 
 
-def _occupant(record: DaemonRecord) -> PlacedInstance | None:
-    return None if record.slot is None else PlacedInstance(record.slot.profile, record.slot.placement)
-
-
 def _start(record: DaemonRecord, limit: int) -> StartMps:
-    return StartMps(record.gpu_uuid, _occupant(record), limit)
+    return StartMps(record.gpu_uuid, record.slot and record.slot.place, limit)

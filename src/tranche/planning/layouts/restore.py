@@ -91,7 +91,7 @@ def _put_back(users: LayoutOccupancy, wanted: dict[PlacedInstance, Contents]) ->
             blockers.append(user)
     destroyed: list[GpuInstance] = []
     for instance in users.idle:
-        occupant = PlacedInstance(instance.profile, instance.placement)
+        occupant = instance.place
         if occupant in missing and Counter(missing[occupant]) == Counter(instance.slices):
             kept.append(instance)
             del missing[occupant]

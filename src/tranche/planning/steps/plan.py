@@ -16,7 +16,6 @@ from typing import Any
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy, PlanInvalid
-from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
 from tranche.core.state import PROHIBITED, GpuState, MpsDaemon, unavailable
 from tranche.planning.steps import SetTimeslice, StartMps, Step, StopMps, TakesGpu, TakesInstance, step_from_dict
@@ -130,7 +129,7 @@ def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
     """
     for grant in grants:
         gpu, slot = view.node.gpu(grant.gpu_uuid), grant.slot
-        if slot is not None and gpu.instance_in(PlacedInstance(slot.profile, slot.placement)) is None:
+        if slot is not None and gpu.instance_in(slot.place) is None:
             raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} no longer exists")
         by_mps = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
         if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
@@ -146,14 +145,12 @@ def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step
     for daemon in gpu.daemons:
         device = _device(gpu.uuid, daemon)
         if _taken_by_steps(daemon, steps) or any(_displaces(grant, device) for grant in grants):
-            yield StopMps(gpu.uuid, _occupant(daemon))
+            yield StopMps(gpu.uuid, daemon.slot and daemon.slot.place)
 
 
 def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
     for part in parts_by(Sharing.MPS, grants):
-        slot = part.slot
-        occupant = None if slot is None else PlacedInstance(slot.profile, slot.placement)
-        step = StartMps(part.gpu_uuid, occupant, part.limit or part.memory)
+        step = StartMps(part.gpu_uuid, part.slot and part.slot.place, part.limit or part.memory)
         if not step.in_effect(gpus[part.gpu_uuid]):
             yield step
 
@@ -169,7 +166,7 @@ def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]
 
 def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:
     takings = [taking for step in steps for taking in step.takes]
-    occupant = _occupant(daemon)
+    occupant = daemon.slot and daemon.slot.place
     return any(isinstance(each, TakesGpu) for each in takings) or any(
         isinstance(each, TakesInstance) and each.occupant == occupant for each in takings
     )
@@ -186,10 +183,6 @@ def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
     if daemon.slot is None:
         return WholeGpu(gpu_uuid)
     return Slice(gpu_uuid, daemon.slot.profile, daemon.slot.placement)
-
-
-def _occupant(daemon: MpsDaemon) -> PlacedInstance | None:
-    return None if daemon.slot is None else PlacedInstance(daemon.slot.profile, daemon.slot.placement)
 
 
 def apply(plan: Plan, view: NodeView) -> NodeView:
