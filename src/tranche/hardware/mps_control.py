@@ -22,7 +22,26 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tranche.core.errors import MpsFailed
-from tranche.hardware.mps_environment import PIPES, limit_text
+from tranche.core.quantity import MIB
+
+PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def client_environment(pipes: str, memory: int | None, percent: int | None) -> dict[str, str]:
+    """The variables of a client of the daemon whose sockets lie in `pipes`; None sets no limit.
+
+    A daemon's own limit is the largest share since it started; a client's limit can only be lower.
+    """
+    # A daemon shows its clients only the device it serves, and calls it 0.
+    limit = {} if memory is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(memory)}"}
+    ceiling = {} if percent is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
+    return {PIPES: pipes, **limit, **ceiling}
+
+
+def limit_text(memory: int) -> str:
+    """`memory` bytes as commands and variables write a limit: whole MiB, rounded down."""
+    return f"{memory // MIB}M"
+
 
 _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)

@@ -25,9 +25,8 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
-from tranche.hardware import daemon_group
-from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
-from tranche.hardware.mps_environment import PIPES
+from tranche.hardware.control_groups import move_out, remove_daemon_group
+from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
 from tranche.hardware.process_stat import PROC, process_stat
 
 _JOIN: Final = """
@@ -205,7 +204,7 @@ class MpsProcess:
             sleep(_PAUSE_SECONDS)
         if found is None:
             raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {said or f'it ended; see {self.logs}'}")
-        daemon_group.move_out(found.pid)
+        move_out(found.pid)
         return found
 
     def _launch(self, device_uuid: str, options: tuple[str, ...]) -> tuple[int, str]:
@@ -261,7 +260,7 @@ class MpsProcess:
                 pids = ", ".join(map(str, left))
                 raise MpsFailed(f"the MPS daemon of {self.pipes} does not end: processes {pids} are still running")
         shutil.rmtree(self.pipes, ignore_errors=True)
-        daemon_group.remove_if_empty()
+        remove_daemon_group()
 
     def servers(self) -> tuple[DaemonProcess, ...]:
         """The servers of this daemon, including those left when it died: both carry the folder in their environment."""

@@ -19,7 +19,7 @@ from tranche.core.errors import CommandNotFound, MpsUserRefused, SharingUnavaila
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.core.wire import request_to_dict
-from tranche.hardware.mps_environment import client_environment
+from tranche.hardware.mps_control import client_environment
 from tranche.local.child import OrphanTracker, run_child
 from tranche.node.held import HeldAllocation
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore

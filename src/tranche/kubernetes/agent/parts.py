@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.hardware.daemon_group import why_tied
+from tranche.hardware.control_groups import why_tied
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.hardware.nvml_links import read_links

@@ -11,7 +11,7 @@ from tranche.core.keeper import ChosenFor
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
 from tranche.hardware.cdi import CdiDevice, CdiSpec
-from tranche.hardware.mps_environment import client_environment
+from tranche.hardware.mps_control import client_environment
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
 from tranche.node.processes.pod_processes import claim_mark

@@ -39,7 +39,7 @@ from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import CONTEXT_MEMORY, Sharing
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
-from tranche.hardware.mps_environment import PIPES
+from tranche.hardware.mps_control import PIPES
 from tranche.hardware.process_stat import PROC
 from tranche.node.mps.mps_daemons import UNTIL, MpsDaemonManager
 from tranche.node.mps.mps_records import SERVER_PROGRAM, DaemonRecord, name_of, record_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulator.control_groups import group, hierarchy
-from tranche.hardware.daemon_group import NAME, move_out, remove_if_empty, why_tied
+from tranche.hardware.control_groups import NAME, move_out, remove_daemon_group, why_tied
 
 POD = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-2.scope"
 MACHINES = "cgroup:[4026531835]"
@@ -67,7 +67,7 @@ def test_a_daemon_goes_beside_what_may_be_ended(
     assert members(tmp_path) == expected
     for path in expected:
         (tmp_path / path / "cgroup.procs").unlink()
-    remove_if_empty(proc)
+    remove_daemon_group(proc)
     assert not list(tmp_path.rglob(NAME))
 
 
@@ -107,7 +107,9 @@ def test_a_cpuset_of_version_1_is_given_what_its_parent_has(tmp_path: Path) -> N
 
 
 def test_what_was_moved_out_outlives_the_end_of_the_group(tmp_path: Path) -> None:
-    moving = "import sys; from tranche.hardware.daemon_group import move_out; sys.exit(not move_out(int(sys.argv[1])))"
+    moving = (
+        "import sys; from tranche.hardware.control_groups import move_out; sys.exit(not move_out(int(sys.argv[1])))"
+    )
     daemon = subprocess.Popen(["sleep", "600"])
     try:
         with hierarchy(tmp_path) as top, group(top) as unit:
@@ -121,4 +123,4 @@ def test_what_was_moved_out_outlives_the_end_of_the_group(tmp_path: Path) -> Non
     finally:
         os.kill(daemon.pid, signal.SIGKILL)
         daemon.wait()
-        remove_if_empty()
+        remove_daemon_group()
