@@ -15,11 +15,11 @@ from tranche.hardware.nodes import (
     DeviceNode,
     DriverFiles,
     Mount,
+    SimulatedDeviceFiles,
     driver_files,
     library_folders,
     parse_mig_minors,
 )
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 
 VERSION = "580.95.05"
 MINORS = "config 1\nmonitor 2\ngpu3/gi1/access 30\ngpu3/gi1/ci0/access 31\ngpu3/gi2/access 39\ngpu30/gi1/access 300\n"

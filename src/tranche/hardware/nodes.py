@@ -1,8 +1,8 @@
 """What a container needs to use a GPU or a slice: device nodes, mounts, environment.
 
-`DeviceFiles` is the seam: `DriverFiles` reads the NVIDIA driver's files on the host, and the simulator has its own implementation
-for machines without a GPU. The driver's libraries carry its version in their names, which distinguishes them from all other files
-in the same folders.
+`DeviceFiles` is the seam: `DriverFiles` reads the NVIDIA driver's files on the host, `SimulatedDeviceFiles` stands in for them on
+a simulated machine. The driver's libraries carry its version in their names, which distinguishes them from all other files in the
+same folders.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
+from tranche.hardware.driver import STATE_IN_CONTAINER
 from tranche.hardware.host_facts import sysfs_address
+from tranche.hardware.simulator_errors import simulator_errors
 
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 HOOK_PATH = "/usr/bin/nvidia-ctk"
@@ -260,3 +262,48 @@ def _candidates(root: Path, version: str) -> Iterator[Path]:
         path = root / socket
         if path.exists():
             yield path
+
+
+LIBRARIES_IN_CONTAINER = "/usr/local/nvidia/lib64"
+PROGRAM_IN_CONTAINER = "/usr/bin/nvidia-smi"
+VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"
+
+
+class SimulatedDeviceFiles(DeviceFiles):
+    """The files of a simulated machine; `state` is its state file, on the host. SimulatorError if it cannot be compiled.
+
+    There are no device nodes. A container gets the library, a statically linked nvidia-smi and the machine's state, which the
+    library finds at the same path in every container. NVIDIA_VISIBLE_DEVICES tells the library what to show.
+    """
+
+    def __init__(self, state: Path) -> None:
+        from tranche_simulator.build import ensure_built  # only a simulated machine needs the compiler
+
+        self._state = state
+        with simulator_errors():
+            self._built = ensure_built()
+
+    def beside_runtime(self) -> ContainerEdits:
+        """Library, program and state, which no container runtime knows. Every client of a GPU writes the state."""
+        return ContainerEdits(
+            mounts=(
+                Mount(str(self._state), STATE_IN_CONTAINER, read_only=False),
+                Mount(str(self._built.library.parent), LIBRARIES_IN_CONTAINER),
+                Mount(str(self._built.nvidia_smi), PROGRAM_IN_CONTAINER),
+            ),
+            environment=(("LD_LIBRARY_PATH", LIBRARIES_IN_CONTAINER),),
+        )
+
+    def by_cdi(self, driver_version: str) -> ContainerEdits:
+        """The same, and the folder with the names of the given devices: one file for each."""
+        edits = self.beside_runtime()
+        visible = ("NVIDIA_VISIBLE_DEVICES", VISIBLE_DEVICES_FOLDER)
+        return ContainerEdits(mounts=edits.mounts, environment=(*edits.environment, visible))
+
+    def device_by_cdi(self, uuid: str) -> ContainerEdits:
+        """The file that names the device."""
+        return ContainerEdits(mounts=(Mount("/dev/null", f"{VISIBLE_DEVICES_FOLDER}/{uuid}"),))
+
+    def numa_node(self, gpu: GpuState) -> int | None:
+        """From the simulated machine: its bus addresses mean nothing to this host's sysfs."""
+        return gpu.numa_node

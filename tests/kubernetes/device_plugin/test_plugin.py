@@ -23,8 +23,8 @@ from tranche.core.keeper import SETTLED_SECONDS
 from tranche.core.request import parse_request
 from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream, needs_recovery
+from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.hardware.nvml_links import read_links
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import ConfigMap, KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS

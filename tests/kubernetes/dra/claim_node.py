@@ -17,7 +17,7 @@ from tests.kubernetes.mig_manager.mig_node import ManagedNode, managed_node
 from tests.kubernetes.waiting import until
 from tests.mps_leftovers import end_daemons_below
 from tranche.core.allocation import Allocation
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
+from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL
 from tranche.kubernetes.dra.driver import ClaimDriver

@@ -18,7 +18,7 @@ from tranche.core.allocation import Allocation, Grant, Phase, shared_memory
 from tranche.core.errors import AllocationUnknown, GpuBusy, KubeletUnavailable
 from tranche.core.keeper import FALLEN_SECONDS, PlacedPodKeeper
 from tranche.core.request import parse_request
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
+from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, ShareNode

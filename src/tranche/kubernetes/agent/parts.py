@@ -16,7 +16,7 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.hardware.control_groups import why_tied
 from tranche.hardware.host_facts import read_pcie_roots
-from tranche.hardware.nodes import DeviceFiles, DriverFiles
+from tranche.hardware.nodes import DeviceFiles, DriverFiles, SimulatedDeviceFiles
 from tranche.hardware.nvml_links import read_links
 from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
 from tranche.kubernetes.agent.node_reporter import NodeReporter, ReportSource
@@ -268,8 +268,6 @@ def cdi_obstacle(config: PluginConfig, *, cdi_folder: Path) -> str:
 
 def _device_files(config: PluginConfig) -> DeviceFiles:
     if simulated := os.environ.get("TRANCHE_SIM_STATE"):
-        from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
-
         return SimulatedDeviceFiles(Path(simulated))
     in_container = Path(config.driver_root_in_container)
     return DriverFiles(

@@ -11,19 +11,100 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any, Final
 
-from tranche.core.errors import GpuNotFound, TrancheError
+from tranche.core.errors import GpuBusy, GpuNotFound, TrancheError, VerificationFailed
 from tranche.core.state import GpuState, InstanceKey
 from tranche.hardware.driver import DeviceVisibility
 from tranche.node.execution import guards
 from tranche.node.execution.host_context import HostContext
-from tranche.node.execution.step_acts import carry_out
 from tranche.node.locks.deciding import taking_gpu
 from tranche.node.locks.interrupts import interruptible, uninterruptible
 from tranche.node.store import chronicle, journal
 from tranche.node.store.records import disown_instances, own_instance, owned_instances
-from tranche.planning.steps import Step
-from tranche.planning.steps.undo import StepRecord, undo_steps
+from tranche.planning.steps import (
+    CreateInstance,
+    DestroyInstance,
+    ResetGpu,
+    SetMigMode,
+    SetTimeslice,
+    StartMps,
+    Step,
+    StopMps,
+)
+from tranche.planning.steps.plan import StepRecord, undo_steps
+
+
+def _create_instance(step: CreateInstance, gpu: GpuState, machine: HostContext) -> None:
+    """Create the instance if it is missing, then its missing compute instances."""
+    instance = step.instance(gpu)
+    instance_id = (
+        instance.id
+        if instance is not None
+        else machine.driver.create_gpu_instance(gpu.uuid, step.profile, step.placement)
+    )
+    for name in step.missing(instance):
+        machine.driver.create_compute_instance(gpu.uuid, instance_id, name)
+
+
+# A GPU instance can stay in use for a moment after its last compute instance is gone (seen on A100 and H100).
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.1
+
+
+def _destroy_instance(step: DestroyInstance, gpu: GpuState, machine: HostContext) -> None:
+    """Destroy the compute instances, then the GPU instance; retries for two seconds while it stays in use."""
+    instance = step.instance(gpu)
+    assert instance is not None, "a step in effect is not carried out"
+    for compute in instance.compute_instances:
+        machine.driver.destroy_compute_instance(gpu.uuid, instance.id, compute.id)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            machine.driver.destroy_gpu_instance(gpu.uuid, instance.id)
+            return
+        except GpuBusy:
+            if attempt == _ATTEMPTS:
+                raise
+            machine.sleep(_PAUSE_SECONDS)
+
+
+def _set_timeslice(step: SetTimeslice, gpu: GpuState, machine: HostContext) -> None:
+    """Set the length, or restore the previous one, and verify it."""
+    if step.length is None:
+        machine.timeslices.put_back(gpu, machine.driver)
+    else:
+        machine.timeslices.set(gpu, step.length, machine.driver)
+
+
+def _start_mps(step: StartMps, gpu: GpuState, machine: HostContext) -> None:
+    """Start the daemon, or raise the serving daemon's limit, and verify the limit."""
+    device = step.device_uuid(gpu)
+    if not device:
+        raise VerificationFailed(f"{gpu.label}: {step.place} does not exist, so it cannot be shared")
+    machine.daemons.start(gpu, step.slot, device, step.limit, machine.driver, machine.sleep)
+
+
+_Act = Callable[[Any, GpuState, HostContext], object]
+"""Receives a step and its GPU as last seen; called only while the step is not in effect."""
+ACTS: Final[Mapping[type[Step], _Act]] = {
+    SetMigMode: lambda step, gpu, machine: machine.driver.set_mig_mode(gpu.uuid, step.enabled),
+    ResetGpu: lambda step, gpu, machine: machine.driver.reset_gpu(gpu.uuid),
+    DestroyInstance: _destroy_instance,
+    CreateInstance: _create_instance,
+    StartMps: _start_mps,
+    StopMps: lambda step, gpu, machine: machine.daemons.stop(gpu, step.slot, machine.driver, machine.sleep),
+    SetTimeslice: _set_timeslice,
+}
+
+
+def _act_on(step: Step, gpu: GpuState, machine: HostContext) -> GpuState:
+    """Do the step on the GPU, last seen as `gpu`; returns the GPU afterwards. Raises the step's own error without an effect."""
+    ACTS[type(step)](step, gpu, machine)
+    after = machine.observe_gpu(gpu.uuid)
+    if not step.in_effect(after):
+        raise step.not_shown(after)
+    return after
+
 
 Progress = Callable[[GpuState, Step], None]
 """Called with each step as it begins."""
@@ -170,7 +251,7 @@ class Executor:
         self._machine.boundary()
         with interruptible():
             progress(gpu, step)
-        gpu = carry_out(step, gpu, self._machine)
+        gpu = _act_on(step, gpu, self._machine)
         with self._machine.ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)
             _record_ownership(db, step.ownership(before), requested=bool(allocation_id))
@@ -182,13 +263,13 @@ class Executor:
         first: TrancheError | None = None
         try:
             gpu = self._machine.observe_gpu(gpu_uuid)
-            for undo in undo_steps(records, gpu):
+            for step, ownership in undo_steps(records, gpu):
                 try:
-                    if not undo.step.in_effect(gpu):
-                        guards.check(self._machine.ledger, undo.step, gpu, allocation_id)
-                        gpu = carry_out(undo.step, gpu, self._machine)
+                    if not step.in_effect(gpu):
+                        guards.check(self._machine.ledger, step, gpu, allocation_id)
+                        gpu = _act_on(step, gpu, self._machine)
                     with self._machine.ledger.write() as db:
-                        _record_ownership(db, undo.ownership, requested=False)
+                        _record_ownership(db, ownership, requested=False)
                 except TrancheError as error:
                     first = first or error
                     gpu = self._machine.observe_gpu(gpu_uuid)

@@ -25,7 +25,7 @@ from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import anything_left, dead_allocations, dead_waiters, interrupted_plans
-from tranche.planning.steps.undo import StepStatus
+from tranche.planning.steps.plan import StepStatus
 
 
 class Recovery:

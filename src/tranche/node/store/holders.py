@@ -16,7 +16,7 @@ from tranche.core.keeper import PodKeeper
 from tranche.node.store import chronicle, journal, register
 from tranche.node.store.journal import PlanRecord
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
-from tranche.planning.steps.undo import StepStatus
+from tranche.planning.steps.plan import StepStatus
 
 
 def write_down(

@@ -12,13 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy, PlanInvalid
 from tranche.core.sharing import Sharing
-from tranche.core.state import PROHIBITED, GpuState, MpsDaemon, unavailable
-from tranche.planning.steps import SetTimeslice, StartMps, Step, StopMps, TakesGpu, TakesInstance, step_from_dict
+from tranche.core.state import PROHIBITED, GpuState, InstanceKey, MpsDaemon, unavailable
+from tranche.planning.steps import (
+    CreateInstance,
+    DestroyInstance,
+    PriorSlotState,
+    PriorState,
+    SetTimeslice,
+    StartMps,
+    Step,
+    StopMps,
+    TakesGpu,
+    TakesInstance,
+    step_from_dict,
+)
 
 FORMAT_VERSION = "tranche.dev/v1"
 
@@ -198,3 +211,51 @@ def apply(plan: Plan, view: NodeView) -> NodeView:
         gpus[gpu.uuid] = step.apply(gpu)
     node = replace(view.node, gpus=tuple(gpus.values()))
     return replace(view, node=node, owned=frozenset(owned), requested=view.requested & owned)
+
+
+class StepStatus(StrEnum):
+    """PENDING: not begun. INTENDED: may have acted. DONE: acted. NEEDLESS: its effect was there already."""
+
+    PENDING = "pending"
+    INTENDED = "intended"
+    DONE = "done"
+    NEEDLESS = "needless"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step as the journal has it."""
+
+    step: Step
+    status: StepStatus
+    before: PriorState | None = None
+
+    @property
+    def may_have_acted(self) -> bool:
+        """Whether the step can have changed the GPU."""
+        return self.status in (StepStatus.INTENDED, StepStatus.DONE)
+
+
+_UndoStep = tuple[Step, Mapping[InstanceKey, bool]]
+"""A step that restores something, and the owners of instances after it: True Tranche, False no longer."""
+
+
+def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[_UndoStep, ...]:
+    """The steps that restore one GPU to its state before these steps of a plan, last change first.
+
+    They follow from the present state, so they can be found and carried out again after another crash. They touch only slots that
+    the plan itself changed.
+    """
+    undo: list[_UndoStep] = []
+    for record in reversed(records):
+        if record.step.gpu_uuid == now.uuid and record.before is not None and record.may_have_acted:
+            undo += (_undo_step(inverse) for inverse in record.step.inverse(record.before, now))
+    return tuple(undo)
+
+
+def _undo_step(inverse: Step | PriorSlotState) -> _UndoStep:
+    if not isinstance(inverse, PriorSlotState):
+        return inverse, {}
+    key, slices = inverse.key, inverse.slices
+    gone = DestroyInstance(*key) if slices is None else CreateInstance(*key, slices)
+    return gone, {key: inverse.owned}
