@@ -140,11 +140,7 @@ class DaemonReconciler:
                 and record.key in shared
                 and record.state is DaemonState.READY
             ):
-                plan = Plan(f"the limit of {record.device_uuid} was being raised", (_start(record, record.raising),))
-                if not self._daemons.records.failed_lately(record, self._machine.clock()) and not self._carried_out(
-                    plan, session()
-                ):
-                    self._daemons.records.note_failure(record, self._machine.clock())
+                self._start(record, record.raising, f"the limit of {record.device_uuid} was being raised", session)
                 done = True
         return done
 
@@ -161,14 +157,20 @@ class DaemonReconciler:
             ours = record is not None and record.key in shared and gpu.uuid not in working
             if record is None or not ours or record.state is not DaemonState.READY:
                 continue
-            if not self._daemons.records.failed_lately(record, self._machine.clock()):
-                why = (
-                    f"the compute mode of {gpu.label} was set to DEFAULT while it is shared by MPS: Tranche restores it"
-                )
-                if not self._carried_out(Plan(why, (_start(record, record.limit),)), session(), told=True):
-                    self._daemons.records.note_failure(record, self._machine.clock())
-                done = True
+            why = f"the compute mode of {gpu.label} was set to DEFAULT while it is shared by MPS: Tranche restores it"
+            done = self._start(record, record.limit, why, session, told=True) or done
         return done
+
+    def _start(
+        self, record: DaemonRecord, limit: int, why: str, session: Callable[[], str], *, told: bool = False
+    ) -> bool:
+        """Start the daemon again, with that limit, unless it failed lately; returns whether it was tried."""
+        if self._daemons.records.failed_lately(record, self._machine.clock()):
+            return False
+        step = StartMps(record.gpu_uuid, record.slot and record.slot.place, limit)
+        if not self._carried_out(Plan(why, (step,)), session(), told=told):
+            self._daemons.records.note_failure(record, self._machine.clock())
+        return True
 
     def _tell(self, known: Sequence[DaemonRecord], allocations: Sequence[Allocation]) -> bool:
         """Record which daemons stopped admitting clients and why, and which admit them again; returns whether there was news.
@@ -274,7 +276,3 @@ class DaemonReconciler:
             self._daemons.records.clear_failure(record)
         else:
             self._daemons.records.note_failure(record, self._machine.clock())
-
-
-def _start(record: DaemonRecord, limit: int) -> StartMps:
-    return StartMps(record.gpu_uuid, record.slot and record.slot.place, limit)
