@@ -135,7 +135,7 @@ class SlotStep(Step, ABC):
 
     def fields(self) -> dict[str, Any]:
         """`profile`, and `start` and `size` of the placement in memory slices."""
-        return {"profile": str(self.profile), "start": self.placement.start, "size": self.placement.size}
+        return place_fields(self.occupant)
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """The contents of the slot, and whether Tranche made them."""
@@ -143,8 +143,13 @@ class SlotStep(Step, ABC):
         return PriorState(gpu.mode) if instance is None else PriorState(gpu.mode, instance.slices, self.key in owned)
 
 
+def place_fields(place: PlacedInstance) -> dict[str, Any]:
+    """The profile and the placement as JSON data."""
+    return {"profile": str(place.profile), "start": place.placement.start, "size": place.placement.size}
+
+
 def slot_fields(data: Mapping[str, Any]) -> tuple[ProfileName, Placement]:
-    """The profile and the placement that SlotStep.fields wrote."""
+    """The profile and the placement that place_fields wrote."""
     return parse_profile(data["profile"]), Placement(int(data["start"]), int(data["size"]))
 
 

@@ -193,9 +193,7 @@ def _displaces(grant: Grant, device: WholeGpu | Slice) -> bool:
 
 
 def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
-    if daemon.slot is None:
-        return WholeGpu(gpu_uuid)
-    return Slice(gpu_uuid, daemon.slot.profile, daemon.slot.placement)
+    return WholeGpu(gpu_uuid) if daemon.slot is None else Slice(*daemon.slot)
 
 
 def apply(plan: Plan, view: NodeView) -> NodeView:

@@ -13,7 +13,7 @@ from tranche.core.grid import PlacedInstance
 from tranche.core.quantity import format_memory
 from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
-from tranche.planning.steps.mig import slot_fields
+from tranche.planning.steps.mig import place_fields, slot_fields
 from tranche.planning.steps.step import PriorState, Step, TakesSharing, Taking
 
 
@@ -26,9 +26,7 @@ class DeviceStep(Step, ABC):
     @property
     def device(self) -> WholeGpu | Slice:
         """The device as a grant."""
-        if self.occupant is None:
-            return WholeGpu(self.gpu_uuid)
-        return Slice(self.gpu_uuid, self.occupant.profile, self.occupant.placement)
+        return WholeGpu(self.gpu_uuid) if self.occupant is None else Slice(self.gpu_uuid, *self.occupant)
 
     @property
     def slot(self) -> InstanceKey | None:
@@ -50,10 +48,7 @@ class DeviceStep(Step, ABC):
 
     def fields(self) -> dict[str, Any]:
         """`profile`, and `start` and `size` of the placement in memory slices, if the device is an instance."""
-        if self.occupant is None:
-            return {}
-        placement = self.occupant.placement
-        return {"profile": str(self.occupant.profile), "start": placement.start, "size": placement.size}
+        return {} if self.occupant is None else place_fields(self.occupant)
 
 
 def occupant_of(data: Mapping[str, Any]) -> PlacedInstance | None:

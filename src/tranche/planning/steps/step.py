@@ -154,7 +154,7 @@ class Step(ABC):
     def _slot(self, kind: type[TakesInstance | TakesRoom]) -> InstanceKey | None:
         for taking in self.takes:
             if isinstance(taking, kind):
-                return InstanceKey(self.gpu_uuid, taking.occupant.profile, taking.occupant.placement)
+                return InstanceKey(self.gpu_uuid, *taking.occupant)
         return None
 
 

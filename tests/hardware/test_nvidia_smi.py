@@ -8,7 +8,7 @@ import pytest
 
 from tranche.core.errors import HardwareError
 from tranche.core.sharing import Timeslice
-from tranche.hardware.compute_policy import read_timeslice
+from tranche.hardware.nvml import read_timeslice
 
 
 def saying(folder: Path, text: str) -> str:
