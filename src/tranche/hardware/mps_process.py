@@ -27,7 +27,7 @@ from typing import Final
 from tranche.core.errors import MpsFailed, MpsPathTooLong
 from tranche.hardware.control_groups import move_out, remove_daemon_group
 from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
-from tranche.hardware.process_stat import PROC, process_stat
+from tranche.hardware.process_stat import PROC, process_environment, process_ids, process_stat
 
 _JOIN: Final = """
 import ctypes, os
@@ -271,8 +271,7 @@ class MpsProcess:
         return self._processes(PROGRAM, _AS_DAEMON)
 
     def _processes(self, program: str, option: str = "") -> tuple[DaemonProcess, ...]:
-        pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit()]
-        found = (_process(pid) for pid in pids if self._is_ours(pid, program, option))
+        found = (_process(pid) for pid in process_ids() if self._is_ours(pid, program, option))
         return tuple(each for each in found if each is not None)
 
     def _answering(self) -> DaemonProcess | None:
@@ -286,13 +285,11 @@ class MpsProcess:
         return found
 
     def _is_ours(self, pid: int, program: str = PROGRAM, option: str = "") -> bool:
-        folder = PROC / str(pid)
         try:
-            name, *options = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+            name, *options = _command_line(pid)
             if Path(name).name != program or (option and option not in options):
                 return False
-            pipes = os.fsencode(f"{PIPES}={self.pipes}")
-            return pipes in (folder / "environ").read_bytes().split(b"\0")
+            return os.fsencode(f"{PIPES}={self.pipes}") in process_environment(pid)
         except OSError:
             return False
 
@@ -303,15 +300,15 @@ def served_folders(root: Path, uid: int, proc: Path = PROC) -> Mapping[str, str]
     By name, each with the device it serves. A server whose daemon has died counts too.
     """
     found: dict[str, str] = {}
-    for entry in os.scandir(proc):
+    for pid in process_ids(proc):
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            if not entry.name.isdigit() or entry.stat().st_uid not in (0, uid):
+            if os.stat(proc / str(pid)).st_uid not in (0, uid):
                 continue
-            name, *options = os.fsdecode(Path(entry.path, "cmdline").read_bytes()).split("\0")
+            name, *options = _command_line(pid, proc)
             if Path(name).name != SERVER_PROGRAM and (Path(name).name != PROGRAM or _AS_DAEMON not in options):
                 continue
-            pairs = (os.fsdecode(each).partition("=") for each in Path(entry.path, "environ").read_bytes().split(b"\0"))
+            pairs = (os.fsdecode(each).partition("=") for each in process_environment(pid, proc))
             environment = {variable: value for variable, _, value in pairs}
             pipes = Path(environment.get(PIPES, "/"))
             if os.path.realpath(pipes.parent) == os.path.realpath(root):  # a loop of links is no error here
@@ -324,6 +321,10 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
 
 
+def _command_line(pid: int, proc: Path = PROC) -> list[str]:
+    return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).split("\0")
+
+
 def _process(pid: int) -> DaemonProcess | None:
     """The living process of that pid; a zombie is not alive."""
     found = process_stat(pid)
@@ -331,7 +332,7 @@ def _process(pid: int) -> DaemonProcess | None:
         return None
     try:
         uid = os.stat(PROC / str(pid)).st_uid
-        options = os.fsdecode((PROC / str(pid) / "cmdline").read_bytes()).split("\0")
+        options = _command_line(pid)
     except OSError:
         return None
     return DaemonProcess(pid, found.started, uid, _FOR_EVERY_USER in options)

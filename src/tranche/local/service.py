@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request
-from tranche.hardware.process_stat import PROC
+from tranche.hardware.process_stat import PROC, process_environment
+from tranche.local.child import beside
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
-from tranche.local.watches import beside
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
@@ -367,7 +367,7 @@ def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit]:
 def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
     """UsageError for a client that runs in a share: it has that share, and gets no other."""
     try:
-        environment = (PROC / str(peer.pid) / "environ").read_bytes().split(b"\0")
+        environment = process_environment(peer.pid)
     except OSError:
         return  # the client has ended, which its connection tells
     marks = {each.partition(b"=")[2].decode(errors="replace") for each in environment if each.startswith(_MARK)}

@@ -15,42 +15,20 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from itertools import count
-from pathlib import Path
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuProcess, GpuState, InstanceKey, NodeState
+from tranche.hardware.process_stat import process_environment
+from tranche.local.child import beside
 from tranche.node.limits.overdrawn import excess
 from tranche.node.mps.mps_daemons import what_changed
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import children_pids, process_start_time, sees_every_process
-
-
-@contextmanager
-def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
-    """Run `work` in a thread of that name within the block, and wait for it after the block.
-
-    `work` receives a file descriptor that becomes readable when the block has ended; it must return then.
-    """
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    thread = threading.Thread(target=work, args=(reading,), name=name, daemon=True)
-    with ExitStack() as stack:
-        stack.callback(os.close, reading)
-        stack.callback(lambda: thread.join() if thread.ident else None)
-        stack.callback(os.close, writing)
-        # Signals from the terminal are for the command.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield
 
 
 class ServerEndWatch:
@@ -281,7 +259,7 @@ def _unconfined(pid: int, variable: bytes) -> set[int]:
     found: set[int] = set()
     for child in children_pids(pid):
         try:
-            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            environment = process_environment(child)
         except PermissionError:
             environment = []
         except OSError:

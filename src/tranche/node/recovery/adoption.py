@@ -40,7 +40,7 @@ from tranche.core.sharing import CONTEXT_MEMORY, Sharing
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
 from tranche.hardware.mps_control import PIPES
-from tranche.hardware.process_stat import PROC
+from tranche.hardware.process_stat import PROC, process_environment, process_ids
 from tranche.node.mps.mps_daemons import UNTIL, MpsDaemonManager
 from tranche.node.mps.mps_records import SERVER_PROGRAM, DaemonRecord, name_of, record_of
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
@@ -152,16 +152,12 @@ def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
 
 
 def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:
-    for entry in os.scandir(proc):
-        if not entry.name.isdigit():
-            continue
+    for pid in process_ids(proc):
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            pairs = Path(entry.path, "environ").read_bytes().split(b"\0")
-            if not any(pair.startswith(f"{MARK}=".encode()) for pair in pairs):
-                continue
-            process = process_at(int(entry.name), proc)
-            if process is not None:
+            pairs = process_environment(pid, proc)
+            marked = any(pair.startswith(f"{MARK}=".encode()) for pair in pairs)
+            if marked and (process := process_at(pid, proc)) is not None:
                 decoded = (os.fsdecode(pair).partition("=") for pair in pairs)
                 yield process, {name: value for name, _, value in decoded}
 
