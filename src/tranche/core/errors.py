@@ -1,64 +1,5 @@
 """The error tree. Each class owns a stable reason word and an exit code; docs/reference/errors.md is made from it.
 
-    TrancheError
-    ├── UsageError                    2        the request itself is wrong
-    ├── OutputUnwritable              3        stdout is closed or full
-    ├── configuration            10 to 19      a file or a declared layout is wrong
-    │   ├── LayoutInvalid            10
-    │   ├── LayoutUnknown            11
-    │   ├── LayoutImpossible         12
-    │   ├── HooksInvalid             13
-    │   ├── HookFailed               14
-    │   ├── PlanInvalid              15
-    │   ├── CheckpointInvalid        16
-    │   ├── PluginConfigInvalid      17
-    │   ├── PartitionInvalid         18
-    │   └── PolicyInvalid            19
-    ├── hardware                 20 to 29      the driver or a GPU said no
-    │   ├── DriverNotFound           20
-    │   ├── HardwareError            21
-    │   ├── PermissionDenied         22
-    │   ├── GpuNotFound              23
-    │   ├── MigNotSupported          24
-    │   ├── ModeChangePending        25
-    │   ├── VerificationFailed       26
-    │   ├── SimulatorError           27
-    │   ├── MpsFailed                28        the MPS daemon of a device
-    │   └── MpsPathTooLong           29
-    ├── placement                30 to 39      the request cannot be served
-    │   ├── ProfileUnknown           30
-    │   ├── DoesNotFit               31        it fits no GPU of this machine, however empty
-    │   │   └── TooManyGpus          31
-    │   ├── NoRoom                   32        it would fit, but not now
-    │   ├── SharingUnavailable       33
-    │   ├── AllocationUnknown        34
-    │   ├── MpsUserRefused           35
-    │   └── NotOffered               36        it is there, and nobody is given it now
-    ├── kubernetes               40 to 49      the API server or the kubelet said no
-    │   ├── KubernetesUnavailable    40
-    │   ├── KubernetesForbidden      41
-    │   ├── KubernetesNotFound       42
-    │   ├── KubernetesRejected       43
-    │   ├── KubeconfigInvalid        44
-    │   ├── KubeletUnavailable       45
-    │   ├── CdiUnavailable           46
-    │   ├── ClaimsUnavailable        47
-    │   ├── JobFailed                48
-    │   └── TlsUnavailable           49
-    ├── drift                    50 to 59
-    │   ├── LayoutMismatch           50
-    │   ├── StateMoved               51
-    │   └── DecisionChanged          52
-    ├── ledger                   60 to 69
-    │   ├── LedgerUnavailable        60
-    │   ├── LedgerCorrupt            61
-    │   ├── LedgerTooNew             62
-    │   └── ServiceUnavailable       63
-    ├── WaitTimeout                  70
-    ├── safety                   80 to 89
-    │   └── GpuBusy                  80
-    └── CommandNotFound             127        the shell's own code
-
 Codes from 128 on mean that a signal ended the command, as in a shell. `tranche run` returns its child's own code.
 """
 
@@ -101,6 +42,9 @@ class OutputUnwritable(TrancheError, exit_code=3):
     """The command cannot write its output to stdout, which is closed or on a full disk. What it has done stays done."""
 
 
+# 10 to 19, configuration: a file or a declared layout is wrong.
+
+
 class LayoutInvalid(TrancheError, exit_code=10):
     """A layout file breaks the v1 format."""
 
@@ -139,6 +83,9 @@ class PartitionInvalid(TrancheError, exit_code=18):
 
 class PolicyInvalid(TrancheError, exit_code=19):
     """A file that says how GPUs may be shared is malformed."""
+
+
+# 20 to 29, hardware: the driver or a GPU said no.
 
 
 class DriverNotFound(TrancheError, exit_code=20):
@@ -181,6 +128,9 @@ class MpsPathTooLong(TrancheError, exit_code=29):
     """The folder of an MPS daemon's sockets has a path that is too long for a socket's name."""
 
 
+# 30 to 39, placement: the request cannot be served.
+
+
 class ProfileUnknown(TrancheError, exit_code=30, reason="ProfileNotSupported"):
     """No GPU of this machine offers the MIG profile."""
 
@@ -211,6 +161,9 @@ class MpsUserRefused(TrancheError, exit_code=35):
 
 class NotOffered(TrancheError, exit_code=36):
     """The administrator's word, or a fault, keeps from everybody now what a scheduler chose."""
+
+
+# 40 to 49, Kubernetes: the API server or the kubelet said no.
 
 
 class KubernetesUnavailable(TrancheError, exit_code=40):
@@ -253,6 +206,9 @@ class TlsUnavailable(TrancheError, exit_code=49):
     """The controller cannot make the certificate that it serves with."""
 
 
+# 50 to 59, drift: something is no longer as it was.
+
+
 class LayoutMismatch(TrancheError, exit_code=50):
     """The GPUs do not show the asserted layout."""
 
@@ -263,6 +219,9 @@ class StateMoved(TrancheError, exit_code=51):
 
 class DecisionChanged(TrancheError, exit_code=52):
     """A recorded decision would turn out differently now."""
+
+
+# 60 to 69, the ledger and the service that keeps it.
 
 
 class LedgerUnavailable(TrancheError, exit_code=60):
@@ -281,12 +240,21 @@ class ServiceUnavailable(TrancheError, exit_code=63):
     """The service of a shared machine does not answer, or ended before it gave a share."""
 
 
+# 70 to 79, waiting.
+
+
 class WaitTimeout(TrancheError, exit_code=70):
     """The request did not get its share within the time given."""
 
 
+# 80 to 89, safety.
+
+
 class GpuBusy(TrancheError, exit_code=80):
     """The change would destroy, reset or take away something that is in use."""
+
+
+# 127, the shell's own code.
 
 
 class CommandNotFound(TrancheError, exit_code=127):
