@@ -25,7 +25,7 @@ from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.sharing import CONTEXT_MEMORY, MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
 from tranche.node.state.session import StateFolder, boot_id
-from tranche.node.state.state_file import cannot_write, read_state_file
+from tranche.node.state.state_file import read_state_file, replace_state_file
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 
@@ -259,13 +259,7 @@ class LimitTrialRunner:
             return None
 
     def _write(self, trial: _LimitTrial) -> None:
-        unfinished = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        try:
-            self._file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(trial._asdict()))
-            unfinished.replace(self._file)
-        except OSError as error:
-            raise cannot_write(str(self._file), error) from error
+        replace_state_file(self._file, json.dumps(trial._asdict()))
 
 
 def _as_tried(means: MachineSharing, trial: _LimitTrial) -> MachineSharing:
