@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from tranche.core.errors import MpsFailed
 from tranche.core.quantity import MIB
+from tranche.core.sharing import ALL_COMPUTE
 
 PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -223,8 +224,6 @@ def find_program(environment: Mapping[str, str]) -> str:
     return found
 
 
-_ALL_COMPUTE: Final = 100
-"""In percent: a daemon's default for every client. Tranche never changes it."""
 _TO_COME: Final = ""
 """Stands for a server's process id: servers that start later."""
 
@@ -287,6 +286,6 @@ def _unlike(said: ReportedLimit, memory: int, *, to_come: bool) -> str:
     if limit is not None and not limit.agrees(memory) and (limit.count or to_come):
         return f"the memory limit is {said.by_number}, but was set to {limit_text(memory)}"
     share = read_percentage(said.compute)
-    if share is not None and 0 < share < _ALL_COMPUTE:
+    if share is not None and 0 < share < ALL_COMPUTE:  # that is a daemon's default, which Tranche never changes
         return f"the compute ceiling is {share:g} %, but none was set"
     return ""

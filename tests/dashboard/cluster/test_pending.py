@@ -32,7 +32,7 @@ from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode, FleetPod, decode_fleet_node
 from tranche.kubernetes.gated.reading import GateFleet
-from tranche.planning.decide.across import ChosenMachine, decide_across
+from tranche.planning.decide.allocate import ChosenMachine, decide_across
 
 EVERYBODY = NameVisibility(everywhere=True)
 MIXED = {"tranche.dev/mode": "mixed"}

@@ -33,8 +33,7 @@ from tranche.kubernetes.gated.leases import (
     choices_to_lease,
 )
 from tranche.kubernetes.gated.reading import GateFleet, read_gate_fleet
-from tranche.planning.decide.across import ChosenMachine, decide_across
-from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.decide.allocate import ChosenMachine, Granted, decide, decide_across
 
 WAITS = FleetPod("team", "p", gated=True, uid="u1")
 SHARE = "tranche.dev/share"

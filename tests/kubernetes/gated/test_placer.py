@@ -29,7 +29,7 @@ from tranche.kubernetes.gated.scheduler.placer import (
     place,
     ungating,
 )
-from tranche.planning.decide.across import ChosenMachine, decide_across
+from tranche.planning.decide.allocate import ChosenMachine, decide_across
 from tranche.planning.decide.foresee import with_granted
 
 NODES = ("a", "b", "c")

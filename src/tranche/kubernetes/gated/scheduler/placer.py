@@ -24,8 +24,7 @@ from tranche.kubernetes.gated.chosen_view import CHOSEN
 from tranche.kubernetes.gated.leases import ChosenShare
 from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not
 from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
-from tranche.planning.decide.across import ChosenMachine, decide_across
-from tranche.planning.decide.allocate import Granted
+from tranche.planning.decide.allocate import ChosenMachine, Granted, decide_across
 from tranche.planning.decide.foresee import with_granted
 
 HOST_LABEL = "kubernetes.io/hostname"
