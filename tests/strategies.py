@@ -366,3 +366,8 @@ def requests_for(draw: st.DrawFn, view: NodeView) -> Request:
         gpu = draw(st.sampled_from(gpus))
         return Request(MigSlice(draw(st.sampled_from([p.name for p in gpu.profiles if p.starts]))))
     return draw(requests())
+
+
+def holders_of(view: NodeView, slot: InstanceKey) -> tuple[Allocation, ...]:
+    """The view's allocations that hold that instance slot or something in it."""
+    return tuple(each for each in view.allocations if any(grant.slot == slot for grant in each.grants))

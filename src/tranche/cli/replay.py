@@ -16,8 +16,7 @@ from tranche.cli.output import print_json, print_table
 from tranche.cli.runtime import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError
 from tranche.documents import describe
-from tranche.node.files.bounded import BoundedStream
-from tranche.node.files.files import STANDARD_STREAM
+from tranche.node.files.files import STANDARD_STREAM, BoundedStream
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.decide.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict
 

@@ -293,10 +293,6 @@ class NodeView:
         slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
         return tuple(slot.place for slot in slots if slot is not None)
 
-    def holders_of(self, key: InstanceKey) -> tuple[Allocation, ...]:
-        """The allocations that hold that instance slot or something in it."""
-        return tuple(each for each in self.allocations if any(grant.slot == key for grant in each.grants))
-
 
 def devices(node: NodeState) -> Mapping[str, Grant]:
     """Every device of the node by UUID: each GPU, and each compute instance.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.grid_model import carry_out
-from tests.strategies import gpu_on, view_of
+from tests.strategies import gpu_on, holders_of, view_of
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.board import board_by_key
 from tranche.core.errors import GpuBusy, HardwareError, TrancheError
@@ -136,7 +136,7 @@ class World:
         """A pod on the free slice there, if there is one that is not draining."""
         gpu = self.view.node.by_index(gpu_index)
         instance = next((i for i in gpu.instances if i.placement.start == start), None)
-        if instance is None or self.view_with_pods.holders_of(gpu.key(instance)):
+        if instance is None or holders_of(self.view_with_pods, gpu.key(instance)):
             return None
         if any(device.uuid in self.draining for device in instance.compute_instances):
             return None

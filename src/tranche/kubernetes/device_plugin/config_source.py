@@ -20,7 +20,7 @@ from tranche.kubernetes.node.health import xid_policy
 from tranche.kubernetes.node.replicas import ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
-from tranche.node.files.yaml_reader import YamlError, load_yaml
+from tranche.node.files.files import YamlError, load_yaml
 
 _FIRST_NODE_SECONDS = 10.0
 _LOOK_SECONDS = 10.0
