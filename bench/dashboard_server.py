@@ -19,13 +19,11 @@ from starlette.types import Scope
 
 from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.live import Publisher
-from tranche.dashboard.web import GatedRequestHandler
 
 _TURN_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
@@ -56,21 +54,20 @@ class _AsItIs(UserView):
         return self.live.newest or ClusterSnapshot()
 
 
-class _OpenRequestHandler(GatedRequestHandler):
+class _OpenRequestHandler(ClusterPages):
     """Lets everybody in."""
 
     def __init__(self, cluster: SimulatedCluster, changes: float) -> None:
-        super().__init__(cluster_routes(), self._playing)
+        unread: Any = None
+        super().__init__("simulated", unread, lifespan=self._playing)
         self._cluster, self._changes = cluster, changes
         self._view = _AsItIs(ViewerPermission(NameVisibility(everywhere=True), all_nodes=True))
-        unread: Any = None
-        self._pages = ClusterPages("simulated", self._view, unread, WasteHistory(), ClusterHistory())
 
     def strange(self, method: str, headers: Mapping[str, str]) -> None:
         return None
 
     async def admit(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        scope["pages"] = self._pages
+        scope["view"] = self._view
         return ""
 
     @asynccontextmanager

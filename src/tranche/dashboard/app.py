@@ -31,13 +31,11 @@ from tranche.dashboard.use_file import UseFile
 from tranche.dashboard.watch import MachinePublisher, OpenHost
 from tranche.dashboard.web import (
     GatedRequestHandler,
-    StreamTracker,
     Unavailable,
     form_of,
     html,
     is_part,
     nothing,
-    page_answer,
     refusal,
 )
 from tranche.documents.describe import said_in_utc
@@ -47,7 +45,6 @@ from tranche.node.state.session import StateFolder
 
 _ENTER = "/enter"
 _LONGEST_FORM = 10_000  # bytes
-_UNSEEN = "the driver does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +67,12 @@ class MachineContext:
 class MachineRequestHandler(GatedRequestHandler):
     """The application; its lifespan starts and ends the watch. `gate` knows the token."""
 
+    views = VIEWS
+    unseen = "the driver does not answer"
+
     def __init__(self, gate: TokenAuthenticator, served: MachineContext) -> None:
         super().__init__(
+            served.machine,
             [
                 Route(_ENTER, self._enter),
                 Route("/live", self._news),
@@ -89,7 +90,6 @@ class MachineRequestHandler(GatedRequestHandler):
         self._live = MachinePublisher(served.open_host, served.use)
         self._events = EventLog(served.read_events)
         self._actions = ActionHandler(served.places, served.open_to_act, self._live.touch)
-        self._streams = StreamTracker()
 
     @asynccontextmanager
     async def _running(self, _: Starlette) -> AsyncIterator[None]:
@@ -153,7 +153,7 @@ class MachineRequestHandler(GatedRequestHandler):
         if isinstance(page, str):
             return RedirectResponse(page, HTTPStatus.SEE_OTHER)
         page = with_ways(page, path, query, seen) if self._actions.acts else page
-        return page_answer(request, page, live, seen, version, name=self._served.machine, views=VIEWS, unseen=_UNSEEN)
+        return self.shown(request, page, live, seen, version)
 
     async def _act(self, request: Request) -> Response:
         """Do what an accepted form asks for; the answer leads to the outcome."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractAsyncContextManager, aclosing
 from http import HTTPStatus
 from importlib.resources import files
+from typing import ClassVar
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -41,15 +42,27 @@ _IN_TURNS = f"retry: {_TURN_MILLISECONDS}\nevent: turns\ndata: {MOST_STREAMS}\n\
 
 _LOG = logging.getLogger(__name__)
 
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+"""What an application does while it serves."""
+
 
 class GatedRequestHandler(ABC):
     """The application of these routes. The gate comes before everything, including the error handlers."""
 
+    views: ClassVar[Sequence[tuple[str, str]]]
+    """The views that every page links to, by address and word."""
+    unseen: ClassVar[str]
+    """What it means that nothing newer is seen."""
+
     def __init__(
         self,
+        name: str,
         routes: Sequence[Route],
-        lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
+        """`name` of the machine or the cluster is on every page."""
+        self._name = name
+        self._streams = StreamTracker()
         self.app = Starlette(
             routes=[Route("/static/{name}", _static), *routes],
             lifespan=lifespan,
@@ -95,6 +108,32 @@ class GatedRequestHandler(ABC):
             except Exception:
                 _LOG.exception("a page failed")
                 raise
+
+    def shown(
+        self,
+        request: Request,
+        page: DashboardPage,
+        live: Publisher[Seen],
+        seen: Seen,
+        version: str,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> Response:
+        """The page of what was seen, or the part of it that changes."""
+        headers = {"Tranche-Version": version}
+        if is_part(request):
+            # An open page says why its plan no longer holds; its live update has not failed.
+            return html(str(live_part(page)), headers=headers)
+        text = whole_page(
+            page,
+            path=request.scope["path"],
+            machine=self._name,
+            version=version,
+            taken=seen.taken,
+            views=self.views,
+            trouble=live.trouble,
+            unseen=self.unseen,
+        )
+        return html(text, status, headers)
 
     async def _judged(self, scope: Scope) -> Response | str | None:
         headers = heard(scope["headers"])
@@ -148,36 +187,6 @@ class StreamTracker:
 def is_part(request: Request) -> bool:
     """Whether an open page's script asks for the part that changes."""
     return request.headers.get("tranche-part") == "view"
-
-
-def page_answer(
-    request: Request,
-    page: DashboardPage,
-    live: Publisher[Seen],
-    seen: Seen,
-    version: str,
-    *,
-    name: str,
-    views: Sequence[tuple[str, str]],
-    unseen: str,
-    status: HTTPStatus = HTTPStatus.OK,
-) -> Response:
-    """The page of what was seen, or the part of it that changes. `unseen` is what it means that nothing newer is seen."""
-    headers = {"Tranche-Version": version}
-    if is_part(request):
-        # An open page says why its plan no longer holds; its live update has not failed.
-        return html(str(live_part(page)), headers=headers)
-    text = whole_page(
-        page,
-        path=request.scope["path"],
-        machine=name,
-        version=version,
-        taken=seen.taken,
-        views=views,
-        trouble=live.trouble,
-        unseen=unseen,
-    )
-    return html(text, status, headers)
 
 
 def html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:

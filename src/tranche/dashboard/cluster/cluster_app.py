@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from http import HTTPStatus
 
 from starlette.requests import Request
@@ -22,17 +22,15 @@ from tranche.dashboard.cluster.authentication import (
     session_cookie,
 )
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
-from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
+from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.entering_page import login_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.frame import entered_page
-from tranche.dashboard.web import GatedRequestHandler, error_answer, form_of, html, refusal
+from tranche.dashboard.web import error_answer, form_of, html, refusal
 
 _STREAM = "/live"
 _LONGEST_FORM = 64 * 1024
@@ -40,13 +38,7 @@ _KEPT_SECONDS = 600.0
 _MOST_VIEWPOINTS = 200
 
 
-@dataclass(slots=True)
-class _Kept:
-    pages: ClusterPages
-    used: float
-
-
-class ClusterRequestHandler(GatedRequestHandler):
+class ClusterRequestHandler(ClusterPages):
     """The application. `take` is given the newest state; `clock` is monotonic, in seconds."""
 
     def __init__(
@@ -62,44 +54,39 @@ class ClusterRequestHandler(GatedRequestHandler):
         recheck: float = FRESH_SECONDS,
     ) -> None:
         entering = Route("/login", self._login, methods=["GET", "POST"])
-        super().__init__([entering, Route("/leave", self._leave, methods=["POST"]), *cluster_routes()])
-        self._name = name
+        super().__init__(name, fleets, acts, [entering, Route("/leave", self._leave, methods=["POST"])])
         self._entrance = entrance
         self._reviews = reviews
         self._sessions = sessions
-        self._fleets = fleets
-        self._acts = acts
         self._clock = clock
         self._recheck = recheck
         self._seen: ClusterObservation | None = None
         self._trouble = ""
-        self._waste = WasteHistory()
-        self._past = ClusterHistory()
-        self._kept: dict[ViewerPermission, _Kept] = {}
+        self._views: dict[ViewerPermission, UserView] = {}
 
     def take(self, seen: ClusterObservation) -> None:
         """Take the newest known state of the cluster."""
         self._seen = seen
-        self._waste.take(seen.snapshot)
-        self._past.take(seen.snapshot, seen.trouble)
+        self.waste.take(seen.snapshot)
+        self.past.take(seen.snapshot, seen.trouble)
         now = self._clock()
-        for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
-            self._kept.pop(rights).pages.user_view.live.end()
-        for kept in self._kept.values():
-            kept.pages.user_view.take(seen)
+        for rights in [each for each, view in self._views.items() if now - view.used >= _KEPT_SECONDS]:
+            self._views.pop(rights).live.end()
+        for view in self._views.values():
+            view.take(seen)
 
     def lose(self, why: str) -> None:
         """Say why nothing newer is known of the cluster."""
         self._trouble = why
         if self._seen is not None:
             self._seen = replace(self._seen, trouble=why)
-        for kept in self._kept.values():
-            kept.pages.user_view.lose(why)
+        for view in self._views.values():
+            view.lose(why)
 
     def end(self) -> None:
         """End every stream."""
-        for kept in self._kept.values():
-            kept.pages.user_view.live.end()
+        for view in self._views.values():
+            view.live.end()
 
     def strange(self, method: str, headers: Mapping[str, str]) -> RefusalReason | None:
         """Why a request comes from none of our pages."""
@@ -120,7 +107,7 @@ class ClusterRequestHandler(GatedRequestHandler):
         admitted = await self._admitted(scope)
         if isinstance(admitted, Response):
             return admitted
-        scope["viewer"], scope["pages"] = admitted
+        scope["viewer"], scope["view"] = admitted
         return admitted[0].user
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -139,7 +126,7 @@ class ClusterRequestHandler(GatedRequestHandler):
         try:
             while not (await asyncio.wait({work}, timeout=self._recheck))[0]:
                 again = await self._admitted(scope)
-                if isinstance(again, Response) or again[1] is not scope["pages"]:
+                if isinstance(again, Response) or again[1] is not scope["view"]:
                     break
             else:
                 work.result()
@@ -150,7 +137,7 @@ class ClusterRequestHandler(GatedRequestHandler):
         if started:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _admitted(self, scope: Scope) -> tuple[KubeUser, ClusterPages] | Response:
+    async def _admitted(self, scope: Scope) -> tuple[KubeUser, UserView] | Response:
         presented = self._entrance.presented(_headers(scope))
         if isinstance(presented, RefusalReason):
             return self.refused(scope, presented)
@@ -172,22 +159,20 @@ class ClusterRequestHandler(GatedRequestHandler):
                 f"Nobody can say who you are or what you may see ({error.reason}). Nothing is shown until somebody can."
             )
             return _unavailable(scope, "Kubernetes does not answer", said)
-        return viewer, self._pages(rights)
+        return viewer, self._view(rights)
 
-    def _pages(self, rights: ViewerPermission) -> ClusterPages:
-        """The pages for viewers with those rights."""
-        found = self._kept.get(rights)
+    def _view(self, rights: ViewerPermission) -> UserView:
+        """What viewers with those rights see."""
+        found = self._views.get(rights)
         if found is None:
-            while len(self._kept) >= _MOST_VIEWPOINTS:
-                oldest = min(self._kept, key=lambda each: self._kept[each].used)
-                self._kept.pop(oldest).pages.user_view.live.end()
-            user_view = UserView(rights)
+            while len(self._views) >= _MOST_VIEWPOINTS:
+                oldest = min(self._views, key=lambda each: self._views[each].used)
+                self._views.pop(oldest).live.end()
+            found = self._views[rights] = UserView(rights)
             if self._seen is not None:
-                user_view.take(self._seen)
-            pages = ClusterPages(self._name, user_view, self._fleets, self._waste, self._past, self._acts)
-            found = self._kept[rights] = _Kept(pages, 0.0)
+                found.take(self._seen)
         found.used = self._clock()
-        return found.pages
+        return found
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":

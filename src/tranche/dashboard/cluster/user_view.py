@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
+from tranche.dashboard.cluster.node_row import RowCache
 from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, redacted_fleet
 from tranche.dashboard.cluster.redaction import redacted_overview
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
@@ -67,10 +68,12 @@ class ViewerPermission:
 
 
 class UserView:
-    """To be used on the event loop. `live` announces changes."""
+    """To be used on the event loop. `live` announces changes; `used` is when a viewer last asked."""
 
     def __init__(self, rights: ViewerPermission) -> None:
         self.rights = rights
+        self.used = 0.0
+        self.row_cache = RowCache()
         self.live = Publisher[ClusterSnapshot](_PACE_SECONDS)
         self._base: ClusterSnapshot | None = None
         self._shown = ClusterSnapshot()
