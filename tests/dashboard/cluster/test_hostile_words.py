@@ -16,13 +16,20 @@ from tests.kubernetes.devices.test_order import a100s
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
-from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
-from tranche.dashboard.cluster.cluster_action import ClusterAction, PodIdentity, node_plan, release_plan
+from tranche.dashboard.cluster.cluster_action import (
+    ClusterAction,
+    layout_act,
+    node_acts,
+    node_plan,
+    plan_page,
+    refused_page,
+    release_plan,
+    share_act,
+)
 from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, UnreportedSpan
 from tranche.dashboard.cluster.cluster_history_view import past_view
 from tranche.dashboard.cluster.kube_event import decode_kube_event
-from tranche.dashboard.cluster.node_layouts import NodeLayoutView
-from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView, node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
 from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
@@ -34,6 +41,7 @@ from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.dashboard.queue_page import ask_page
 from tranche.documents.history import HistoryPlace
 from tranche.documents.markup import Child, printable
+from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.telling.told_layouts import LayoutReport
@@ -105,7 +113,7 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     offer = LayoutList(said, LayoutFile((named,)))
     told = ViewReport(said, held_by(a100s(8), ("blue", 0)), layouts=LayoutReport(True, "wait", offer=offer))
     layouts = NodeLayoutView(node, told, ALL)
-    release = release_plan(ClusterAction("release", said, share="a0"), [PodIdentity(said, said, said)])
+    release = release_plan(ClusterAction("release", said, share="a0"), [KubePod(PodRef(said, said), said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
         "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),
@@ -119,8 +127,8 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         "layout": plan_page(layout, "key", "", said, moved=said),
         "release": plan_page(release, "", said, said),
         "refused": refused_page(said, said),
-        "layouts": node_layouts_page(layouts, last, layouts.outlook(last), "", acts=True),
-        "no layout": node_layouts_page(layouts, said, None, said, acts=True),
+        "layouts": node_layouts_page(layouts, last, layouts.outlook(last), "", layout_act),
+        "no layout": node_layouts_page(layouts, said, None, said, layout_act),
     }
 
 

@@ -6,7 +6,6 @@ Where the server acts, the views link to the plans.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from tranche.core.errors import TrancheError
 from tranche.dashboard.access import RefusalReason
 from tranche.dashboard.acting.action import DashboardAction
 from tranche.dashboard.acting.cordon import CordonAction, UncordonAction
-from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.acting.layout import LayoutAction
 from tranche.dashboard.acting.operations import OperationRunner
 from tranche.dashboard.acting.pages import operation_page, plan_address, plan_page, trouble_page
@@ -44,7 +43,7 @@ class ActionHandler:
     ) -> None:
         self._places = places
         self._open_host = open_host
-        self._keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
+        self._keys = FormKeyStore()
         self._operations = OperationRunner(news, lambda: secrets.token_hex(8))
 
     @property

@@ -1,18 +1,25 @@
-"""The actions of a cluster's page, in words, and the requests that they send to the API server, which judges them. Pure."""
+"""The actions of a cluster's page, with their plans, pages, and requests to the API server, which judges them.
+
+A layout's plan includes what the node's agent would do: what it takes from whom, and what stays.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tranche.core.errors import UsageError
+from tranche.core.errors import TrancheError, UsageError
+from tranche.dashboard.acting.forms import digest_of, moved_note, plan_form
 from tranche.dashboard.cluster.kube_viewer import KubePermission
+from tranche.dashboard.cluster.node_layouts import LayoutPreview, outlook_view
 from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.user_view import UserView
+from tranche.dashboard.frame import DashboardPage
 from tranche.documents.blocks import Document
+from tranche.documents.markup import Element, element
+from tranche.kubernetes.api.objects import KubePod
 from tranche.kubernetes.fleet.objects import FleetClaim
 
 LAYOUT_LABEL = "nvidia.com/mig.config"
@@ -65,32 +72,23 @@ class ClusterAction:
 
 
 @dataclass(frozen=True, slots=True)
-class PodIdentity:
-    """A pod as it is now. The uid keeps a later pod of the same name out."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """The action in words, the rights that it needs, and its requests to the API server.
 
-    A request is method, path, body and content type; `pods` are those that are deleted.
+    A request is method, path, body and content type; `pods` are those that are deleted, with the uids that keep later pods of
+    the same names out.
     """
 
     action: ClusterAction
     lines: tuple[str, ...]
     rights: tuple[KubePermission, ...]
     requests: tuple[tuple[str, str, Mapping[str, Any], str], ...]
-    pods: tuple[PodIdentity, ...] = field(default=())
+    pods: tuple[KubePod, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Two plans with the same digest are the same plan."""
-        whole = json.dumps([self.action.fields, self.lines, self.requests], sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()
+        """Changes whenever anything in the plan does."""
+        return digest_of([self.action.fields, self.lines, self.requests])
 
 
 def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
@@ -137,17 +135,17 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
             raise UsageError("no pod has it: take it back on the machine, by tranche release")
 
 
-def release_plan(action: ClusterAction, pods: Sequence[PodIdentity]) -> ClusterPlan:
+def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
     """What happens to the pods that have the share."""
     lines = tuple(
-        f"Pod {each.namespace}/{each.name} is deleted, with the time to end that it has. A controller that made it makes another."
+        f"Pod {each.ref} is deleted, with the time to end that it has. A controller that made it makes another."
         for each in pods
     )
-    rights = tuple(KubePermission("delete", "pods", each.namespace, each.name) for each in pods)
+    rights = tuple(KubePermission("delete", "pods", each.ref.namespace, each.ref.name) for each in pods)
     requests = tuple(
         (
             "DELETE",
-            f"/api/v1/namespaces/{quote(each.namespace, safe='')}/pods/{quote(each.name, safe='')}",
+            f"/api/v1/namespaces/{quote(each.ref.namespace, safe='')}/pods/{quote(each.ref.name, safe='')}",
             {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": each.uid}},
             "application/json",
         )
@@ -156,3 +154,89 @@ def release_plan(action: ClusterAction, pods: Sequence[PodIdentity]) -> ClusterP
     return ClusterPlan(
         action, (*lines, "The share is given back when the pod has ended."), rights, requests, tuple(pods)
     )
+
+
+def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: str = "") -> DashboardPage:
+    """The plan, and with a key the form that carries out exactly that.
+
+    `judged` says whose rights decide; `moved` says why an earlier form did nothing.
+    """
+    above = element(
+        "div",
+        moved_note(moved) if moved else None,
+        element("ol", [element("li", each) for each in plan.lines]),
+        element("p", why_not, class_="note") if why_not else _form(plan, key),
+    )
+    return DashboardPage(plan.action.title, element("p", judged), above)
+
+
+def refused_page(title: str, said: str) -> DashboardPage:
+    """Why nothing is done."""
+    return DashboardPage(title, element("p", said, class_="note", role="alert"))
+
+
+def node_acts(node: SeenNode) -> Element:
+    """The actions on a node."""
+    kind = "uncordon" if node.standing.unschedulable else "cordon"
+    layout = element(
+        "form",
+        element("input", type="hidden", name="kind", value="layout"),
+        element("input", type="hidden", name="node", value=node.name),
+        element("label", "Layout ", element("input", name="layout", id="layout", required=True, autocomplete="off")),
+        element("button", "Show the plan"),
+        action="/act",
+        method="get",
+        aria_label="Give the node a layout",
+    )
+    cordon = element("a", f"{kind.capitalize()}: show the plan", href=ClusterAction(kind, node.name).address)
+    return element("section", element("h2", "Act"), element("p", cordon), layout)
+
+
+def share_act(node: str, allocation_id: str) -> Element:
+    """The link to taking a share back."""
+    action = ClusterAction("release", node, share=allocation_id)
+    return element("p", element("a", f"Take it back from node {node}: show the plan", href=action.address))
+
+
+def layout_act(node: str, layout: str) -> Element:
+    """The link to giving a node that layout."""
+    action = ClusterAction("layout", node, layout=layout)
+    return element("p", element("a", f"{action.title}: show the plan", href=action.address))
+
+
+def _form(plan: ClusterPlan, key: str) -> Element:
+    """Its button names the one pod that it deletes, or says how many."""
+    verb = plan.action.title
+    if plan.pods:
+        verb = f"Delete {f'pod {plan.pods[0].ref}' if len(plan.pods) == 1 else f'{len(plan.pods)} pods'}"
+    fields = {**plan.action.fields, "plan": plan.digest, "key": key}
+    return plan_form("/act", fields, plan.action.title, verb, danger=bool(plan.pods))
+
+
+def foreseen_plan(plan: ClusterPlan, user_view: UserView) -> ClusterPlan:
+    """The plan with what its agent would do, or that this is unknown. When that changes, the confirmed plan no longer holds."""
+    if plan.action.kind != "layout":
+        return plan
+    notes, found = _foreseen(plan.action, user_view)
+    told = (found,) if isinstance(found, str) else (*notes, *found.said)
+    return replace(plan, lines=(*plan.lines, *told))
+
+
+def with_outlook(page: DashboardPage, action: ClusterAction, user_view: UserView) -> DashboardPage:
+    """The page of a layout's plan, with the GPUs before and after below it."""
+    found = _foreseen(action, user_view)[1] if action.kind == "layout" else ""
+    node = user_view.snapshot.nodes.get(action.node)
+    if isinstance(found, str) or node is None:
+        return page
+    return replace(page, below=element("section", list(outlook_view(node, found, in_words=False))))
+
+
+def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ...], LayoutPreview | str]:
+    """What to know about it, and what it would do, or why that is unknown."""
+    layouts = user_view.layouts(action.node)
+    if layouts is None or layouts.unknown:
+        return (), "What it would do there is not known." if layouts is None else layouts.unknown
+    try:
+        return layouts.notes, user_view.outlook(layouts, action.layout)
+    except TrancheError as error:
+        return (), f"The agent would do nothing: {error.message}. {error.hint}".strip()

@@ -11,19 +11,16 @@ import asyncio
 import hashlib
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Protocol
 from urllib.parse import quote
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
-from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster.cluster_action import (
     ClusterAction,
     ClusterPlan,
-    PodIdentity,
     holders_of,
     node_plan,
     release_plan,
@@ -41,6 +38,11 @@ _NO_TOKEN = (
     "you came through a proxy, which shows no token of yours, and this page does nothing for those: reach it without the proxy, "
     "and enter with a token"
 )
+_BY_OWN_RIGHTS = "Kubernetes judges it by your own rights."
+_BY_PAGES_ACCOUNT = (
+    "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of its own. "
+    "Your name is written down with it."
+)
 _LONGEST_NAME = 900
 """Characters of a viewer's name in a header: the API server's audit log cuts a user agent at 1,024."""
 _REASON = "DoneFromDashboard"
@@ -49,26 +51,39 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterActionHandler:
-    """`accounts` choose the account for an action. Events are written over `own`, with the page's account."""
+    """Acts on `server`. Events are written by `events`, with the page's account.
+
+    With `for_proxied`, viewers named by a proxy act with the server's own credentials; else they cannot act.
+    """
 
     def __init__(
         self,
-        accounts: ActingClientSource,
-        own: ApiConnection,
+        server: ApiServer,
+        reviews: AccessReviewClient,
         fleets: FleetReader,
         keys: FormKeyStore,
+        events: KubeClient,
         *,
-        now: Callable[[], datetime],
-        random: Callable[[], float],
+        for_proxied: bool,
     ) -> None:
-        self._accounts = accounts
-        self._events = KubeClient(own, now=now, random=random)
+        self._server = server
+        self._reviews = reviews
         self._fleets = fleets
         self._keys = keys
+        self._events = events
+        self._for_proxied = for_proxied
+
+    def account(self, viewer: KubeUser) -> ActingClient:
+        """The account for the viewer's actions; UsageError where there is none."""
+        if not viewer.token and not self._for_proxied:
+            raise UsageError(_NO_TOKEN)
+        if not viewer.token and len(quote(viewer.user)) > _LONGEST_NAME:
+            raise UsageError("your name is too long for an audit log, so nothing is done in it")
+        return ActingClient(viewer, self._server, self._reviews)
 
     async def plan(self, viewer: KubeUser, action: ClusterAction, node: SeenNode) -> ClusterPlan:
         """What would be done now. `node` is as the viewer sees it. UsageError if it is impossible; errors of the API server."""
-        account = self._accounts.of(viewer)
+        account = self.account(viewer)
         if action.kind != "release":
             return node_plan(action, node)
         holders = holders_of(action, node, (await self._fleets.fleet()).claims)
@@ -80,11 +95,11 @@ class ClusterActionHandler:
 
     def said(self, viewer: KubeUser) -> str:
         """Whose rights decide, in words for the viewer; UsageError if this viewer may do nothing here."""
-        return self._accounts.of(viewer).said
+        return self.account(viewer).said
 
     async def why_not(self, viewer: KubeUser, plan: ClusterPlan) -> str:
         """Which right the viewer lacks for it; "" if none. The API server judges again when it is done."""
-        return await self._accounts.of(viewer).lacks(plan.rights)
+        return await self.account(viewer).lacks(plan.rights)
 
     def key(self, viewer: KubeUser, plan: ClusterPlan) -> str:
         """The key of a form that shows the viewer that plan."""
@@ -96,7 +111,7 @@ class ClusterActionHandler:
 
     async def act(self, viewer: KubeUser, plan: ClusterPlan) -> None:
         """Do it in the viewer's name. Passes on the API server's refusal; what was done before it still gets its events."""
-        account, title = self._accounts.of(viewer), plan.action.title
+        account, title = self.account(viewer), plan.action.title
         if why_not := await account.refuses(plan.rights):
             raise KubernetesForbidden(why_not.removesuffix("."))
         _log.info("begun from the page", extra={"action": title, "viewer": viewer.user, "groups": viewer.groups})
@@ -114,12 +129,11 @@ class ClusterActionHandler:
                 await self._tell(account, plan, plan.pods[:done])
         _log.info("done from the page", extra={"action": title, "viewer": viewer.user})
 
-    async def _tell(self, account: ActingClient, plan: ClusterPlan, pods: Sequence[PodIdentity]) -> None:
+    async def _tell(self, account: ActingClient, plan: ClusterPlan, pods: Sequence[KubePod]) -> None:
         message = f"{plan.action.title}: done by {account.done_by} from the dashboard"
         try:
             for pod in pods:
-                about = KubePod(PodRef(pod.namespace, pod.name), uid=pod.uid)
-                await self._events.create_pod_event(about, plan.action.node, KubeEventType.NORMAL, _REASON, message)
+                await self._events.create_pod_event(pod, plan.action.node, KubeEventType.NORMAL, _REASON, message)
             if not plan.pods:
                 await self._events.create_node_event(KubeNode(plan.action.node), KubeEventType.NORMAL, _REASON, message)
         except TrancheError as error:
@@ -135,7 +149,7 @@ async def _connected(account: ActingClient) -> AsyncIterator[ApiConnection]:
         await connection.close()
 
 
-async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodIdentity:
+async def _pod(connection: ApiConnection, namespace: str, name: str) -> KubePod:
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
     try:
         raw = (await connection.ask(f"read pod {namespace}/{name}", "GET", path)).accepted()
@@ -143,7 +157,7 @@ async def _pod(connection: ApiConnection, namespace: str, name: str) -> PodIdent
         raise UsageError(f"pod {namespace}/{name} has gone already") from error
     except KubernetesForbidden as error:
         raise UsageError(f"you may not read pod {namespace}/{name}, and so not delete it from here") from error
-    return PodIdentity(namespace, name, str((raw.get("metadata") or {}).get("uid") or ""))
+    return KubePod(PodRef(namespace, name), str((raw.get("metadata") or {}).get("uid") or ""))
 
 
 def _session(viewer: KubeUser) -> str:
@@ -152,108 +166,48 @@ def _session(viewer: KubeUser) -> str:
     return json.dumps([viewer.user, viewer.uid, sorted(viewer.groups), token])
 
 
-class ActingClient(Protocol):
-    """The account for one viewer's actions."""
+@dataclass(frozen=True, slots=True)
+class ActingClient:
+    """The account for one viewer's actions.
+
+    With a token it is the viewer's own: the API server judges each of its requests, so the rights known here only serve for
+    words. Else it is the page's own, which remembers no viewer's rights, and takes anything but a plain yes as a no.
+    """
+
+    viewer: KubeUser
+    server: ApiServer
+    reviews: AccessReviewClient
 
     @property
     def said(self) -> str:
         """Whose rights decide, in words for the viewer."""
+        return _BY_OWN_RIGHTS if self.viewer.token else _BY_PAGES_ACCOUNT
 
     @property
     def done_by(self) -> str:
         """Who acts with this account, in the words of an event."""
+        return self.viewer.user if self.viewer.token else f"{self.viewer.user}, whom the proxy named,"
 
     async def lacks(self, rights: Sequence[KubePermission]) -> str:
         """Which of these rights the viewer lacks, in words for the viewer; "" only if the viewer is known to have all."""
-
-    async def refuses(self, rights: Sequence[KubePermission]) -> str:
-        """Why requests that need these rights must not be sent now; "" where they may be."""
-
-    def connect(self) -> ApiConnection:
-        """A connection with that account. The caller closes it."""
-
-
-class ActingClientSource:
-    """Acts on `server`. With `for_proxied`, viewers named by a proxy act with its own credentials; else they cannot act."""
-
-    def __init__(self, server: ApiServer, reviews: AccessReviewClient, *, for_proxied: bool) -> None:
-        self._server = server
-        self._reviews = reviews
-        self._for_proxied = for_proxied
-
-    def of(self, viewer: KubeUser) -> ActingClient:
-        """The viewer's account; UsageError where there is none."""
-        if viewer.token:
-            return _OwnAccount(viewer, self._server, self._reviews)
-        if not self._for_proxied:
-            raise UsageError(_NO_TOKEN)
-        if len(quote(viewer.user)) > _LONGEST_NAME:
-            raise UsageError("your name is too long for an audit log, so nothing is done in it")
-        return _PagesAccount(viewer, self._server, self._reviews)
-
-
-@dataclass(frozen=True, slots=True)
-class _OwnAccount:
-    """The viewer's own account: the API server judges each of its requests, so the rights known here only serve for words."""
-
-    viewer: KubeUser
-    server: ApiServer
-    reviews: AccessReviewClient
-
-    @property
-    def said(self) -> str:
-        return "Kubernetes judges it by your own rights."
-
-    @property
-    def done_by(self) -> str:
-        return self.viewer.user
-
-    async def lacks(self, rights: Sequence[KubePermission]) -> str:
-        for each in rights:
-            if not await self.reviews.may(self.viewer, each):
-                return _lacking(each)
-        return ""
-
-    async def refuses(self, rights: Sequence[KubePermission]) -> str:
-        return ""
-
-    def connect(self) -> ApiConnection:
-        token = self.viewer.token
-        return ApiConnection(replace(self.server, token=lambda: token))
-
-
-@dataclass(frozen=True, slots=True)
-class _PagesAccount:
-    """The page's own account. It remembers no viewer's rights, and takes anything but a plain yes as a no."""
-
-    viewer: KubeUser
-    server: ApiServer
-    reviews: AccessReviewClient
-
-    @property
-    def said(self) -> str:
-        return (
-            "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of "
-            "its own. Your name is written down with it."
-        )
-
-    @property
-    def done_by(self) -> str:
-        return f"{self.viewer.user}, whom the proxy named,"
-
-    async def lacks(self, rights: Sequence[KubePermission]) -> str:
+        if self.viewer.token:
+            for each in rights:
+                if not await self.reviews.may(self.viewer, each):
+                    return f"You may not {each}."
+            return ""
         try:
             answers = await asyncio.gather(*(self.reviews.may_now(self.viewer, each) for each in rights))
         except TrancheError as error:
             return f"Nobody can say now whether you may do it ({error.reason}), so it is not done."
-        return next((_lacking(each) for each, allowed in zip(rights, answers, strict=True) if not allowed), "")
+        lacking = (each for each, allowed in zip(rights, answers, strict=True) if not allowed)
+        return next((f"You may not {each}." for each in lacking), "")
 
     async def refuses(self, rights: Sequence[KubePermission]) -> str:
-        return await self.lacks(rights)
+        """Why requests that need these rights must not be sent now; "" where they may be."""
+        return "" if self.viewer.token else await self.lacks(rights)
 
     def connect(self) -> ApiConnection:
+        """A connection with that account. The caller closes it."""
+        if token := self.viewer.token:
+            return ApiConnection(replace(self.server, token=lambda: token))
         return ApiConnection(self.server, user_agent=f"tranche-dashboard (for {quote(self.viewer.user)})")
-
-
-def _lacking(right: KubePermission) -> str:
-    return f"You may not {right}."

@@ -18,15 +18,17 @@ from starlette.routing import Route
 
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.request import Request as GpuRequest
-from tranche.dashboard.cluster.acting_page import (
+from tranche.dashboard.cluster.cluster_action import (
+    ClusterAction,
+    ClusterPlan,
     foreseen_plan,
+    layout_act,
     node_acts,
     plan_page,
     refused_page,
     share_act,
     with_outlook,
 )
-from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterPlan
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
 from tranche.dashboard.cluster.cluster_history_view import past_view
@@ -34,7 +36,7 @@ from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeUser
-from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
+from tranche.dashboard.cluster.node_layouts import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
 from tranche.dashboard.cluster.nodes_page import NodeFilter, change_of, nodes_page, rows_message
 from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
@@ -163,7 +165,7 @@ class ClusterPages(GatedRequestHandler):
             outlook = view.outlook(layouts, chosen) if chosen and not layouts.unknown else None
         except UsageError as error:
             trouble = f"{error.message}. {error.hint}".strip()
-        return node_layouts_page(layouts, chosen, outlook, trouble, acts=self._acts is not None)
+        return node_layouts_page(layouts, chosen, outlook, trouble, None if self._acts is None else layout_act)
 
     def _gpu(self, view: UserView, request: Request) -> DashboardPage | None:
         """A GPU's UUID is unique. If several nodes claim the same one, none of them is believed more than another."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import random
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,19 +14,20 @@ from functools import partial
 from pathlib import Path
 
 from tranche.core.errors import UsageError
-from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster.authentication import (
     LEAST_SECRET,
     RequestAuthenticator,
     SessionStore,
     TrustedProxySettings,
 )
-from tranche.dashboard.cluster.cluster_actions import ActingClientSource, ClusterActionHandler
+from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_app import ClusterRequestHandler
 from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.source import ClusterSource
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
+from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.serving.health_server import HealthServer
@@ -85,11 +85,10 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
     namespace = options.namespace or server.namespace
     reviews = AccessReviewClient(connection, clock=time.monotonic)
     fleets = FleetReader(connection, namespace, clock=time.monotonic)
-    acts = (
-        _acts(ActingClientSource(server, reviews, for_proxied=options.proxy_act), connection, fleets)
-        if options.act
-        else None
-    )
+    acts = None
+    if options.act:
+        events = KubeClient(connection, now=partial(datetime.now, UTC), random=random.random)
+        acts = ClusterActionHandler(server, reviews, fleets, FormKeyStore(), events, for_proxied=options.proxy_act)
     app = ClusterRequestHandler(
         options.name, entrance, reviews, SessionStore(time.monotonic), fleets, acts, clock=time.monotonic
     )
@@ -110,11 +109,6 @@ async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> Non
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             await connection.close()
-
-
-def _acts(accounts: ActingClientSource, own: ApiConnection, fleets: FleetReader) -> ClusterActionHandler:
-    keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
-    return ClusterActionHandler(accounts, own, fleets, keys, now=partial(datetime.now, UTC), random=random.random)
 
 
 def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:

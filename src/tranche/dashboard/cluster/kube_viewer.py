@@ -9,13 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class KubePermission:
-    """A verb on a kind of object, of its API `group`; in all namespaces with none, of all names with none."""
+    """A verb on a kind of object of the core API; in all namespaces with none, of all names with none."""
 
     verb: str
     resource: str
     namespace: str = ""
     name: str = ""
-    group: str = ""
 
     def __str__(self) -> str:
         where = f" in {self.namespace}" if self.namespace else ""
@@ -37,7 +36,6 @@ class KubeUser:
         wanted = {
             "verb": right.verb,
             "resource": right.resource,
-            "group": right.group,
             "namespace": right.namespace,
             "name": right.name,
         }
