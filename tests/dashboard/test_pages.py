@@ -21,9 +21,8 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.events import Event, ShareGranted, StepDone
 from tranche.core.request import MigSlice, Request, parse_request
 from tranche.core.state import NodeState
-from tranche.dashboard.acting.action import ActionPlan
-from tranche.dashboard.acting.pages import plan_page
-from tranche.dashboard.acting.release import ReleaseAction
+from tranche.dashboard.acting.action_handler import plan_page
+from tranche.dashboard.acting.actions import ActionPlan, ReleaseAction
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
 from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
 from tranche.dashboard.pages import page_at

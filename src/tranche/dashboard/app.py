@@ -20,7 +20,7 @@ from starlette.types import Scope
 
 from tranche.core.errors import TrancheError
 from tranche.dashboard.access import RefusalReason, TokenAuthenticator
-from tranche.dashboard.acting.action_handler import ActionHandler, with_ways
+from tranche.dashboard.acting.action_handler import ActionHandler, with_links
 from tranche.dashboard.event_log import EventLog, ReadEvents
 from tranche.dashboard.frame import VIEWS, entered_page
 from tranche.dashboard.live import seen_message
@@ -152,7 +152,7 @@ class MachineRequestHandler(GatedRequestHandler):
             return nothing(request)
         if isinstance(page, str):
             return RedirectResponse(page, HTTPStatus.SEE_OTHER)
-        page = with_ways(page, path, query, seen) if self._actions.acts else page
+        page = with_links(page, path, query, seen) if self._actions.acts else page
         return self.shown(request, page, live, seen, version)
 
     async def _act(self, request: Request) -> Response:
