@@ -20,9 +20,8 @@ from starlette.types import Scope
 from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.visibility import NameVisibility
 from tranche.dashboard.live import Publisher
 
 _TURN_SECONDS = 0.02

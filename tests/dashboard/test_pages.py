@@ -24,12 +24,10 @@ from tranche.core.state import NodeState
 from tranche.dashboard.acting.action_handler import plan_page
 from tranche.dashboard.acting.actions import ActionPlan, ReleaseAction
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
-from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
+from tranche.dashboard.gauges_view import UseRecord
 from tranche.dashboard.pages import page_at
-from tranche.dashboard.parts import moment
-from tranche.dashboard.reading_log import UseRecord
-from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.parts import TableOrder, moment
+from tranche.dashboard.snapshot import LONG_WAIT_SECONDS, MachineSnapshot
 from tranche.documents.blocks import blocks_of
 from tranche.documents.events import event_document
 from tranche.documents.explanation import explanation_document

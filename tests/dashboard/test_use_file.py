@@ -13,7 +13,7 @@ from tests.dashboard.reading import parsed, tables
 from tests.dashboard.served import Dashboards
 from tests.documents.test_history import UUID
 from tests.machines import TestMachine
-from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS
+from tranche.dashboard.gauges_view import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS
 from tranche.dashboard.use_file import UseFile
 from tranche.documents.gauge_samples import GaugeSample
 

@@ -102,8 +102,8 @@ def command(
     "another namespace" otherwise. The chart runs the server as a Deployment, with dashboard.enabled.
     """
     try:
-        from tranche.dashboard.background_writer import BackgroundWriter
-        from tranche.dashboard.cluster.cluster_server import ClusterPageOptions, serve_cluster_page
+        from tranche.dashboard.cluster.cluster_app import ClusterPageOptions, serve_cluster_page
+        from tranche.dashboard.server import BackgroundWriter
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:
         extra = "dashboard" if error.name in ("starlette", "uvicorn") else "kubernetes"

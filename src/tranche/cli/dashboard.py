@@ -44,8 +44,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
-        from tranche.dashboard.app import MachineContext
-        from tranche.dashboard.server import serve_dashboard
+        from tranche.dashboard.app import MachineContext, serve_dashboard
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche dashboard'", "dashboard", error) from error
     from tranche.dashboard.access import TokenAuthenticator

@@ -1,10 +1,14 @@
-"""A machine's dashboard over HTTP. Every request passes the gate first."""
+"""A machine's dashboard over HTTP, on its loopback until SIGTERM or Ctrl-C. Every request passes the gate first."""
 
 from __future__ import annotations
 
+import logging
 import secrets
+import signal
+import sys
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,14 +22,13 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.dashboard.access import RefusalReason, TokenAuthenticator
 from tranche.dashboard.acting.action_handler import ActionHandler, with_links
-from tranche.dashboard.event_log import EventLog, ReadEvents
-from tranche.dashboard.frame import VIEWS, entered_page
+from tranche.dashboard.frame import VIEWS, entered_page, entering_form, loopback_way
 from tranche.dashboard.live import seen_message
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
-from tranche.dashboard.refusal_page import entering_form, loopback_way
+from tranche.dashboard.server import BackgroundWriter, GuardedServer, guarded_config, listening
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.use_file import UseFile
 from tranche.dashboard.watch import MachinePublisher, OpenHost
@@ -38,13 +41,58 @@ from tranche.dashboard.web import (
     nothing,
     refusal,
 )
+from tranche.documents.blocks import Document
 from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
 from tranche.documents.picture import draw_picture
 from tranche.node.state.session import StateFolder
 
+_KEPT = 10_000
+"""As many as the register keeps."""
+
+ReadEvents = Callable[[int], Sequence[Document]]
+"""Reads the events after a position, oldest first."""
+_LOOPBACK = "127.0.0.1"
+_MOST_CONNECTIONS = 250
 _ENTER = "/enter"
 _LONGEST_FORM = 10_000  # bytes
+
+
+class EventLog:
+    """Safe to use from several threads."""
+
+    def __init__(self, read: ReadEvents) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._known: list[Document] = []
+
+    def up_to(self, newest: Document | None) -> Sequence[Document]:
+        """All events of the register that has `newest`, oldest first. Reads unless `newest` is the last one known.
+
+        `newest` is None where there was none. LedgerUnavailable when the register has been replaced since.
+        """
+        with self._lock:
+            if newest is None or not self._known or newest != self._known[-1]:
+                self._known = self._read_on()
+            if newest is not None and not _has(self._known, newest):
+                raise LedgerUnavailable(
+                    "the ledger was replaced by another one since the machine was seen", hint="load the page again"
+                )
+            return self._known
+
+    def _read_on(self) -> list[Document]:
+        if not self._known:
+            return list(self._read(0))
+        # Read the last known event again: if it differs or is missing, the register was replaced.
+        last = self._known[-1]
+        found = list(self._read(last["position"] - 1))
+        # A new list: another thread may be reading the old one.
+        return [*self._known, *found[1:]][-_KEPT:] if found[:1] == [last] else list(self._read(0))
+
+
+def _has(events: Sequence[Document], event: Document) -> bool:
+    """Whether the event is one of these."""
+    return next((each for each in reversed(events) if each["position"] <= event["position"]), None) == event
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +270,16 @@ class MachineRequestHandler(GatedRequestHandler):
 
 def _unread(error: TrancheError) -> Unavailable:
     return Unavailable("The register cannot be read", f"{error.message}.", error.reason)
+
+
+def serve_dashboard(port: int, token: str, served: MachineContext, ready: Callable[[TokenAuthenticator], None]) -> None:
+    """Answer on that port, or with 0 on any; calls `ready` once it takes connections."""
+    with listening(_LOOPBACK, port) as listener:
+        gate = TokenAuthenticator(token, listener.getsockname()[1])
+        config = guarded_config(MachineRequestHandler(gate, served), _MOST_CONNECTIONS, lifespan="on")
+        ready(gate)
+        if sys.stderr is not None:
+            logging.basicConfig(handlers=[logging.StreamHandler(BackgroundWriter(sys.stderr.fileno()))], force=True)
+        # When the server has ended, Ctrl-C ends the process as SIGTERM does, without waiting for threads that a driver holds.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        GuardedServer(config).run([listener])

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, gpu_link, maker, measured, memory, notes, share_and_user
-from tranche.dashboard.state_history import StateHistory
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.history_view import StateHistory
+from tranche.dashboard.parts import TableOrder, figures, gpu_link, maker, measured, memory, notes, share_and_user
 from tranche.documents.bar import HEIGHT, bar, swatch
 from tranche.documents.blocks import BarBlock, BlockKind, BlockRow, BlockStatus, Document, blocks_of
 from tranche.documents.markup import Child, Element, element

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS
+from tranche.dashboard.gauges_view import KEPT_DAYS, LINE_SECONDS
 from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import KEPT_GAUGES, GaugeSample, mean_of, sample_of
 

@@ -16,8 +16,8 @@ from contextvars import copy_context
 from dataclasses import replace
 
 from tranche.core.errors import TrancheError
+from tranche.dashboard.gauges_view import LOOK_SECONDS, UseRecord, with_sample
 from tranche.dashboard.live import PageUpdate, Publisher
-from tranche.dashboard.reading_log import LOOK_SECONDS, UseRecord, with_sample
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.dashboard.use_file import UseFile
 from tranche.documents.blocks import Document

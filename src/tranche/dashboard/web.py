@@ -21,9 +21,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tranche.dashboard.access import HEADERS, RefusalReason, heard
 from tranche.dashboard.connection_limit import let_in
-from tranche.dashboard.frame import DashboardPage, live_part, whole_page
+from tranche.dashboard.frame import DashboardPage, live_part, refusal_page, whole_page
 from tranche.dashboard.live import Publisher, Seen
-from tranche.dashboard.refusal_page import refusal_page
 from tranche.documents.envelope import document
 from tranche.documents.markup import Element
 from tranche.documents.picture_style import STYLE

@@ -18,11 +18,15 @@ from tests.dashboard.reading import parsed, tables, text_of
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fleet.clusters import node as node_object
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.cluster_history import MOST_SILENCES, ClusterHistory, GpuHistory, UnreportedSpan
-from tranche.dashboard.cluster.cluster_history_view import past_view
+from tranche.dashboard.cluster.cluster_history import (
+    MOST_SILENCES,
+    ClusterHistory,
+    GpuHistory,
+    UnreportedSpan,
+    past_view,
+)
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
+from tranche.dashboard.cluster.snapshot import HIDDEN, ClusterSnapshot, NameVisibility, SeenNode
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.overview import overview_data

@@ -40,7 +40,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
 from tranche.dashboard.access import HEADERS
-from tranche.dashboard.cluster.visibility import HIDDEN
+from tranche.dashboard.cluster.snapshot import HIDDEN
 from tranche.kubernetes.api.connection import SILENT_SECONDS
 from tranche.planning.decide.recording import view_to_dict
 

@@ -26,17 +26,19 @@ from tranche.dashboard.cluster.cluster_action import (
     release_plan,
     share_act,
 )
-from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, UnreportedSpan
-from tranche.dashboard.cluster.cluster_history_view import past_view
+from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, UnreportedSpan, past_view
+from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
 from tranche.dashboard.cluster.kube_event import decode_kube_event
 from tranche.dashboard.cluster.node_layouts import NodeLayoutView, node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
-from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waiting_page import answered, cluster_events_page, cluster_queue_page
-from tranche.dashboard.cluster.waste_history import WasteHistory
-from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode
+from tranche.dashboard.cluster.waiting_page import (
+    PendingPod,
+    WaitingPod,
+    answered,
+    cluster_events_page,
+    cluster_queue_page,
+)
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.dashboard.queue_page import ask_page
 from tranche.documents.history import HistoryPlace

@@ -20,10 +20,9 @@ from tranche.dashboard.cluster.cluster_action import layout_act
 from tranche.dashboard.cluster.heard_node import HeardNode
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView, node_layouts_page
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
+from tranche.dashboard.cluster.snapshot import HIDDEN, ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.mig_manager.decision import work_plan

@@ -27,12 +27,11 @@ from tranche.core.request import parse_request
 from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.heard_node import heard, seen_node
-from tranche.dashboard.cluster.node_row import RowCache
-from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.nodes_page import RowCache
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.waiting_page import PendingPod, explain_pending, explain_request
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data

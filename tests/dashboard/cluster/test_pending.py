@@ -15,8 +15,11 @@ from tests.kubernetes.fleet.clusters import node as node_object
 from tests.strategies import requests
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
-from tranche.dashboard.cluster.pending import (
+from tranche.dashboard.cluster.snapshot import NameVisibility
+from tranche.dashboard.cluster.waiting_page import (
     PendingPod,
+    answered,
+    cluster_queue_page,
     explain_pending,
     explain_request,
     gate_fleet,
@@ -24,8 +27,6 @@ from tranche.dashboard.cluster.pending import (
     in_order,
     redacted_fleet,
 )
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waiting_page import answered, cluster_queue_page
 from tranche.dashboard.queue_page import ask_page
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.fleet.explanation import WaitStatus

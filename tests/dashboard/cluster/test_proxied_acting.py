@@ -34,9 +34,9 @@ from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster import kube_reviews
 from tranche.dashboard.cluster.cluster_action import ClusterAction, release_plan
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
-from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed
+from tranche.dashboard.cluster.source import FleetReader
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer

@@ -15,7 +15,7 @@ from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
 from tranche.dashboard.cluster.authentication import LONGEST_SECONDS, SessionStore
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 

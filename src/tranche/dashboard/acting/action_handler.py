@@ -1,17 +1,22 @@
 """Shows plans, and handles their forms: checks that each is valid and that its plan still holds, then starts the work.
 
-Where the server acts, the views link to the plans.
+Each operation has its own thread, so that a hanging driver blocks nothing else. The threads end with the process, as if a command
+were killed. The next look at the machine undoes what one left half done. Where the server acts, the views link to the plans.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from http import HTTPStatus
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheError
 from tranche.dashboard.access import RefusalReason
 from tranche.dashboard.acting.actions import (
     ActionPlan,
@@ -23,7 +28,6 @@ from tranche.dashboard.acting.actions import (
     action_of,
 )
 from tranche.dashboard.acting.forms import FormKeyStore, moved_note, plan_form
-from tranche.dashboard.acting.operations import Operation, OperationRunner, OperationState
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import code, table
 from tranche.dashboard.snapshot import MachineSnapshot
@@ -32,18 +36,103 @@ from tranche.documents.slices import why_withheld
 from tranche.node.host import Host
 from tranche.node.state.session import StateFolder
 
+_LOG = logging.getLogger(__name__)
+_MOST_RUNNING = 8
+_KEPT = 200
+
+Work = Callable[[Callable[[str], None]], str]
+"""Does the work, tells each step as it begins, and says how it went."""
 _MOVED = "the machine has changed since you saw the plan"
 _CHANGED = "The machine has changed: another plan comes out now, and this one is not carried out any more."
 _LONGEST_REASON = 200
+ONLY_SHOWS = RefusalReason(
+    HTTPStatus.FORBIDDEN, "this dashboard only shows: 'tranche dashboard --act' serves one that acts"
+)
+
+
+class OperationState(StrEnum):
+    """REFUSED: nothing was changed. FAILED: events say what was changed and undone."""
+
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
 _WORDS = {
     OperationState.RUNNING: "It goes on.",
     OperationState.DONE: "Done.",
     OperationState.REFUSED: "Refused: nothing was changed.",
     OperationState.FAILED: "It failed.",
 }
-ONLY_SHOWS = RefusalReason(
-    HTTPStatus.FORBIDDEN, "this dashboard only shows: 'tranche dashboard --act' serves one that acts"
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How far an operation is: `steps` of `expected` have begun; `said` is the outcome. `again` is the address of its plan."""
+
+    id: str
+    title: str
+    again: str
+    expected: int
+    state: OperationState = OperationState.RUNNING
+    steps: tuple[str, ...] = ()
+    said: str = ""
+
+
+class OperationRunner:
+    """Safe to use from several threads. `news` is called on every change, from any thread."""
+
+    def __init__(self, news: Callable[[], None], new_id: Callable[[], str]) -> None:
+        self._news = news
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._known: dict[str, Operation] = {}
+
+    def begin(self, title: str, again: str, expected: int, work: Work) -> str | None:
+        """Begin an operation and return its id; None while too many run."""
+        with self._lock:
+            running = [each for each in self._known.values() if each.state is OperationState.RUNNING]
+            if len(running) >= _MOST_RUNNING:
+                return None
+            begun = Operation(self._new_id(), title, again, expected)
+            self._known[begun.id] = begun
+            for old in [each.id for each in self._known.values() if each.state is not OperationState.RUNNING][:-_KEPT]:
+                del self._known[old]
+        run = copy_context().run
+        threading.Thread(target=run, args=(self._do, begun.id, work), daemon=True, name="operation").start()
+        return begun.id
+
+    def get(self, id: str) -> Operation | None:
+        """The operation as it is now; None when it is no longer known."""
+        with self._lock:
+            return self._known.get(id)
+
+    def _do(self, id: str, work: Work) -> None:
+        def tell(step: str) -> None:
+            self._change(id, lambda before: replace(before, steps=(*before.steps, step)))
+
+        state = OperationState.DONE
+        try:
+            said = work(tell)
+        except TrancheError as error:
+            # Raised before the first step, these errors mean that nothing was changed.
+            refused = isinstance(error, AllocationUnknown | GpuBusy | StateMoved) and not self._begun(id)
+            state = OperationState.REFUSED if refused else OperationState.FAILED
+            said = f"{error.message}. {error.hint}".strip() if error.hint else f"{error.message}."
+        except Exception as error:
+            _LOG.exception("an operation failed")
+            state, said = OperationState.FAILED, f"{type(error).__name__}: {error}"
+        self._change(id, lambda before: replace(before, state=state, said=said))
+
+    def _begun(self, id: str) -> bool:
+        found = self.get(id)
+        return found is not None and bool(found.steps)
+
+    def _change(self, id: str, change: Callable[[Operation], Operation]) -> None:
+        with self._lock:
+            self._known[id] = change(self._known[id])
+        self._news()
 
 
 class ActionHandler:

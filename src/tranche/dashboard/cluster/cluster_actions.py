@@ -25,10 +25,10 @@ from tranche.dashboard.cluster.cluster_action import (
     node_plan,
     release_plan,
 )
-from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
 from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.source import FleetReader
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer

@@ -1,41 +1,62 @@
-"""A cluster's page over HTTP. Requests pass authentication first, and then reach the cluster as their viewer may see it."""
+"""A cluster's page over HTTP, and as a process: it watches, serves until a signal, and reports its health.
+
+Requests pass authentication first, and then reach the cluster as their viewer may see it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.access import RefusalReason
+from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster.authentication import (
+    LEAST_SECRET,
     TWICE,
     RequestAuthenticator,
     SessionStore,
+    TrustedProxySettings,
     forgotten_cookies,
     session_cookie,
 )
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.entering_page import login_page
-from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubeUser
-from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.source import ClusterObservation, ClusterSource, FleetReader
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.frame import entered_page
+from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.dashboard.web import error_answer, form_of, html, refusal
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.supervisor import Supervisor
 
 _STREAM = "/live"
 _LONGEST_FORM = 64 * 1024
 _KEPT_SECONDS = 600.0
 _MOST_VIEWPOINTS = 200
+_MOST_CONNECTIONS = 2_000
+
+_log = logging.getLogger(__name__)
 
 
 class ClusterRequestHandler(ClusterPages):
@@ -205,3 +226,92 @@ def _headers(scope: Scope) -> list[tuple[str, str]]:
 
 def _unavailable(scope: Scope, title: str, said: str) -> Response:
     return error_answer(scope, HTTPStatus.SERVICE_UNAVAILABLE, title, said)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPageOptions:
+    """How the page is served.
+
+    `namespace` is the agents'; "" means the one of the connection to the API server. `hosts` are the names that browsers use for
+    the server, besides the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With
+    `act`, viewers can do what Kubernetes lets them; with `proxy_act` so can viewers whom the proxy names, with the server's own
+    account.
+    """
+
+    kubeconfig: str | None
+    namespace: str
+    name: str
+    host: str
+    port: int
+    health_host: str
+    health_port: int
+    hosts: Sequence[str] = ()
+    proxy_secret: Path | None = None
+    user_header: str = "X-Remote-User"
+    group_header: str = "X-Remote-Group"
+    act: bool = False
+    proxy_act: bool = False
+
+
+def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is invalid.
+    """
+    asyncio.run(_serve(options, environ))
+
+
+async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> None:
+    server = find_api_server(options.kubeconfig, environ)
+    if options.act and server.tls is not None and (options.kubeconfig or environ.get("KUBECONFIG")):
+        # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
+        raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
+    if options.proxy_act and not (options.act and options.proxy_secret is not None):
+        raise UsageError(
+            "--proxy-act needs --act and --proxy-secret", hint="the proxy's secret is what it is trusted for"
+        )
+    entrance = RequestAuthenticator(frozenset(each.lower() for each in options.hosts), _proxy(options))
+    connection = ApiConnection(server)
+    namespace = options.namespace or server.namespace
+    reviews = AccessReviewClient(connection, clock=time.monotonic)
+    fleets = FleetReader(connection, namespace, clock=time.monotonic)
+    acts = None
+    if options.act:
+        events = KubeClient(connection, now=partial(datetime.now, UTC), random=random.random)
+        acts = ClusterActionHandler(server, reviews, fleets, FormKeyStore(), events, for_proxied=options.proxy_act)
+    app = ClusterRequestHandler(
+        options.name, entrance, reviews, SessionStore(time.monotonic), fleets, acts, clock=time.monotonic
+    )
+    source = ClusterSource(connection, namespace, app.take, app.lose, random=random.random)
+    supervisor = Supervisor([source], clock=time.monotonic)
+    health = HealthServer(supervisor.readiness)
+    with listening(options.host, options.port) as listener:
+        await health.start(options.health_host, options.health_port)
+        config = guarded_config(app, _MOST_CONNECTIONS, lifespan="off")
+        port = listener.getsockname()[1]
+        _log.info("serving", extra={"api_server": server.url, "port": port, "health_port": health.port})
+        running = asyncio.create_task(supervisor.run())
+        try:
+            await GuardedServer(config).serve([listener])
+        finally:
+            app.end()
+            health.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await connection.close()
+
+
+def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:
+    """The trusted proxy, if any. An invalid secret is refused with an error rather than ignored."""
+    if options.proxy_secret is None:
+        return None
+    try:
+        secret = options.proxy_secret.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--proxy-secret {options.proxy_secret}: it cannot be read: {error}") from error
+    if len(secret) < LEAST_SECRET:
+        raise UsageError(
+            f"--proxy-secret {options.proxy_secret}: a secret has {LEAST_SECRET} characters or more",
+            hint="make one: head -c 32 /dev/urandom | base64",
+        )
+    return TrustedProxySettings(secret, options.user_header.lower(), options.group_header.lower())

@@ -30,26 +30,31 @@ from tranche.dashboard.cluster.cluster_action import (
     with_outlook,
 )
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
-from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.cluster_history_view import past_view
+from tranche.dashboard.cluster.cluster_history import ClusterHistory, past_view
+from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
 from tranche.dashboard.cluster.entering_page import you_page
-from tranche.dashboard.cluster.fleet_reader import FleetReader
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.node_layouts import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
 from tranche.dashboard.cluster.nodes_page import NodeFilter, change_of, nodes_page, rows_message
-from tranche.dashboard.cluster.pending import WaitingPod, explain_pending, explain_request, in_order
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
+from tranche.dashboard.cluster.source import FleetReader
 from tranche.dashboard.cluster.user_view import UserView
-from tranche.dashboard.cluster.waiting_page import answered, cluster_events_page, cluster_queue_page
-from tranche.dashboard.cluster.waste_history import WasteHistory
-from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
+from tranche.dashboard.cluster.waiting_page import (
+    WaitingPod,
+    answered,
+    cluster_events_page,
+    cluster_queue_page,
+    explain_pending,
+    explain_request,
+    in_order,
+)
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.live import seen_message
+from tranche.dashboard.parts import TableOrder
 from tranche.dashboard.queue_page import ask_page
-from tranche.dashboard.table_order import TableOrder
 from tranche.dashboard.web import GatedRequestHandler, Lifespan, Unavailable, form_of, nothing
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp

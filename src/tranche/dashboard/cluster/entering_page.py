@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.user_view import ViewerPermission
-from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.frame import DashboardPage, plain_page
 from tranche.dashboard.parts import code, figures, notes
-from tranche.dashboard.refusal_page import plain_page
 from tranche.documents.markup import Element, element
 
 

@@ -15,8 +15,7 @@ from tranche.core.layout import Layout
 from tranche.core.state import GpuInstance, GpuState
 from tranche.dashboard.cluster.node_page import layouts_address, not_of_now
 from tranche.dashboard.cluster.redaction import redacted_text, redacted_view
-from tranche.dashboard.cluster.snapshot import SeenNode
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility, SeenNode
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.layouts_page import before_and_after
 from tranche.dashboard.parts import layout_choice, node_link, notes, table

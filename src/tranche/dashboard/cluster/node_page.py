@@ -11,8 +11,18 @@ from tranche.dashboard.events_page import share_page
 from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key, used_in_words
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
-from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, node_link, notes, share_link, span_since
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.parts import (
+    TableOrder,
+    code,
+    figures,
+    gpu_link,
+    memory,
+    moment,
+    node_link,
+    notes,
+    share_link,
+    span_since,
+)
 from tranche.documents import describe
 from tranche.documents.blocks import Document, blocks_of, holder_without_id, whose
 from tranche.documents.markup import Child, Element, element

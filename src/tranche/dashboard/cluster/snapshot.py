@@ -1,4 +1,4 @@
-"""A cluster at one moment: each node's documents and facts, and when each node changed.
+"""A cluster at one moment: each node's documents and facts, and when each node changed; and which names a viewer may see of it.
 
 A snapshot is immutable. The next one shares every unchanged node, so fifty changes a second among a thousand nodes cost fifty new
 nodes and one dictionary.
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from tranche.dashboard.cluster.visibility import namespace_of
-from tranche.documents.blocks import Document
+from tranche.documents.blocks import IN_NAMESPACES, Document
 
+HIDDEN = "another namespace"
+"""Stands for a name that a viewer may not see."""
 _NOTHING: Document = {"gpus": [], "allocations": [], "waiters": []}
 _GONE_KEPT = 1_000
 UNSHOWN = "what its agent tells cannot be shown; the log of this page says more"
@@ -21,6 +22,24 @@ UNSHOWN = "what its agent tells cannot be shown; the log of this page says more"
 _log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True)
+class NameVisibility:
+    """Names in `namespaces` are visible; with `everywhere` all names, also those in no namespace."""
+
+    namespaces: frozenset[str] = frozenset()
+    everywhere: bool = False
+
+    def sees(self, namespace: str) -> bool:
+        """Whether names in that namespace may be seen; "" means that the namespace is unknown."""
+        return self.everywhere or (namespace != "" and namespace in self.namespaces)
+
+
+def namespace_of(allocation: Document) -> str:
+    """The namespace of an allocation's holder; "" if it is neither a pod nor a claim."""
+    keeper = allocation.get("keeper", {})
+    return str(keeper.get("namespace") or "") if keeper.get("kind") in IN_NAMESPACES else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Watches a cluster: agents' reports, nodes, waiting pods, and events. All pages are made from these.
 
-It uses the rights of the dashboard's own account; what each viewer may see is decided elsewhere.
+What nodes offer to claims, what claims have, and how the cluster gives shares is read on demand: a watch without viewers would
+cost too much. All uses the rights of the dashboard's own account; what each viewer may see is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -14,17 +15,21 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import ClaimsUnavailable, TrancheError
 from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
-from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
+from tranche.dashboard.cluster.waiting_page import PendingPod, decode_pending_pod
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent
 from tranche.kubernetes.api.leases import Lease, decode_lease
 from tranche.kubernetes.api.selection import ObjectSource
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.fleet.backend_reading import backend_in_force
+from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
+from tranche.kubernetes.fleet.reading import read_fleet
 from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, told_node
 
 _PACE_SECONDS = 0.25
@@ -35,6 +40,9 @@ _MADE_OUT = "this page cannot make out what it reads of the cluster; its log say
 _log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+_FRESH_SECONDS = 5.0
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -242,3 +250,46 @@ class _Followed(Generic[Item]):
             async for items in snapshots:
                 self.items, self.heard = items, True
                 changed.set()
+
+
+class FleetReader:
+    """Reads with the dashboard's own account, which may read leases in its namespace alone. `clock` is monotonic, in
+    seconds.
+    """
+
+    def __init__(self, connection: ApiConnection, namespace: str, *, clock: Callable[[], float]) -> None:
+        self._fleet = _Fresh(partial(_fleet, connection, namespace), clock)
+        self._backend = _Fresh(partial(backend_in_force, connection, namespace), clock)
+
+    async def fleet(self) -> Fleet:
+        """As of now or five seconds ago; empty in a cluster without claims. KubernetesUnavailable without an answer."""
+        return await self._fleet.get()
+
+    async def backend(self) -> AllocationBackend:
+        """How the cluster gives shares, as of now or five seconds ago. KubernetesUnavailable without an answer."""
+        return await self._backend.get()
+
+
+async def _fleet(connection: ApiConnection, namespace: str) -> Fleet:
+    try:
+        return await read_fleet(connection, namespace)
+    except ClaimsUnavailable:
+        return Fleet()
+
+
+class _Fresh(Generic[Read]):
+    """A reading, until it is too old. One caller at a time reads it again."""
+
+    def __init__(self, read: Callable[[], Awaitable[Read]], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._found: tuple[float, Read] | None = None
+        self._reading = asyncio.Lock()
+
+    async def get(self) -> Read:
+        """As of now, or five seconds ago."""
+        async with self._reading:
+            if self._found is None or self._clock() - self._found[0] >= _FRESH_SECONDS:
+                found = await self._read()
+                self._found = self._clock(), found
+            return self._found[1]

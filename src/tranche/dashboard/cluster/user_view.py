@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
-from tranche.dashboard.cluster.node_row import RowCache
-from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, redacted_fleet
+from tranche.dashboard.cluster.nodes_page import RowCache
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode, apart, unshown
 from tranche.dashboard.cluster.source import ClusterObservation
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.waiting_page import PendingPod, gate_fleet, giving, redacted_fleet
 from tranche.dashboard.live import Publisher
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
