@@ -121,8 +121,8 @@ def command(
             health_port=health_port,
             hosts=host,
             proxy_secret=proxy_secret,
-            user_header=proxy_user_header,
-            group_header=proxy_group_header,
+            proxy_user_header=proxy_user_header,
+            proxy_group_header=proxy_group_header,
             act=act,
             proxy_act=proxy_act,
         )

@@ -25,7 +25,7 @@ from starlette.types import Scope
 from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.dashboard.access import RefusalReason, TokenAuthenticator
 from tranche.dashboard.acting.action_handler import ActionHandler, with_links
-from tranche.dashboard.frame import VIEWS, entered_page, entering_form, loopback_way
+from tranche.dashboard.frame import VIEWS, entered_page, loopback_way, token_form
 from tranche.dashboard.live import seen_message
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
 from tranche.dashboard.server import BackgroundWriter, GuardedServer, guarded_config, listening
@@ -161,7 +161,7 @@ class MachineRequestHandler(GatedRequestHandler):
     def refused(self, scope: Scope, reason: RefusalReason) -> Response:
         """The refusal, with the token's form or a link by a name of this server."""
         if reason.status is HTTPStatus.UNAUTHORIZED:
-            return refusal(scope, reason, "Sign in", entering_form())
+            return refusal(scope, reason, "Sign in", token_form(_ENTER, "get"))
         if reason.status is HTTPStatus.MISDIRECTED_REQUEST:
             sent = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
             return refusal(scope, reason, way=loopback_way(next(sent, "")))

@@ -152,11 +152,11 @@ def refusal_page(title: str, message: str, way: Element | None = None) -> str:
     return plain_page(title, element("p", message), way)
 
 
-def entering_form() -> Element:
-    """A form for the token, which is also in the address that the command prints."""
+def token_form(address: str, method: str) -> Element:
+    """A form for the viewer's token."""
     token = element("input", type="password", name="token", id="token", required=True, autocomplete="off")
     asked = element("label", "Token", token)
-    return element("form", asked, element("button", "Enter"), action="/enter", method="get", aria_label="Enter")
+    return element("form", asked, element("button", "Enter"), action=address, method=method, aria_label="Enter")
 
 
 def loopback_way(host: str) -> Element:

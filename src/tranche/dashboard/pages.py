@@ -25,8 +25,7 @@ from tranche.documents.explanation import explanation_document
 from tranche.documents.history import seconds_of
 from tranche.documents.layout_change import preview_data
 from tranche.documents.markup import element
-from tranche.documents.waste import use_over_time, waste_data
-from tranche.documents.waste_by_owner import waste_by_owner
+from tranche.documents.waste import use_over_time, waste_by_owner, waste_data
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.explain.explanation import explain
 from tranche.planning.layouts.generate import generate_layouts

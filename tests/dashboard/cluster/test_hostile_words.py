@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -26,7 +27,7 @@ from tranche.dashboard.cluster.cluster_action import (
     release_plan,
     share_act,
 )
-from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, UnreportedSpan, past_view
+from tranche.dashboard.cluster.cluster_history import GpuHistory, UnreportedSpan, past_view
 from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
 from tranche.dashboard.cluster.kube_event import decode_kube_event
 from tranche.dashboard.cluster.node_layouts import NodeLayoutView, node_layouts_page
@@ -41,7 +42,7 @@ from tranche.dashboard.cluster.waiting_page import (
 )
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.dashboard.queue_page import ask_page
-from tranche.documents.history import HistoryPlace
+from tranche.documents.history import HistoryPlace, HistorySpan
 from tranche.documents.markup import Child, printable
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
@@ -97,8 +98,8 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     assert report is not None
     gpu = node.overview["gpus"][0]
     uuid = gpu["uuid"]
-    ended = EndedSpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
-    past = GpuHistory(1.0, (ended, ended._replace(allocation_id="")), {}, (UnreportedSpan(1.0, None),))
+    ended = HistorySpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
+    past = GpuHistory(1.0, (ended, replace(ended, allocation_id="")), {}, (UnreportedSpan(1.0, None),))
     event = decode_kube_event(
         {
             "metadata": {"uid": said, "namespace": said, "name": said},

@@ -25,7 +25,7 @@ from tranche.dashboard.cluster.cluster_waste import (
 )
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode
 from tranche.dashboard.cluster.user_view import ViewerPermission
-from tranche.documents.held_now import held_now
+from tranche.documents.waste import held_now
 
 ALL = NameVisibility(everywhere=True)
 OURS = NameVisibility(frozenset({"vision"}))

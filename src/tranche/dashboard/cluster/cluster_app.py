@@ -36,14 +36,15 @@ from tranche.dashboard.cluster.authentication import (
 )
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
-from tranche.dashboard.cluster.entering_page import login_page
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.source import ClusterObservation, ClusterSource, FleetReader
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.frame import entered_page
+from tranche.dashboard.frame import entered_page, plain_page, token_form
+from tranche.dashboard.parts import code
 from tranche.dashboard.server import GuardedServer, guarded_config, listening
 from tranche.dashboard.web import error_answer, form_of, html, refusal
+from tranche.documents.markup import element
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
@@ -168,7 +169,7 @@ class ClusterRequestHandler(ClusterPages):
                 viewer = await self._reviews.who(presented.token or self._sessions.token(presented.session))
             if viewer is None:
                 said = "Send a token that Kubernetes knows: Authorization: Bearer TOKEN."
-                return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, login_page())
+                return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, _login_page())
             if self._seen is None:
                 why = f"Its nodes were not read yet: {self._trouble or 'the API server has not answered'}."
                 return _unavailable(scope, "The state of the cluster is unknown", why)
@@ -197,18 +198,18 @@ class ClusterRequestHandler(ClusterPages):
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            return html(login_page())
+            return html(_login_page())
         fields = await form_of(request, _LONGEST_FORM)
         if fields is None:
-            return html(login_page("That is no token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return html(_login_page("That is no token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         token = fields.get("token", "").strip()
         try:
             viewer = await self._reviews.who(token)
         except TrancheError:
             said = "Kubernetes does not answer, so nobody can say who you are. Try again in a moment."
-            return html(login_page(said), HTTPStatus.SERVICE_UNAVAILABLE)
+            return html(_login_page(said), HTTPStatus.SERVICE_UNAVAILABLE)
         if viewer is None:
-            return html(login_page("Kubernetes does not know this token, or it has ended."), HTTPStatus.UNAUTHORIZED)
+            return html(_login_page("Kubernetes does not know this token, or it has ended."), HTTPStatus.UNAUTHORIZED)
         cookie = session_cookie(self._sessions.begin(token), request.headers.get("origin", ""))
         return html(entered_page(), headers={"Set-Cookie": cookie})
 
@@ -216,7 +217,19 @@ class ClusterRequestHandler(ClusterPages):
         for session in self._entrance.sessions(_headers(request.scope)):
             self._sessions.end(session)
         gone = session_cookie("", request.headers.get("origin", ""))
-        return html(login_page("You have left."), headers={"Set-Cookie": gone})
+        return html(_login_page("You have left."), headers={"Set-Cookie": gone})
+
+
+def _login_page(trouble: str = "") -> str:
+    """Asks for a token. It loads nothing."""
+    said = element(
+        "p",
+        "The page shows what Kubernetes lets you see. Enter with a token of yours, such as ",
+        code("kubectl create token ACCOUNT -n NAMESPACE"),
+        " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
+    )
+    alert = element("p", trouble, role="alert") if trouble else None
+    return plain_page("Sign in", alert, said, token_form("/login", "post"))
 
 
 def _headers(scope: Scope) -> list[tuple[str, str]]:
@@ -247,23 +260,23 @@ class ClusterPageOptions:
     health_port: int
     hosts: Sequence[str] = ()
     proxy_secret: Path | None = None
-    user_header: str = "X-Remote-User"
-    group_header: str = "X-Remote-Group"
+    proxy_user_header: str = "X-Remote-User"
+    proxy_group_header: str = "X-Remote-Group"
     act: bool = False
     proxy_act: bool = False
 
 
-def serve_cluster_page(options: ClusterPageOptions, environ: Mapping[str, str] = os.environ) -> None:
+def serve_cluster_page(options: ClusterPageOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
     KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is invalid.
     """
-    asyncio.run(_serve(options, environ))
+    asyncio.run(_serve(options))
 
 
-async def _serve(options: ClusterPageOptions, environ: Mapping[str, str]) -> None:
-    server = find_api_server(options.kubeconfig, environ)
-    if options.act and server.tls is not None and (options.kubeconfig or environ.get("KUBECONFIG")):
+async def _serve(options: ClusterPageOptions) -> None:
+    server = find_api_server(options.kubeconfig, os.environ)
+    if options.act and server.tls is not None and (options.kubeconfig or os.environ.get("KUBECONFIG")):
         # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
         raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
     if options.proxy_act and not (options.act and options.proxy_secret is not None):
@@ -314,4 +327,4 @@ def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:
             f"--proxy-secret {options.proxy_secret}: a secret has {LEAST_SECRET} characters or more",
             hint="make one: head -c 32 /dev/urandom | base64",
         )
-    return TrustedProxySettings(secret, options.user_header.lower(), options.group_header.lower())
+    return TrustedProxySettings(secret, options.proxy_user_header.lower(), options.proxy_group_header.lower())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -33,9 +33,6 @@ MOST_GONE = 64
 
 GpuPlace = tuple[str, str]
 """A GPU by its node's name and its UUID: two nodes may report the same UUID."""
-Row = tuple[HistorySpan, Child]
-"""A span, and its caption: who made it, or for whom."""
-
 _GAUGES = (
     "The node's agent reads the gauges once a minute. "
     f"It keeps means of five minutes for {LINES_KEPT_HOURS} hours and of half an hour for {KEPT_DAYS} days, as far as they fit. "
@@ -46,21 +43,6 @@ _NO_CAUSE = (
     "Who had a slice made or destroyed is in the node's own events: tranche events there, and the events of its layout. "
     "What came and went within a second was not seen."
 )
-
-
-class EndedSpan(NamedTuple):
-    """A slice that existed, or with an id a share that was held, with its owner and namespace. Times as in `HistorySpan`.
-
-    `owned` is whether Tranche made the slice, None where that is not known.
-    """
-
-    place: HistoryPlace
-    began: float | None
-    ended: float
-    allocation_id: str = ""
-    namespace: str = ""
-    holder: str = ""
-    owned: bool | None = None
 
 
 class UnreportedSpan(NamedTuple):
@@ -75,7 +57,7 @@ class GpuHistory:
     """What is known of one GPU since `since`: what has ended, when its present slices were made, and when nothing was heard."""
 
     since: float
-    ended: tuple[EndedSpan, ...]
+    ended: tuple[HistorySpan, ...]
     began: Mapping[HistoryPlace, float]
     silences: tuple[UnreportedSpan, ...]
 
@@ -103,7 +85,7 @@ class ClusterHistory:
         self._silences: dict[str, deque[UnreportedSpan]] = {}
         self._reached: dict[GpuPlace, Document] = {}
         self._began: dict[GpuPlace, dict[HistoryPlace, float]] = {}
-        self._ended: dict[GpuPlace, deque[EndedSpan]] = {}
+        self._ended: dict[GpuPlace, deque[HistorySpan]] = {}
         self._order: deque[GpuPlace] = deque()
         self._forgotten: dict[GpuPlace, float] = {}
         self._places: dict[HistoryPlace, HistoryPlace] = {}
@@ -180,7 +162,7 @@ class ClusterHistory:
         began = self._began.setdefault(at, {})
         for place, owned in was.items():
             if place not in now:
-                self._end(at, EndedSpan(place, began.pop(place, None), known, owned=owned))
+                self._end(at, HistorySpan(place, began.pop(place, None), known, owned=owned))
         began.update(dict.fromkeys(now.keys() - was.keys(), seen))
 
     def _shares_ended(self, node: str, was: Iterable[Document], now: Iterable[Document], known: float) -> None:
@@ -193,7 +175,7 @@ class ClusterHistory:
                 place = self._place(grant)
                 self._end(
                     (node, grant["gpuUUID"]),
-                    EndedSpan(place, seconds_of(each["created"]), known, each["id"], namespace_of(each), holder),
+                    HistorySpan(place, seconds_of(each["created"]), known, each["id"], namespace_of(each), holder),
                 )
 
     def _slices(self, gpu: Document) -> dict[HistoryPlace, bool | None]:
@@ -204,13 +186,13 @@ class ClusterHistory:
         place = place_of(document)
         return self._places.setdefault(place, place)
 
-    def _end(self, at: GpuPlace, span: EndedSpan) -> None:
+    def _end(self, at: GpuPlace, span: HistorySpan) -> None:
         self._ended.setdefault(at, deque()).append(span)
         self._order.append(at)
         while len(self._order) > self._most:
             oldest = self._order.popleft()
             if kept := self._ended.get(oldest):
-                self._forgotten[oldest] = kept.popleft().ended
+                self._forgotten[oldest] = kept.popleft().ended or 0.0
 
     def _forget(self, name: str) -> None:
         """The node has left the cluster."""
@@ -234,8 +216,8 @@ def past_view(
     """The last so many hours, as far as known. `node` and `gpu` are as the viewer may see them."""
     since = now - hours * 3600
     charts = gauges_view(gpu, *use.over(hours, now), _GAUGES, (since, now))
-    slices = [each for each in _in_order(_slices(gpu, past)) if each[0].meets(since)]
-    shares = [each for each in _in_order(_shares(node, gpu, past, sight)) if each[0].meets(since)]
+    slices = [each for each in _in_order(_slices(gpu, past)) if each.meets(since)]
+    shares = [each for each in _in_order(_shares(node, gpu, past, sight)) if each.meets(since)]
     return element(
         "div",
         element("h2", "Over time"),
@@ -243,43 +225,34 @@ def past_view(
         charts or element("p", f"Nothing is known of its use in this time. {_GAUGES}", class_="muted"),
         element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
         [_silence(each) for each in past.silences if each.until is None or each.until >= since],
-        spans_drawn(gpu, [span for span, _ in slices], [span for span, _ in shares], now, hours)
-        if slices or shares
-        else None,
+        spans_drawn(gpu, slices, shares, now, hours) if slices or shares else None,
         _held(shares),
         _there(slices),
         element("p", _NO_CAUSE, class_="muted"),
     )
 
 
-def _slices(gpu: Document, past: GpuHistory) -> Iterator[Row]:
-    for each in past.ended:
-        if not each.allocation_id:
-            yield HistorySpan(each.place, each.began, each.ended), _maker(each.owned)
+def _slices(gpu: Document, past: GpuHistory) -> Iterator[HistorySpan]:
+    yield from (each for each in past.ended if not each.allocation_id)
     for each in gpu["slices"]:
         if each["gpuInstanceId"] is not None:
             place = place_of(each)
-            yield HistorySpan(place, past.began.get(place), None), _maker(each["owned"])
+            yield HistorySpan(place, past.began.get(place), None, owned=each["owned"])
 
 
-def _shares(node: SeenNode, gpu: Document, past: GpuHistory, sight: NameVisibility) -> Iterator[Row]:
+def _shares(node: SeenNode, gpu: Document, past: GpuHistory, sight: NameVisibility) -> Iterator[HistorySpan]:
     for each in past.ended:
         if each.allocation_id:
-            holder = each.holder if sight.sees(each.namespace) else HIDDEN
-            yield HistorySpan(each.place, each.began, each.ended, each.allocation_id), holder
-    for each in node.overview["allocations"]:
-        holder = holder_without_id(each)
-        for grant in each["grants"]:
+            yield each if sight.sees(each.namespace) else replace(each, holder=HIDDEN, namespace="")
+    for held in node.overview["allocations"]:
+        for grant in held["grants"]:
             if grant["gpuUUID"] == gpu["uuid"]:
-                yield HistorySpan(place_of(grant), seconds_of(each["created"]), None, each["id"]), holder
+                began, holder = seconds_of(held["created"]), holder_without_id(held)
+                yield HistorySpan(place_of(grant), began, None, held["id"], holder=holder)
 
 
-def _in_order(rows: Iterator[Row]) -> list[Row]:
-    return sorted(rows, key=lambda row: (row[0].began or 0.0, row[0].place))
-
-
-def _maker(owned: bool | None) -> str:
-    return maker(owned) or "not known"
+def _in_order(spans: Iterator[HistorySpan]) -> list[HistorySpan]:
+    return sorted(spans, key=lambda each: (each.began or 0.0, each.place))
 
 
 def _silence(each: UnreportedSpan) -> Element:
@@ -291,22 +264,24 @@ def _silence(each: UnreportedSpan) -> Element:
     )
 
 
-def _held(shares: Sequence[Row]) -> Element:
+def _held(shares: Sequence[HistorySpan]) -> Element:
     rows = [
         (
-            share_link(span.allocation_id) if span.ended is None else span.allocation_id,
-            str(span.place),
-            holder,
-            *_times(span, "held still"),
+            share_link(each.allocation_id) if each.ended is None else each.allocation_id,
+            str(each.place),
+            each.holder,
+            *_times(each, "held still"),
         )
-        for span, holder in reversed(shares)
+        for each in reversed(shares)
     ]
     name = "Who held what of it, newest first"
     return table(name, ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it.")
 
 
-def _there(slices: Sequence[Row]) -> Element:
-    rows = [(str(span.place), maker, *_times(span, "there still")) for span, maker in reversed(slices)]
+def _there(slices: Sequence[HistorySpan]) -> Element:
+    rows = [
+        (str(each.place), maker(each.owned) or "not known", *_times(each, "there still")) for each in reversed(slices)
+    ]
     return table("Its slices, newest first", ("Slice", "Made by", "From", "Until"), rows, "It was not cut.")
 
 

@@ -32,7 +32,6 @@ from tranche.dashboard.cluster.cluster_action import (
 from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_history import ClusterHistory, past_view
 from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
-from tranche.dashboard.cluster.entering_page import you_page
 from tranche.dashboard.cluster.kube_event import event_data
 from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.node_layouts import node_layouts_page
@@ -40,7 +39,7 @@ from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_s
 from tranche.dashboard.cluster.nodes_page import NodeFilter, change_of, nodes_page, rows_message
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
 from tranche.dashboard.cluster.source import FleetReader
-from tranche.dashboard.cluster.user_view import UserView
+from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.waiting_page import (
     WaitingPod,
     answered,
@@ -53,13 +52,13 @@ from tranche.dashboard.cluster.waiting_page import (
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.history_view import hours_asked
 from tranche.dashboard.live import seen_message
-from tranche.dashboard.parts import TableOrder
+from tranche.dashboard.parts import TableOrder, code, figures, notes
 from tranche.dashboard.queue_page import ask_page
 from tranche.dashboard.web import GatedRequestHandler, Lifespan, Unavailable, form_of, nothing
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
-from tranche.documents.markup import Child
+from tranche.documents.markup import Child, element
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
 
@@ -220,7 +219,7 @@ class ClusterPages(GatedRequestHandler):
 
     def _you(self, view: UserView, request: Request) -> DashboardPage:
         viewer = request.scope["viewer"]
-        return you_page(viewer, view.rights, view.snapshot.notes, self._acting(viewer))
+        return _you_page(viewer, view.rights, view.snapshot.notes, self._acting(viewer))
 
     def _api_nodes(self, view: UserView, _: Request) -> Document:
         seen, trouble = view.snapshot, view.live.trouble
@@ -381,3 +380,29 @@ def _order(request: Request) -> TableOrder:
 
 def _gpu_of(node: SeenNode, uuid: str) -> Document | None:
     return next((gpu for gpu in node.overview["gpus"] if gpu["uuid"] == uuid), None)
+
+
+def _you_page(viewer: KubeUser, rights: ViewerPermission, said: Sequence[str], acting: str) -> DashboardPage:
+    """Who the viewer is, how they entered, and what they see; `acting` says what they can do."""
+    some = "some" if rights.sight.everywhere or rights.sight.namespaces else "none"
+    spaces = "all" if rights.sight.everywhere else ", ".join(sorted(rights.sight.namespaces)) or "none"
+    leave = element("form", element("button", "Leave"), action="/leave", method="post")
+    live = element(
+        "div",
+        notes(said),
+        figures(
+            [
+                ("user", code(viewer.user)),
+                ("came with", "a token" if viewer.token else "a proxy, which names you"),
+                ("names of namespaces", spaces),
+                ("nodes", "all" if rights.all_nodes else some),
+            ]
+        ),
+        element("h2", "Groups"),
+        element("ul", [element("li", code(each)) for each in viewer.groups])
+        if viewer.groups
+        else element("p", "None."),
+        element("h2", "Acting"),
+        element("p", acting),
+    )
+    return DashboardPage("You", live, below=leave if viewer.token else None)

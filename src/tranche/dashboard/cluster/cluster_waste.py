@@ -18,8 +18,8 @@ from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.parts import TableOrder, figures, memory, moment, node_link, notes, share_link, span_since
 from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
-from tranche.documents.held_now import held_now
 from tranche.documents.markup import Child, element
+from tranche.documents.waste import held_now
 
 SLOT_SECONDS = 900.0
 SLOTS = 96

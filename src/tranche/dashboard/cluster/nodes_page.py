@@ -53,30 +53,8 @@ _CAPTION = (
     "Used is how much of their memory programs use."
 )
 
-
-@dataclass(frozen=True, slots=True)
-class NodeSummary:
-    """Counts of GPUs, slices and shares, for one node or for many.
-
-    `slices` are all known slices; those of nodes that are not heard are `unknown`, and neither `held` nor `idle`.
-    """
-
-    nodes: int = 0
-    unheard: int = 0
-    gpus: int = 0
-    slices: int = 0
-    unknown: int = 0
-    held: int = 0
-    idle: int = 0
-    shares: int = 0
-
-    @staticmethod
-    def total(of: Iterable[NodeSummary]) -> NodeSummary:
-        """The sum of all of them."""
-        each = [
-            (one.nodes, one.unheard, one.gpus, one.slices, one.unknown, one.held, one.idle, one.shares) for one in of
-        ]
-        return NodeSummary(*map(sum, zip(*each, strict=True))) if each else NodeSummary()
+_COUNTED = ("nodes", "nodes not seen", "GPUs", "slices", "slices held", "slices idle", "slices unknown", "shares")
+"""What is counted of each node. All known slices are counted; those of nodes that are not heard are neither held nor idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +63,13 @@ class NodeRow:
 
     `said` is the row's text without the holders' names, in lower case. `holders` are those names: of each allocation the
     namespace and the name, in lower case. `keys` are the sort keys, in the order of the columns after the node's name; None if
-    unknown.
+    unknown. `counts` are those of _COUNTED.
     """
 
     name: str
     changed: int
     shown: KeptElement
-    tally: NodeSummary
+    counts: tuple[int, ...]
     said: str
     models: frozenset[str]
     states: frozenset[str]
@@ -126,16 +104,8 @@ def node_row(node: SeenNode) -> NodeRow:
     drawn = blocks_of(gpus, allocations)
     slices = Counter(each["state"] for gpu in gpus for each in gpu["slices"])
     heard = _heard(node)
-    tally = NodeSummary(
-        nodes=1,
-        unheard=0 if heard else 1,
-        gpus=len(gpus),
-        slices=slices.total(),
-        unknown=0 if heard else slices.total(),
-        held=slices["held"] if heard else 0,
-        idle=slices["idle"] if heard else 0,
-        shares=len(allocations),
-    )
+    total = slices.total()
+    of_slices = (total, slices["held"], slices["idle"], 0) if heard else (total, 0, 0, total)
     models = Counter(str(gpu["name"]).removeprefix("NVIDIA ").strip() for gpu in gpus)
     states = frozenset(_states(node, drawn))
     told = ", ".join(f"{count} × {model}" for model, count in models.items()) or "no GPU is known"
@@ -146,7 +116,7 @@ def node_row(node: SeenNode) -> NodeRow:
         name=node.name,
         changed=node.changed,
         shown=_shown(node, drawn, told, state).kept(),
-        tally=tally,
+        counts=(1, 0 if heard else 1, len(gpus), *of_slices, len(allocations)),
         said=said.casefold(),
         models=frozenset(models),
         states=states,
@@ -381,22 +351,12 @@ def feed_of(choice: NodeFilter) -> str:
 
 def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> Element:
     """The counts of the cluster, and how many nodes are chosen."""
-    total = NodeSummary.total(each.tally for each in rows)
-    counted = {
-        "nodes": total.nodes,
-        "nodes not seen": total.unheard,
-        "GPUs": total.gpus,
-        "slices": total.slices,
-        "slices held": total.held,
-        "slices idle": total.idle,
-        "slices unknown": total.unknown,
-        "shares": total.shares,
-    }
-    said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.leaves_out else None
+    total = [sum(row.counts[place] for row in rows) for place in range(len(_COUNTED))]
+    said = f"{chosen:,} of {total[0]:,} nodes are such." if choice.leaves_out else None
     return element(
         "div",
         needs_line(_needs(rows), 0.0, "No node that you see is in trouble."),
-        figures((word, f"{count:,}") for word, count in counted.items()),
+        figures((word, f"{count:,}") for word, count in zip(_COUNTED, total, strict=True)),
         element("p", said) if said else None,
         id="summary",
     )
