@@ -65,10 +65,16 @@ def whole_page(
     `trouble` says why nothing newer is known, "" where it is current. `unseen` is what it means when the server speaks without
     trouble but sees nothing newer.
     """
+    scripts = ("rows.js", "page.js") if page.feed else ("page.js",)
     return "<!doctype html>\n" + str(
         element(
             "html",
-            _head(f"{page.title} – {machine}", *(("rows.js",) if page.feed else ()), "page.js"),
+            _head(
+                f"{page.title} – {machine}",
+                _icon(),
+                *(element("link", rel="stylesheet", href=f"/static/{each}.css") for each in ("picture", "page")),
+                *(element("script", src=f"/static/{each}", defer=True) for each in scripts),
+            ),
             element(
                 "body",
                 element("a", "Skip to the content", href="#main", class_="skip"),
@@ -109,17 +115,14 @@ def entered_page() -> str:
     return "<!doctype html>\n" + str(element("html", head, body, lang="en"))
 
 
-def _head(title: str, *scripts: str) -> Element:
+def _head(title: str, *more: Child) -> Element:
     return element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
-        _icon(),
-        element("link", rel="stylesheet", href="/static/picture.css"),
-        element("link", rel="stylesheet", href="/static/page.css"),
-        [element("script", src=f"/static/{each}", defer=True) for each in scripts],
+        more,
     )
 
 
@@ -168,13 +171,6 @@ def loopback_way(host: str) -> Element:
 
 def plain_page(title: str, *shown: Child | None) -> str:
     """A page that loads nothing."""
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{title} – Tranche"),
-        element("style", _STYLE),
-    )
+    head = _head(f"{title} – Tranche", element("style", _STYLE))
     body = element("body", element("main", element("h1", title), *shown))
     return "<!doctype html>\n" + str(element("html", head, body, lang="en"))

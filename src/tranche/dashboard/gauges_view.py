@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
 from tranche.core.quantity import format_memory
-from tranche.dashboard.parts import moment, table
+from tranche.dashboard.parts import measured, moment, table
 from tranche.documents import describe
 from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import GaugeSample, sample_of
@@ -73,12 +74,13 @@ def gauges_view(
     the last sample.
     """
     uuid, memory = gpu["uuid"], float(gpu["memoryBytes"] or 0)
-    gauges = (
-        _Gauge("Memory used", _measured(uuid, "memoryUsedBytes", samples), memory, _bytes, every),
-        _Gauge("Busy", _measured(uuid, "busy", samples), 1.0, _percent, every),
-        _Gauge("Power", _measured(uuid, "powerWatts", samples), 0.0, _watts, every),
-        _Gauge("Temperature", _measured(uuid, "temperatureCelsius", samples), 0.0, _degrees, every),
+    kinds: Sequence[tuple[str, str, float, Callable[[float], str]]] = (
+        ("Memory used", "memoryUsedBytes", memory, lambda value: format_memory(round(value))),
+        ("Busy", "busy", 1.0, partial(measured, unit="%")),
+        ("Power", "powerWatts", 0.0, partial(measured, unit=" W")),
+        ("Temperature", "temperatureCelsius", 0.0, partial(measured, unit=" °C")),
     )
+    gauges = [_Gauge(name, _measured(uuid, key, samples), most, said, every) for name, key, most, said in kinds]
     found = [each for each in gauges if each.values]
     if not found:
         return None
@@ -147,19 +149,3 @@ def _areas(values: Measured, since: float, length: float, most: float, every: fl
 
 def _last(numbers: Sequence[float]) -> float:
     return numbers[-1]
-
-
-def _bytes(value: float) -> str:
-    return format_memory(round(value))
-
-
-def _watts(value: float) -> str:
-    return f"{value:.0f} W"
-
-
-def _degrees(value: float) -> str:
-    return f"{value:.0f} °C"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"

@@ -17,10 +17,16 @@ from tranche.core.errors import GpuBusy, TrancheError, UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
 from tranche.dashboard.cluster.cluster_action import layout_act
-from tranche.dashboard.cluster.heard_node import HeardNode
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView, node_layouts_page
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import HIDDEN, ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode
+from tranche.dashboard.cluster.snapshot import (
+    HIDDEN,
+    ClusterSnapshot,
+    HeardNode,
+    KubeNodeState,
+    NameVisibility,
+    SeenNode,
+)
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.documents.markup import element

@@ -26,9 +26,8 @@ from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
 from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
-from tranche.dashboard.cluster.heard_node import heard, seen_node
 from tranche.dashboard.cluster.nodes_page import RowCache
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode, heard, seen_node
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.waiting_page import PendingPod, explain_pending, explain_request
@@ -178,7 +177,7 @@ def test_what_fails_in_the_making_of_a_node_makes_it_unreadable_and_is_said_once
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = lease_of("{}", "bad")
-    with patch("tranche.dashboard.cluster.heard_node.told_from_lease", side_effect=ZeroDivisionError("of a kind")):
+    with patch("tranche.dashboard.cluster.snapshot.told_from_lease", side_effect=ZeroDivisionError("of a kind")):
         first = heard(lease, None, 2.0)
         again = heard(lease, first, 3.0)
     assert (first.overview, first.told, again.overview) == (None, None, None)
@@ -210,7 +209,7 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
         pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
         found = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert found is not None
-        with patch("tranche.dashboard.cluster.pending.explain_waiting", side_effect=KeyError("x")):
+        with patch("tranche.dashboard.cluster.waiting_page.explain_waiting", side_effect=KeyError("x")):
             failed = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert failed is not None
         assert "cannot be said" in failed.answer.message

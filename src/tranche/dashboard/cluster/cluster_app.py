@@ -10,7 +10,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,7 +34,7 @@ from tranche.dashboard.cluster.authentication import (
     forgotten_cookies,
     session_cookie,
 )
-from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
+from tranche.dashboard.cluster.cluster_action import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
 from tranche.dashboard.cluster.kube_viewer import KubeUser
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class ClusterRequestHandler(ClusterPages):
-    """The application. `take` is given the newest state; `clock` is monotonic, in seconds."""
+    """The application. `take` is given the newest state."""
 
     def __init__(
         self,
@@ -71,17 +71,12 @@ class ClusterRequestHandler(ClusterPages):
         sessions: SessionStore,
         fleets: FleetReader,
         acts: ClusterActionHandler | None = None,
-        *,
-        clock: Callable[[], float],
-        recheck: float = FRESH_SECONDS,
     ) -> None:
         entering = Route("/login", self._login, methods=["GET", "POST"])
         super().__init__(name, fleets, acts, [entering, Route("/leave", self._leave, methods=["POST"])])
         self._entrance = entrance
         self._reviews = reviews
         self._sessions = sessions
-        self._clock = clock
-        self._recheck = recheck
         self._seen: ClusterObservation | None = None
         self._trouble = ""
         self._views: dict[ViewerPermission, UserView] = {}
@@ -91,7 +86,7 @@ class ClusterRequestHandler(ClusterPages):
         self._seen = seen
         self.waste.take(seen.snapshot)
         self.past.take(seen.snapshot, seen.trouble)
-        now = self._clock()
+        now = time.monotonic()
         for rights in [each for each, view in self._views.items() if now - view.used >= _KEPT_SECONDS]:
             self._views.pop(rights).live.end()
         for view in self._views.values():
@@ -146,7 +141,7 @@ class ClusterRequestHandler(ClusterPages):
 
         work = asyncio.ensure_future(self.app(scope, receive, noted))
         try:
-            while not (await asyncio.wait({work}, timeout=self._recheck))[0]:
+            while not (await asyncio.wait({work}, timeout=FRESH_SECONDS))[0]:
                 again = await self._admitted(scope)
                 if isinstance(again, Response) or again[1] is not scope["view"]:
                     break
@@ -193,7 +188,7 @@ class ClusterRequestHandler(ClusterPages):
             found = self._views[rights] = UserView(rights)
             if self._seen is not None:
                 found.take(self._seen)
-        found.used = self._clock()
+        found.used = time.monotonic()
         return found
 
     async def _login(self, request: Request) -> Response:
@@ -292,10 +287,8 @@ async def _serve(options: ClusterPageOptions) -> None:
     if options.act:
         events = KubeClient(connection, now=partial(datetime.now, UTC), random=random.random)
         acts = ClusterActionHandler(server, reviews, fleets, FormKeyStore(), events, for_proxied=options.proxy_act)
-    app = ClusterRequestHandler(
-        options.name, entrance, reviews, SessionStore(time.monotonic), fleets, acts, clock=time.monotonic
-    )
-    source = ClusterSource(connection, namespace, app.take, app.lose, random=random.random)
+    app = ClusterRequestHandler(options.name, entrance, reviews, SessionStore(time.monotonic), fleets, acts)
+    source = ClusterSource(connection, namespace, app.take, app.lose)
     supervisor = Supervisor([source], clock=time.monotonic)
     health = HealthServer(supervisor.readiness)
     with listening(options.host, options.port) as listener:

@@ -20,6 +20,7 @@ from tranche.core.errors import TrancheError, UsageError
 from tranche.core.request import Request as GpuRequest
 from tranche.dashboard.cluster.cluster_action import (
     ClusterAction,
+    ClusterActionHandler,
     ClusterPlan,
     foreseen_plan,
     layout_act,
@@ -29,7 +30,6 @@ from tranche.dashboard.cluster.cluster_action import (
     share_act,
     with_outlook,
 )
-from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_history import ClusterHistory, past_view
 from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
 from tranche.dashboard.cluster.kube_event import event_data

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
@@ -16,9 +17,8 @@ from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 from tranche.core.errors import ClaimsUnavailable, TrancheError
-from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenNode, apart, has_gpus, heard, seen_node
 from tranche.dashboard.cluster.waiting_page import PendingPod, decode_pending_pod
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent
@@ -76,7 +76,7 @@ def _spaces_of(node: SeenNode) -> list[str]:
 
 class ClusterSource:
     """A component. It calls `report` on the event loop with the newest state, and `lose` with a fault that keeps it from reading
-    what the API server sends. `now` is seconds since the epoch.
+    what the API server sends.
     """
 
     name = "cluster"
@@ -87,16 +87,9 @@ class ClusterSource:
         namespace: str,
         report: Callable[[ClusterObservation], None],
         lose: Callable[[str], None],
-        *,
-        random: Callable[[], float],
-        now: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._report = report
         self._lose = lose
-        self._random = random
-        self._now = now
-        self._sleep = sleep
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         waiting = {"fieldSelector": "status.phase=Pending"}
         self._leases = _Followed(
@@ -139,7 +132,7 @@ class ClusterSource:
         try:
             async with asyncio.TaskGroup() as group:
                 for each in self._all():
-                    group.create_task(each.follow(Backoff(self._random), self._changed, self._sleep))
+                    group.create_task(each.follow(Backoff(random.random), self._changed))
                 group.create_task(self._keep())
         except ExceptionGroup as errors:
             self._fail(errors.exceptions[0])
@@ -168,7 +161,7 @@ class ClusterSource:
                 except Exception as error:
                     # Catch everything: pages say that they are not live, and the next change tries again.
                     self._fail(error)
-            await self._sleep(_PACE_SECONDS)
+            await asyncio.sleep(_PACE_SECONDS)
 
     def _settled(self) -> bool:
         """Whether the present state of everything followed is known, or why it is not."""
@@ -182,7 +175,7 @@ class ClusterSource:
         self._lose(_MADE_OUT)
 
     async def _look(self) -> None:
-        now, trouble = self._now(), self._trouble()
+        now, trouble = time.time(), self._trouble()
         leases, nodes = self._leases.items or {}, self._nodes.items or {}
         by_node = {told_node(each): each for each in leases.values()}
         fresh = [each for name, each in by_node.items() if self._read.get(name) is not each]
@@ -243,9 +236,9 @@ class _Followed(Generic[Item]):
             async for event in events:
                 yield event
 
-    async def follow(self, backoff: Backoff, changed: asyncio.Event, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def follow(self, backoff: Backoff, changed: asyncio.Event) -> None:
         """Keep up until cancelled."""
-        informer = Informer[Item](self, backoff, sleep=sleep)
+        informer = Informer[Item](self, backoff)
         async with aclosing(informer.snapshots()) as snapshots:
             async for items in snapshots:
                 self.items, self.heard = items, True

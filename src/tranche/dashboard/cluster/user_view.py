@@ -84,7 +84,6 @@ class UserView:
 
     def lose(self, why: str) -> None:
         """Say why nothing newer is known."""
-        self._seen = replace(self._seen, trouble=why)
         self.live.take(None, why)
 
     def take(self, seen: ClusterObservation) -> None:
