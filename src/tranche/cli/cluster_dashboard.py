@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -102,7 +103,7 @@ def command(
     "another namespace" otherwise. The chart runs the server as a Deployment, with dashboard.enabled.
     """
     try:
-        from tranche.dashboard.cluster.cluster_app import ClusterPageOptions, serve_cluster_page
+        from tranche.dashboard.cluster.cluster_app import serve_cluster_page
         from tranche.dashboard.server import BackgroundWriter
         from tranche.kubernetes.serving import logs
     except ModuleNotFoundError as error:
@@ -110,8 +111,8 @@ def command(
         raise extra_missing("'tranche cluster-dashboard'", extra, error) from error
     logs.set_up(BackgroundWriter(sys.stderr.fileno()), as_json=log_as_json(log_format), verbose=verbose)
     os.umask(0o077)
-    serve_cluster_page(
-        ClusterPageOptions(
+    asyncio.run(
+        serve_cluster_page(
             kubeconfig=kubeconfig,
             namespace=namespace,
             name=name,

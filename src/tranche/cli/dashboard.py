@@ -49,7 +49,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         raise extra_missing("'tranche dashboard'", "dashboard", error) from error
     from tranche.dashboard.access import TokenAuthenticator
     from tranche.dashboard.token_file import read_token, token_path
-    from tranche.dashboard.use_file import UseFile
+    from tranche.dashboard.watch import UseFile
 
     token = read_token(token_path(acts=act))
     with open_host(settings, reading=not act):

@@ -30,8 +30,7 @@ from tranche.dashboard.live import seen_message
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
 from tranche.dashboard.server import BackgroundWriter, GuardedServer, guarded_config, listening
 from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.use_file import UseFile
-from tranche.dashboard.watch import MachinePublisher, OpenHost
+from tranche.dashboard.watch import MachinePublisher, OpenHost, UseFile
 from tranche.dashboard.web import (
     GatedRequestHandler,
     Unavailable,
@@ -226,20 +225,13 @@ class MachineRequestHandler(GatedRequestHandler):
     async def _event_list(self, _: Request) -> Response:
         """What `tranche events -o json` prints: all events kept."""
         seen = await self._live.fresh()
-
-        def found() -> Mapping[str, Any]:
-            return {"events": self._events.up_to(None if seen is None else seen.newest_event)}
-
-        return await self._of_register("EventList", found)
+        newest = None if seen is None else seen.newest_event
+        return await self._of_register("EventList", lambda: {"events": self._events.up_to(newest)})
 
     async def _waste(self, _: Request) -> Response:
         """What the waste view shows."""
         seen = await self._seen()
-
-        def found() -> Mapping[str, Any]:
-            return waste_of(seen, self._events.up_to(seen.newest_event))
-
-        return await self._of_register("Waste", found)
+        return await self._of_register("Waste", lambda: waste_of(seen, self._events.up_to(seen.newest_event)))
 
     async def _of_register(self, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Response:
         """A document made from the register, or why the register cannot be read."""

@@ -35,7 +35,7 @@ def gpu_page(
     events: Sequence[Document],
     said: Sequence[str],
     now: float,
-    hours: int,
+    hours: int = HOURS[0],
     samples: Sequence[GaugeSample] = (),
     use: UseRecord | None = None,
     plans: Sequence[Document] = (),

@@ -119,7 +119,7 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     release = release_plan(ClusterAction("release", said, share="a0"), [KubePod(PodRef(said, said), said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
-        "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),
+        "gpu": node_gpu_page(node, uuid, (said,), NOW, past_view(node, gpu, past, ALL, NOW, 1)),
         "share": node_share_page([node], "a0", NOW, share_act),
         "queue": cluster_queue_page([waiting], 1, 1, (said,), NOW),
         "ask": ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(answer(said))),

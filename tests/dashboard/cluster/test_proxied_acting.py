@@ -32,9 +32,9 @@ from tests.machines import TRANCHE
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, UsageError
 from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster import kube_reviews
+from tranche.dashboard.cluster.authentication import KubePermission, KubeUser, plainly_allowed
 from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterActionHandler, release_plan
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
-from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed
 from tranche.dashboard.cluster.source import FleetReader
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection

@@ -20,8 +20,8 @@ from urllib.parse import quote, urlencode
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
 from tranche.dashboard.acting.forms import FormKeyStore, digest_of, moved_note, plan_form
+from tranche.dashboard.cluster.authentication import KubePermission, KubeUser
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
-from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, outlook_view
 from tranche.dashboard.cluster.snapshot import SeenNode
 from tranche.dashboard.cluster.source import FleetReader

@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -28,6 +28,7 @@ from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster.authentication import (
     LEAST_SECRET,
     TWICE,
+    KubeUser,
     RequestAuthenticator,
     SessionStore,
     TrustedProxySettings,
@@ -37,7 +38,6 @@ from tranche.dashboard.cluster.authentication import (
 from tranche.dashboard.cluster.cluster_action import ClusterActionHandler
 from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
-from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.source import ClusterObservation, ClusterSource, FleetReader
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.frame import entered_page, plain_page, token_form
@@ -236,63 +236,54 @@ def _unavailable(scope: Scope, title: str, said: str) -> Response:
     return error_answer(scope, HTTPStatus.SERVICE_UNAVAILABLE, title, said)
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterPageOptions:
-    """How the page is served.
+async def serve_cluster_page(
+    *,
+    kubeconfig: str | None,
+    namespace: str,
+    name: str,
+    host: str,
+    port: int,
+    health_host: str,
+    health_port: int,
+    hosts: Sequence[str],
+    proxy_secret: Path | None,
+    proxy_user_header: str,
+    proxy_group_header: str,
+    act: bool,
+    proxy_act: bool,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
 
     `namespace` is the agents'; "" means the one of the connection to the API server. `hosts` are the names that browsers use for
     the server, besides the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With
     `act`, viewers can do what Kubernetes lets them; with `proxy_act` so can viewers whom the proxy names, with the server's own
-    account.
+    account. KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is invalid.
     """
-
-    kubeconfig: str | None
-    namespace: str
-    name: str
-    host: str
-    port: int
-    health_host: str
-    health_port: int
-    hosts: Sequence[str] = ()
-    proxy_secret: Path | None = None
-    proxy_user_header: str = "X-Remote-User"
-    proxy_group_header: str = "X-Remote-Group"
-    act: bool = False
-    proxy_act: bool = False
-
-
-def serve_cluster_page(options: ClusterPageOptions) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is invalid.
-    """
-    asyncio.run(_serve(options))
-
-
-async def _serve(options: ClusterPageOptions) -> None:
-    server = find_api_server(options.kubeconfig, os.environ)
-    if options.act and server.tls is not None and (options.kubeconfig or os.environ.get("KUBECONFIG")):
+    server = find_api_server(kubeconfig, os.environ)
+    if act and server.tls is not None and (kubeconfig or os.environ.get("KUBECONFIG")):
         # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
         raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
-    if options.proxy_act and not (options.act and options.proxy_secret is not None):
+    if proxy_act and not (act and proxy_secret is not None):
         raise UsageError(
             "--proxy-act needs --act and --proxy-secret", hint="the proxy's secret is what it is trusted for"
         )
-    entrance = RequestAuthenticator(frozenset(each.lower() for each in options.hosts), _proxy(options))
+    entrance = RequestAuthenticator(
+        frozenset(each.lower() for each in hosts), _proxy(proxy_secret, proxy_user_header, proxy_group_header)
+    )
     connection = ApiConnection(server)
-    namespace = options.namespace or server.namespace
+    namespace = namespace or server.namespace
     reviews = AccessReviewClient(connection, clock=time.monotonic)
     fleets = FleetReader(connection, namespace, clock=time.monotonic)
     acts = None
-    if options.act:
+    if act:
         events = KubeClient(connection, now=partial(datetime.now, UTC), random=random.random)
-        acts = ClusterActionHandler(server, reviews, fleets, FormKeyStore(), events, for_proxied=options.proxy_act)
-    app = ClusterRequestHandler(options.name, entrance, reviews, SessionStore(time.monotonic), fleets, acts)
+        acts = ClusterActionHandler(server, reviews, fleets, FormKeyStore(), events, for_proxied=proxy_act)
+    app = ClusterRequestHandler(name, entrance, reviews, SessionStore(time.monotonic), fleets, acts)
     source = ClusterSource(connection, namespace, app.take, app.lose)
     supervisor = Supervisor([source], clock=time.monotonic)
     health = HealthServer(supervisor.readiness)
-    with listening(options.host, options.port) as listener:
-        await health.start(options.health_host, options.health_port)
+    with listening(host, port) as listener:
+        await health.start(health_host, health_port)
         config = guarded_config(app, _MOST_CONNECTIONS, lifespan="off")
         port = listener.getsockname()[1]
         _log.info("serving", extra={"api_server": server.url, "port": port, "health_port": health.port})
@@ -307,17 +298,17 @@ async def _serve(options: ClusterPageOptions) -> None:
             await connection.close()
 
 
-def _proxy(options: ClusterPageOptions) -> TrustedProxySettings | None:
+def _proxy(file: Path | None, user_header: str, group_header: str) -> TrustedProxySettings | None:
     """The trusted proxy, if any. An invalid secret is refused with an error rather than ignored."""
-    if options.proxy_secret is None:
+    if file is None:
         return None
     try:
-        secret = options.proxy_secret.read_text().strip()
+        secret = file.read_text().strip()
     except (OSError, ValueError) as error:
-        raise UsageError(f"--proxy-secret {options.proxy_secret}: it cannot be read: {error}") from error
+        raise UsageError(f"--proxy-secret {file}: it cannot be read: {error}") from error
     if len(secret) < LEAST_SECRET:
         raise UsageError(
-            f"--proxy-secret {options.proxy_secret}: a secret has {LEAST_SECRET} characters or more",
+            f"--proxy-secret {file}: a secret has {LEAST_SECRET} characters or more",
             hint="make one: head -c 32 /dev/urandom | base64",
         )
-    return TrustedProxySettings(secret, options.proxy_user_header.lower(), options.proxy_group_header.lower())
+    return TrustedProxySettings(secret, user_header.lower(), group_header.lower())

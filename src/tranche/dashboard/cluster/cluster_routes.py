@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.request import Request as GpuRequest
+from tranche.dashboard.cluster.authentication import KubeUser
 from tranche.dashboard.cluster.cluster_action import (
     ClusterAction,
     ClusterActionHandler,
@@ -33,7 +34,6 @@ from tranche.dashboard.cluster.cluster_action import (
 from tranche.dashboard.cluster.cluster_history import ClusterHistory, past_view
 from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
 from tranche.dashboard.cluster.kube_event import event_data
-from tranche.dashboard.cluster.kube_viewer import KubeUser
 from tranche.dashboard.cluster.node_layouts import node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page, several_page
 from tranche.dashboard.cluster.nodes_page import NodeFilter, change_of, nodes_page, rows_message
@@ -186,7 +186,7 @@ class ClusterPages(GatedRequestHandler):
         def made(node: SeenNode, gpu: Document) -> DashboardPage | None:
             past, use = self.past.past(node.name, uuid), view.use(node.name)
             shown = past_view(node, gpu, past, view.rights.sight, seen.taken, hours, use)
-            return node_gpu_page(node, uuid, seen.notes, seen.taken, hours, shown, use, _order(request))
+            return node_gpu_page(node, uuid, seen.notes, seen.taken, shown, use, _order(request))
 
         if not found:
             return None

@@ -41,6 +41,13 @@ class NamespaceUsage:
     held_seconds: float = 0.0
     unused_seconds: float = 0.0
 
+    def add(self, other: NamespaceUsage) -> None:
+        """Add what another one has."""
+        self.held += other.held
+        self.unused += other.unused
+        self.held_seconds += other.held_seconds
+        self.unused_seconds += other.unused_seconds
+
 
 @dataclass(frozen=True, slots=True)
 class WasteReport:
@@ -89,17 +96,13 @@ class WasteHistory:
         """What is known; None before anything was seen."""
         if self._last is None:
             return None
-        found: dict[str, NamespaceUsage] = {
-            name: NamespaceUsage(use.held, use.unused) for name, use in self._now.items()
-        }
-        for slot in self._slots:
-            for name, use in slot.spaces.items():
-                total = found.setdefault(name, NamespaceUsage())
-                total.held_seconds += use.held_seconds
-                total.unused_seconds += use.unused_seconds
-        spaces = {name: use for name, use in found.items() if use.held or use.held_seconds}
+        found: dict[str, NamespaceUsage] = {}
+        for spaces in (self._now, *(slot.spaces for slot in self._slots)):
+            for name, use in spaces.items():
+                found.setdefault(name, NamespaceUsage()).add(use)
+        shown = {name: use for name, use in found.items() if use.held or use.held_seconds}
         unheard = sum(each is None for each in self._nodes.values())
-        return WasteReport(self._slots[0].began, self._last.taken, spaces, unheard)
+        return WasteReport(self._slots[0].began, self._last.taken, shown, unheard)
 
     def _add(self, seconds: float, until: float) -> None:
         """Add so many seconds of the present state; a clock that was set back adds none."""
@@ -199,10 +202,7 @@ def cluster_waste_page(
 def _together(uses: Iterable[NamespaceUsage]) -> NamespaceUsage:
     total = NamespaceUsage()
     for each in uses:
-        total.held += each.held
-        total.unused += each.unused
-        total.held_seconds += each.held_seconds
-        total.unused_seconds += each.unused_seconds
+        total.add(each)
     return total
 
 

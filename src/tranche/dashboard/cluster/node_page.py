@@ -61,14 +61,13 @@ def node_gpu_page(
     uuid: str,
     said: Sequence[str],
     now: float,
-    hours: int,
     past: Element,
     use: UseReport = NO_USE,
     order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
     """One GPU of the node; `past` is what the server has seen of it, and `use` the agent's readings."""
     readings, said = _readings(node, use, now), [*said, *not_of_now(node)]
-    page = gpu_page(uuid, node.overview, readings, (), said, now, hours, past=past, order=order)
+    page = gpu_page(uuid, node.overview, readings, (), said, now, past=past, order=order)
     return None if page is None else _of_node(page, node)
 
 

@@ -43,8 +43,6 @@ _SILENT = "its agent has not renewed what it tells"
 _LONGEST_REASON = 300
 _NO_NODE = "the cluster has no such node any more"
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class NameVisibility:
