@@ -257,7 +257,7 @@ class MachineRequestHandler(GatedRequestHandler):
                 async for news in every:
                     yield seen_message(news, time.time())
 
-        return self._streams.answer(request, lines())
+        return self.streamed(request, lines())
 
 
 def _unread(error: TrancheError) -> Unavailable:

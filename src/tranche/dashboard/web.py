@@ -61,7 +61,7 @@ class GatedRequestHandler(ABC):
     ) -> None:
         """`name` of the machine or the cluster is on every page."""
         self._name = name
-        self._streams = StreamTracker()
+        self._open: Counter[str] = Counter()
         self.app = Starlette(
             routes=[Route("/static/{name}", _static), *routes],
             lifespan=lifespan,
@@ -134,30 +134,7 @@ class GatedRequestHandler(ABC):
         )
         return html(text, status, headers)
 
-    async def _judged(self, scope: Scope) -> Response | str | None:
-        headers = heard(scope["headers"])
-        if isinstance(headers, RefusalReason):
-            return self.refused(scope, headers)
-        if (reason := self.strange(scope["method"], headers)) is not None:
-            return self.refused(scope, reason)
-        return await self.admit(scope, headers)
-
-
-class Unavailable(Exception):
-    """What a page is made of is not available now: `said` says why, `reason` says it to programs in one word."""
-
-    def __init__(self, title: str, said: str, reason: str = "") -> None:
-        super().__init__(said)
-        self.title, self.said, self.reason = title, said, reason
-
-
-class StreamTracker:
-    """Counts the open streams of news of each browser. Use it on the event loop."""
-
-    def __init__(self) -> None:
-        self._open: Counter[str] = Counter()
-
-    def answer(self, request: Request, messages: AsyncGenerator[str, None]) -> Response:
+    def streamed(self, request: Request, messages: AsyncGenerator[str, None]) -> Response:
         """The messages as server-sent events."""
         if request.method == "HEAD":
             return Response(media_type=_EVENTS)
@@ -181,6 +158,22 @@ class StreamTracker:
                 self._open[browser] -= 1
                 if not self._open[browser]:
                     del self._open[browser]
+
+    async def _judged(self, scope: Scope) -> Response | str | None:
+        headers = heard(scope["headers"])
+        if isinstance(headers, RefusalReason):
+            return self.refused(scope, headers)
+        if (reason := self.strange(scope["method"], headers)) is not None:
+            return self.refused(scope, reason)
+        return await self.admit(scope, headers)
+
+
+class Unavailable(Exception):
+    """What a page is made of is not available now: `said` says why, `reason` says it to programs in one word."""
+
+    def __init__(self, title: str, said: str, reason: str = "") -> None:
+        super().__init__(said)
+        self.title, self.said, self.reason = title, said, reason
 
 
 def is_part(request: Request) -> bool:

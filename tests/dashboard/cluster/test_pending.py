@@ -49,7 +49,7 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
     asked = explain_request(request, gates, AllocationBackend.GATES)
     pages = [ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(asked))]
     if waiting is not None:
-        pages.append(cluster_queue_page([waiting], 0, 0, (), 2e9))
+        pages.append(cluster_queue_page([(PendingPod(pod), waiting)], 0, 0, (), 2e9))
     assert THEIRS not in "".join(str(each.live) for each in pages)
 
 
@@ -99,9 +99,9 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
     redacted = explain_pending(PendingPod(pod), redacted_fleet(fleet, OUR_SIGHT), GateFleet(), AllocationBackend.CLAIMS)
     assert before is not None
     assert redacted is not None
-    assert THEIRS in str(before.answer)
-    assert THEIRS not in str(redacted.answer)
-    assert before.answer.status == redacted.answer.status
+    assert THEIRS in str(before)
+    assert THEIRS not in str(redacted)
+    assert before.status == redacted.status
     assert redacted_fleet(fleet, EVERYBODY) is fleet
 
 
@@ -121,7 +121,7 @@ def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(backend: Alloca
     at_gate = PendingPod(FleetPod(OURS, "b", gated=True, by_gate=parse_request(gpu_memory="4Gi")))
     with_claim = PendingPod(FleetPod(OURS, "c", claims={"gpu": "a-claim"}))
     found = [explain_pending(each, Fleet(), gates, backend) for each in (at_gate, with_claim)]
-    words = ["" if each is None else each.answer.message for each in found]
+    words = ["" if each is None else each.message for each in found]
     by_gate, by_claim = (
         "now assigns shares through claims" in words[0],
         "now assigns shares at scheduling gates" in words[1],
@@ -149,7 +149,7 @@ def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_
     waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), backend), backend)
     assert (asked.status, asked.message.startswith("no node that you see")) == (WaitStatus.IMPOSSIBLE, True)
     assert waiting is not None
-    assert (waiting.answer.status, waiting.answer.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
+    assert (waiting.status, waiting.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
     # As soon as it does what the label says, both are told so.
     raw = node_object("n1", mode="mixed")
     handing = decode_fleet_node({**raw, "status": {**raw["status"], "capacity": {"tranche.dev/share": "250"}}})
@@ -171,7 +171,7 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
             explain_request(request, gates, AllocationBackend.GATES),
             explain_request(request, none, AllocationBackend.GATES),
             *(
-                found.answer
+                found
                 for each, fleet in ((pod, Fleet((node,))), (pod, Fleet()), (gated, Fleet()))
                 if (
                     found := explain_pending(

@@ -41,7 +41,7 @@ from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart,
 from tranche.dashboard.cluster.source import FleetReader
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
 from tranche.dashboard.cluster.waiting_page import (
-    WaitingPod,
+    PendingPod,
     answered,
     cluster_events_page,
     cluster_queue_page,
@@ -60,6 +60,7 @@ from tranche.documents.describe import timestamp
 from tranche.documents.envelope import document
 from tranche.documents.markup import Child, element
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+from tranche.kubernetes.fleet.explanation import FleetExplanation
 from tranche.kubernetes.fleet.fleet import Fleet
 
 MOST_EXPLAINED = 50
@@ -145,7 +146,7 @@ class ClusterPages(GatedRequestHandler):
         return nodes_page(view.row_cache.rows(seen), seen.notes, choice, view.rights.sight)
 
     async def _news(self, request: Request) -> Response:
-        return self._streams.answer(request, self._lines(request.scope["view"], request))
+        return self.streamed(request, self._lines(request.scope["view"], request))
 
     def _node(self, view: UserView, request: Request) -> DashboardPage | None:
         seen = view.snapshot
@@ -337,7 +338,7 @@ def _queue_page(view: UserView, fleet: Fleet, backend: AllocationBackend) -> Das
     known, pods = view.fleet(fleet), in_order(view.pods)
     words = {(each.namespace, each.name): each.message for each in view.events if each.reason == "WaitsForShare"}
     gates = view.gates(fleet, backend)
-    explained: list[WaitingPod] = []
+    explained: list[tuple[PendingPod, FleetExplanation]] = []
     asked, end = 0, time.monotonic() + _EXPLAIN_SECONDS
     for each in pods[:MOST_EXPLAINED]:
         if asked and time.monotonic() > end:
@@ -345,7 +346,7 @@ def _queue_page(view: UserView, fleet: Fleet, backend: AllocationBackend) -> Das
         asked += 1
         word = words.get((each.pod.namespace, each.pod.name), "")
         if (found := explain_pending(each, known, replace(gates, last_word=word), backend)) is not None:
-            explained.append(found)
+            explained.append((each, found))
     seen = view.snapshot
     return cluster_queue_page(explained, view.hidden_pods, len(pods) - asked, seen.notes, seen.taken)
 

@@ -64,14 +64,6 @@ class PendingPod:
         return bool(self.pod.asks_at_gate or self.pod.claims or self.pod.templates or self.pod.limits)
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingPod:
-    """A pod of the queue with its answer."""
-
-    pending: PendingPod
-    answer: FleetExplanation
-
-
 def decode_pending_pod(raw: Mapping[str, Any]) -> PendingPod:
     """A `v1.Pod`."""
     return PendingPod(decode_fleet_pod(raw), str((raw.get("metadata") or {}).get("creationTimestamp") or ""))
@@ -107,7 +99,7 @@ def giving(gates: GateFleet, fleet: Fleet, backend: AllocationBackend) -> GateFl
 
 def explain_pending(
     pending: PendingPod, fleet: Fleet, gates: GateFleet, backend: AllocationBackend
-) -> WaitingPod | None:
+) -> FleetExplanation | None:
     """Why it waits, in a cluster that gives shares that way; None if it wants no GPU of ours. Both are redacted."""
     pod = pending.pod
     try:
@@ -116,7 +108,7 @@ def explain_pending(
         # Catch everything: the author of one pod must not take the queue from all others.
         _log.exception("why a pod waits cannot be said", extra={"pod": str(pod)})
         answer = FleetExplanation(pod.name, WaitStatus.WAITING, _UNSAID, ())
-    return None if answer.status is WaitStatus.NO_GPU else WaitingPod(pending, answer)
+    return None if answer.status is WaitStatus.NO_GPU else answer
 
 
 def explain_request(request: Request, gates: GateFleet, backend: AllocationBackend) -> FleetExplanation:
@@ -147,10 +139,10 @@ def _nameless(claim: FleetClaim) -> FleetClaim:
 
 
 def cluster_queue_page(
-    waiting: Sequence[WaitingPod], hidden: int, unasked: int, said: Sequence[str], now: float
+    waiting: Sequence[tuple[PendingPod, FleetExplanation]], hidden: int, unasked: int, said: Sequence[str], now: float
 ) -> DashboardPage:
-    """Waiting pods, first come first; `hidden` counts those of hidden namespaces, `unasked` those too many to explain."""
-    rows = [_row(each, now) for each in waiting]
+    """Waiting pods with why, first come first; `hidden` counts those of hidden namespaces, `unasked` those not explained."""
+    rows = [_row(*each, now) for each in waiting]
     more = []
     if hidden:
         more.append(f"{hidden:,} more wait in other namespaces.")
@@ -203,13 +195,13 @@ def cluster_events_page(
     return DashboardPage("Events", live, choice.form({each.reason for each in events}))
 
 
-def _row(each: WaitingPod, now: float) -> Sequence[Child | None]:
-    answer, pod = each.answer, each.pending.pod
+def _row(pending: PendingPod, answer: FleetExplanation, now: float) -> Sequence[Child | None]:
+    pod = pending.pod
     return (
         code(str(pod)),
         str(answer.status),
         "; ".join(answer.wanted),
-        span_since(each.pending.created, now) if each.pending.created else None,
+        span_since(pending.created, now) if pending.created else None,
         element("div", element("p", answer.message), _groups(answer, f"nodes-{pod.namespace}-{pod.name}")),
         element("ol", [element("li", one) for one in answer.remedies]) if answer.remedies else None,
     )
