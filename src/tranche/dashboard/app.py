@@ -58,7 +58,11 @@ _LONGEST_FORM = 10_000  # bytes
 
 
 class EventLog:
-    """Safe to use from several threads."""
+    """The register's events, read once: pages ask for them again and again. Safe to use from several threads.
+
+    Another register may replace it, with events at the same positions. An event itself tells them apart: its time, data and words
+    at its position.
+    """
 
     def __init__(self, read: ReadEvents) -> None:
         self._read = read
@@ -206,13 +210,14 @@ class MachineRequestHandler(GatedRequestHandler):
         """Do what an accepted form asks for; the answer leads to the outcome."""
         kind = str(request.path_params["kind"])
         fields = await form_of(request, _LONGEST_FORM) or {}
-        if (refused := self._actions.refusal(kind, fields, self._gate.session_of(request.headers))) is not None:
-            return refusal(request.scope, refused)
+        action = self._actions.accepted(kind, fields, self._gate.session_of(request.headers))
+        if isinstance(action, RefusalReason):
+            return refusal(request.scope, action)
         seen = await self._live.fresh()
         if seen is None:
             why = f"nothing was done: {self._live.trouble or 'the driver does not answer'}"
             return refusal(request.scope, RefusalReason(HTTPStatus.SERVICE_UNAVAILABLE, why))
-        answer = await run_in_threadpool(self._actions.answer, kind, fields, seen)
+        answer = await run_in_threadpool(self._actions.answer, action, fields["plan"], seen)
         if isinstance(answer, RefusalReason):
             return refusal(request.scope, answer)
         return RedirectResponse(answer, HTTPStatus.SEE_OTHER)

@@ -135,7 +135,7 @@ def only_our_own(record: logging.LogRecord) -> bool:
 
 
 class BackgroundWriter(io.TextIOBase):
-    """A text stream to a descriptor that stays open. `write` never waits."""
+    """A text stream to a descriptor that stays open. `write` never waits: a slow reader blocks its own thread, and no request."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

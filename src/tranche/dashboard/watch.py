@@ -53,7 +53,12 @@ Report = Callable[[int, MachineSnapshot | None, str], None]
 
 
 class UseFile:
-    """One thread writes; any may read `samples`. It skips what cannot be read or written, and `trouble` says why."""
+    """How much the GPUs were used over days: a line per five minutes in a file of the user who runs the server.
+
+    The watch writes it between two looks at the machine, so only the next look waits for it. Two servers of one user write to the
+    same file; each knows its own lines and those that were there when it began. One thread writes; any may read `samples`. It
+    skips what cannot be read or written, and `trouble` says why.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

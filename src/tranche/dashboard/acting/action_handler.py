@@ -170,20 +170,19 @@ class ActionHandler:
             case _:
                 return None
 
-    def refusal(self, kind: str, fields: Mapping[str, str], session: str) -> RefusalReason | None:
-        """Why a form is refused; an accepted form is used up."""
+    def accepted(self, kind: str, fields: Mapping[str, str], session: str) -> DashboardAction | RefusalReason:
+        """The action of a valid form, which is used up; else why the form is refused."""
         if not self.acts:
             return ONLY_SHOWS
         action = action_of(kind, fields)
         if action is None:
             return RefusalReason(HTTPStatus.NOT_FOUND, "there is nothing of that name to do")
         why = self._keys.spend(fields.get("key", ""), session, action.name, fields.get("plan", ""))
-        return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else None
+        return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else action
 
-    def answer(self, kind: str, fields: Mapping[str, str], seen: MachineSnapshot) -> str | RefusalReason:
-        """Begin what an accepted form asks for if its plan still holds; returns the address of what came of it."""
-        action, confirmed, open_host = action_of(kind, fields), fields["plan"], self._open_host
-        assert action is not None
+    def answer(self, action: DashboardAction, confirmed: str, seen: MachineSnapshot) -> str | RefusalReason:
+        """Begin an accepted action if its confirmed plan still holds; returns the address of what came of it."""
+        open_host = self._open_host
         assert open_host is not None
         try:
             plan = action.plan(seen, self._places)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ from tranche.dashboard.cluster.authentication import KubeUser
 from tranche.dashboard.cluster.cluster_action import (
     ClusterAction,
     ClusterActionHandler,
-    ClusterPlan,
     foreseen_plan,
     layout_act,
     node_acts,
@@ -244,51 +243,38 @@ class ClusterPages(GatedRequestHandler):
         return nothing(request, _NOTHING)
 
     async def _act(self, request: Request) -> Response:
-        """The plan by GET, the action by POST."""
         if self._acts is None:
             return nothing(request, _NOTHING)
         try:
-            if request.method != "POST":
-                return await self._plan_shown(request, self._acts, await self._plan(request, request.query_params))
-            fields = await form_of(request, _LONGEST_FORM)
-            if fields is None:
-                raise UsageError("that is no form of ours")
-            return await self._done(request, self._acts, await self._plan(request, fields), fields)
+            return await self._planned_or_done(request, self._acts)
         except UsageError as error:
             return await self._refused(request, "Nothing is done", f"{error.message}.", HTTPStatus.BAD_REQUEST)
         except TrancheError as error:
             return await self._refused(request, "Kubernetes refuses it", f"{error.message}.", HTTPStatus.FORBIDDEN)
 
-    async def _plan(self, request: Request, fields: Mapping[str, str]) -> ClusterPlan:
-        assert self._acts is not None
-        action, view = ClusterAction.asked(fields), request.scope["view"]
+    async def _planned_or_done(self, request: Request, acts: ClusterActionHandler) -> Response:
+        """The plan by GET, the action by POST: by the plan that the viewer saw, with its key, and with the rights for it."""
+        posted, viewer, view = request.method == "POST", request.scope["viewer"], request.scope["view"]
+        fields = await form_of(request, _LONGEST_FORM) if posted else request.query_params
+        if fields is None:
+            raise UsageError("that is no form of ours")
+        action = ClusterAction.asked(fields)
         node = view.snapshot.nodes.get(action.node)
         if node is None:
             raise UsageError(f"there is no node {action.node}, or not for you")
-        plan = await self._acts.plan(request.scope["viewer"], action, node)
-        return await run_in_threadpool(foreseen_plan, plan, view)
-
-    async def _plan_shown(
-        self, request: Request, acts: ClusterActionHandler, plan: ClusterPlan, moved: str = ""
-    ) -> Response:
-        viewer = request.scope["viewer"]
+        plan = await run_in_threadpool(foreseen_plan, await acts.plan(viewer, action, node), view)
+        moved = ""
+        if posted:
+            moved = _CHANGED if plan.digest != fields.get("plan") else acts.spend(viewer, plan, fields.get("key", ""))
         why_not = await acts.why_not(viewer, plan)
+        if posted and not moved:
+            if why_not:
+                return await self._refused(request, action.title, why_not, HTTPStatus.FORBIDDEN)
+            await acts.act(viewer, plan)
+            return RedirectResponse(f"/nodes/{quote(action.node, safe='')}", HTTPStatus.SEE_OTHER)
         page = plan_page(plan, "" if why_not else acts.key(viewer, plan), why_not, acts.said(viewer), moved=moved)
         status = HTTPStatus.CONFLICT if moved else HTTPStatus.OK
-        return await self._answer(request, partial(with_outlook, page, plan.action, request.scope["view"]), status)
-
-    async def _done(
-        self, request: Request, acts: ClusterActionHandler, plan: ClusterPlan, fields: Mapping[str, str]
-    ) -> Response:
-        viewer = request.scope["viewer"]
-        if plan.digest != fields.get("plan"):
-            return await self._plan_shown(request, acts, plan, _CHANGED)
-        if why_not := acts.spend(viewer, plan, fields.get("key", "")):
-            return await self._plan_shown(request, acts, plan, why_not)
-        if why_not := await acts.why_not(viewer, plan):
-            return await self._refused(request, plan.action.title, why_not, HTTPStatus.FORBIDDEN)
-        await acts.act(viewer, plan)
-        return RedirectResponse(f"/nodes/{quote(plan.action.node, safe='')}", HTTPStatus.SEE_OTHER)
+        return await self._answer(request, partial(with_outlook, page, action, view), status)
 
     async def _refused(self, request: Request, title: str, said: str, status: HTTPStatus) -> Response:
         return await self._answer(request, partial(refused_page, title, said), status)
