@@ -61,7 +61,7 @@ class GatedRequestHandler(ABC):
     ) -> None:
         """`name` of the machine or the cluster is on every page."""
         self._name = name
-        self._open: Counter[str] = Counter()
+        self._open: Counter[tuple[str, str]] = Counter()
         self.app = Starlette(
             routes=[Route("/static/{name}", _static), *routes],
             lifespan=lifespan,
@@ -102,6 +102,7 @@ class GatedRequestHandler(ABC):
             await self.app(scope, receive, send_with_headers)
         else:
             let_in(scope, answer)
+            scope["sender"] = answer
             try:
                 await self.serve(scope, receive, send_with_headers)
             except Exception:
@@ -138,15 +139,17 @@ class GatedRequestHandler(ABC):
         """The messages as server-sent events."""
         if request.method == "HEAD":
             return Response(media_type=_EVENTS)
-        return StreamingResponse(self._told(request.headers.get("cookie", ""), messages), media_type=_EVENTS)
+        # Those whom a proxy names may share its cookie, and do not share their streams.
+        browser = request.scope["sender"], request.headers.get("cookie", "")
+        return StreamingResponse(self._told(browser, messages), media_type=_EVENTS)
 
-    async def _told(self, browser: str, messages: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-        """Messages to a page of the browser with this cookie; "" is a program, which may open any number.
+    async def _told(self, browser: tuple[str, str], messages: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+        """Messages to a page of the sender's browser with this cookie; "" is a program, which may open any number.
 
         A browser with enough streams gets the newest message and no more, then asks again by itself.
         """
         async with aclosing(messages):
-            if browser and self._open[browser] >= MOST_STREAMS:
+            if browser[1] and self._open[browser] >= MOST_STREAMS:
                 async for each in messages:
                     yield _IN_TURNS + each
                     return
