@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster.errors import ClusterError
+from release.errors import ReleaseError
 
 from bench import (
     acceptance,
@@ -65,7 +65,7 @@ def main() -> None:
         began = time.monotonic()
         try:
             BENCHMARKS[name](report)
-        except ClusterError as error:
+        except ReleaseError as error:
             sys.exit(f"error: {error}")
         print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)
 

@@ -9,20 +9,16 @@ released instances; first-fit and best-fit cut each slice anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from heapq import heappop, heappush
 from random import Random
-from statistics import mean, stdev
+from statistics import mean
+from typing import NamedTuple
 
-from bench.machine import Placer, ProductPath, Spot, board_of
-from bench.optimum import fluid_optimum, packable_on_seven_slices
-from bench.report import Report
-from tranche.planning.decide.tables import PlacementTable, geometry_of
+from bench.machine import BOARD, GEOMETRY, ProductPath, Spot
+from bench.report import Report, on_all_cores
 
-BOARD = "A100-40GB"
 GPUS = 100
 ARRIVALS = 10_000
 LOADS = (85, 95, 100)
@@ -46,13 +42,13 @@ class ByIndex:
     Best-fit takes the GPU with the fewest free memory slices among those with room. Bit sets of GPUs make both fast.
     """
 
-    def __init__(self, geometry: PlacementTable, gpus: int, *, tightest: bool) -> None:
+    def __init__(self, gpus: int, *, tightest: bool) -> None:
         everything = (1 << gpus) - 1
-        self._shapes = [shape.masks for shape in geometry.shapes]
+        self._shapes = [shape.masks for shape in GEOMETRY.shapes]
         self._masks = [0] * gpus
-        self._room = [everything for _ in geometry.shapes]
+        self._room = [everything for _ in GEOMETRY.shapes]
         self._tightest = tightest
-        self._with_taken = [everything, *(0 for _ in range(geometry.units))]
+        self._with_taken = [everything, *(0 for _ in range(GEOMETRY.units))]
 
     def place(self, shape: int) -> Spot | None:
         """Take a place for a slice of that shape; None when there is none."""
@@ -68,7 +64,6 @@ class ByIndex:
         return spot
 
     def release(self, spot: Spot) -> None:
-        """Give a place back."""
         self._set(spot.gpu, self._masks[spot.gpu] ^ spot.slices)
 
     def _set(self, gpu: int, taken: int) -> None:
@@ -83,6 +78,35 @@ class ByIndex:
                 self._room[shape] &= ~bit
 
 
+def packable(counts: Sequence[float], gpus: int) -> bool:
+    """Whether so many GPUs can hold the counts of slices at once (1g, 1g with double memory, 2g, 3g, 4g, 7g).
+
+    Only 7g crosses the middle of such a GPU. Its left half is two pairs of memory slices, or one 3g or 4g; its right half is
+    a pair and a tail of two slices that holds a single 1g of either kind, or one 3g. A 3g on the right costs a pair and a tail,
+    on the left two pairs, and a pair holds whatever a tail does: so as many 3g as possible go to the right.
+    """
+    one, one_double, two, three, four, seven = counts
+    cut = gpus - seven
+    right = min(three, cut)
+    left_halves = cut - four - (three - right)
+    if cut < 0 or left_halves < 0:
+        return False
+    tails = cut - right
+    pairs = 2 * left_halves + cut - right - two
+    tails_used = min(one_double, tails)
+    pairs -= one_double - tails_used
+    return pairs >= 0 and one <= 2 * pairs + tails - tails_used
+
+
+def fullest(mix: Sequence[int]) -> float:
+    """How many slices of a mix (weights of shapes) one GPU of many holds on average when everything may be moved at will."""
+    least, most = 0.0, 7.0
+    for _ in range(60):
+        tried = (least + most) / 2
+        least, most = (tried, most) if packable([tried * weight / sum(mix) for weight in mix], 1) else (least, tried)
+    return least
+
+
 class Repack:
     """Accepts whatever would fit if every running slice could be moved for nothing."""
 
@@ -93,7 +117,7 @@ class Repack:
     def place(self, shape: int) -> Spot | None:
         """Count the slice in when the whole would still fit."""
         self._counts[shape] += 1
-        if packable_on_seven_slices(tuple(self._counts), self._gpus):
+        if packable(self._counts, self._gpus):
             return Spot(shape, 0)
         self._counts[shape] -= 1
         return None
@@ -103,8 +127,7 @@ class Repack:
         self._counts[spot.gpu] -= 1
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A request: when it comes, for how long it would run, and its shape."""
 
     time: float
@@ -130,7 +153,7 @@ def arrivals(mix: Sequence[int], rate: float, number: int, seed: int) -> list[Ar
     return found
 
 
-def accepted(placer: Placer, path: Sequence[Arrival]) -> Accepted:
+def accepted(placer: ByIndex | Repack | ProductPath, path: Sequence[Arrival]) -> Accepted:
     running: list[tuple[float, int, Spot]] = []
     offered, taken = [0] * len(SLICES), [0] * len(SLICES)
     first_counted = len(path) // 5
@@ -147,110 +170,56 @@ def accepted(placer: Placer, path: Sequence[Arrival]) -> Accepted:
 
 
 def run(report: Report) -> None:
-    _study(report, "seven mixes", MIXES, range(5000, 5005 if report.long else 5003))
-    if report.long:
-        _study(report, "twelve random mixes", _random_mixes(12, seed=77), range(6000, 6003))
-
-
-def _study(report: Report, what: str, mixes: Mapping[str, Sequence[int]], seeds: range) -> None:
+    seeds = range(5000, 5005 if report.long else 5003)
     report.section(
-        f"Accepted requests by placement policy, {what}",
+        "Accepted requests by placement policy",
         f"{GPUS} GPUs of {BOARD}; {ARRIVALS:,} arrivals a run; seeds {seeds[0]} to {seeds[-1]}, the same for every policy.",
         "Cells: percent accepted by count / weighted by compute slices, mean over the seeds.",
     )
-    geometry = _geometry()
-    rows: list[list[str]] = []
-    gaps: dict[str, list[tuple[float, float]]] = {name: [] for name in POLICY_NAMES}
-    against_best_fit: list[tuple[str, float, float, float, float]] = []
-    cells: list[tuple[str, int, Sequence[int], float]] = []
-    cuts: list[float] = []
-    for mix_name, weights in mixes.items():
-        mix = [Fraction(weight, sum(weights)) for weight in weights]
-        most = float(fluid_optimum(geometry, mix).population) * GPUS
-        cells += [(mix_name, load, weights, most * load / 100) for load in LOADS]
-    with ProcessPoolExecutor() as pool:
-        jobs = [pool.submit(_cell, weights, rate, seeds) for _, _, weights, rate in cells]
-        for (mix_name, load, _, _), job in zip(cells, jobs, strict=True):
-            cell, cell_cuts = job.result()
-            cuts.append(cell_cuts)
-            means = {name: (mean(a.count for a in runs), mean(a.slices for a in runs)) for name, runs in cell.items()}
-            rows.append([mix_name, str(load), *(f"{c:.2f} / {s:.2f}" for c, s in means.values())])
-            for name in POLICY_NAMES:
-                gaps[name].append((means["repack"][0] - means[name][0], means["repack"][1] - means[name][1]))
-            pairs = list(zip(cell["product"], cell["best-fit"], strict=True))
-            by_count, by_slices = [a.count - b.count for a, b in pairs], [a.slices - b.slices for a, b in pairs]
-            label = f"{mix_name} {load}"
-            against_best_fit.append((label, mean(by_count), _error(by_count), mean(by_slices), _error(by_slices)))
+    found = on_all_cores({(mix, load): (_cell, MIXES[mix], load, seeds) for mix in MIXES for load in LOADS})
+    cells = {key: {name: _mean(runs) for name, runs in cell.items()} for key, (cell, _) in found.items()}
+    rows = [[mix, load, *(f"{a.count:.2f} / {a.slices:.2f}" for a in cells[mix, load].values())] for mix, load in cells]
     report.table(["mix", "load", *POLICY_NAMES], rows)
+    gaps: dict[str, list[tuple[float, float]]] = {
+        name: [
+            (cell["repack"].count - cell[name].count, cell["repack"].slices - cell[name].slices)
+            for cell in cells.values()
+        ]
+        for name in POLICY_NAMES[:-1]
+    }
     report.table(
         ["gap to repack, percentage points", "count: mean", "worst", "slices: mean", "worst"],
-        [[name, *_mean_and_worst(gaps[name])] for name in POLICY_NAMES if name != "repack"],
-    )
-    report.table(["instances the product creates and destroys for each that it accepts"], [[f"{mean(cuts):.2f}"]])
-    _judge(report, gaps, against_best_fit)
-
-
-def _geometry() -> PlacementTable:
-    board = board_of(BOARD)
-    assert board.memory_slices is not None
-    return geometry_of(board.memory_slices, board.profiles)
-
-
-def _cell(weights: Sequence[int], rate: float, seeds: range) -> tuple[dict[str, list[Accepted]], float]:
-    """What each policy accepts of the arrivals of each seed, and how often the product cuts for each that it accepts."""
-    paths = [arrivals(weights, rate, ARRIVALS, seed) for seed in seeds]
-    placers = {name: [_placer(name) for _ in paths] for name in POLICY_NAMES}
-    found = {name: list(map(accepted, placers[name], paths)) for name in POLICY_NAMES}
-    return found, mean(each.cuts for each in placers["product"] if isinstance(each, ProductPath))
-
-
-def _placer(name: str) -> Placer:
-    match name:
-        case "first-fit" | "best-fit":
-            return ByIndex(_geometry(), GPUS, tightest=name == "best-fit")
-        case "repack":
-            return Repack(GPUS)
-        case _:
-            return ProductPath(board_of(BOARD), GPUS)
-
-
-def _random_mixes(number: int, seed: int) -> dict[str, tuple[int, ...]]:
-    """Mixes that nothing was tuned on: Dirichlet with concentration 0.8, in per mille."""
-    random = Random(seed)
-    mixes = {}
-    for index in range(number):
-        parts = [random.gammavariate(0.8, 1.0) for _ in SLICES]
-        mixes[f"random {index + 1}"] = tuple(round(1000 * part / sum(parts)) for part in parts)
-    return mixes
-
-
-def _judge(
-    report: Report,
-    gaps: dict[str, list[tuple[float, float]]],
-    against_best_fit: list[tuple[str, float, float, float, float]],
-) -> None:
-    least = min(against_best_fit, key=lambda cell: cell[1])
-    least_slices = min(against_best_fit, key=lambda cell: cell[3])
-    report.table(
-        ["product less best-fit, paired, smallest cell", "cell", "points", "standard error"],
         [
-            ["by count", least[0], f"{least[1]:+.2f}", f"{least[2]:.2f}"],
-            ["by slices", least_slices[0], f"{least_slices[3]:+.2f}", f"{least_slices[4]:.2f}"],
+            [name, *(f"{f(part):.2f}" for part in zip(*gap, strict=True) for f in (mean, max))]
+            for name, gap in gaps.items()
         ],
     )
-    near = all(count >= -0.2 for _, count, _, _, _ in against_best_fit)
-    report.verdict("the product is in no cell more than 0.2 points by count behind best-fit", near)
-    better = mean(g[0] for g in gaps["product"]) < mean(g[0] for g in gaps["best-fit"])
+    cuts = mean(cuts for _, cuts in found.values())
+    report.table(["instances the product creates and destroys for each that it accepts"], [[f"{cuts:.2f}"]])
+    least = min(cell["product"].count - cell["best-fit"].count for cell in cells.values())
+    report.verdict(
+        f"the product is in no cell more than 0.2 points by count behind best-fit ({least:+.2f})", least >= -0.2
+    )
+    better = mean(count for count, _ in gaps["product"]) < mean(count for count, _ in gaps["best-fit"])
     report.verdict("the product is better than best-fit overall", better)
 
 
-def _mean_and_worst(gaps: Sequence[tuple[float, float]]) -> list[str]:
-    counts, slices = [c for c, _ in gaps], [s for _, s in gaps]
-    return [f"{mean(counts):.2f}", f"{max(counts):.2f}", f"{mean(slices):.2f}", f"{max(slices):.2f}"]
+def _cell(weights: Sequence[int], load: int, seeds: range) -> tuple[dict[str, list[Accepted]], float]:
+    """What each policy accepts of the arrivals of each seed, and how often the product cuts for each that it accepts."""
+    paths = [arrivals(weights, fullest(weights) * GPUS * load / 100, ARRIVALS, seed) for seed in seeds]
+    products = [ProductPath(GPUS) for _ in paths]
+    placers: dict[str, Sequence[ByIndex | Repack | ProductPath]] = {
+        "first-fit": [ByIndex(GPUS, tightest=False) for _ in paths],
+        "best-fit": [ByIndex(GPUS, tightest=True) for _ in paths],
+        "product": products,
+        "repack": [Repack(GPUS) for _ in paths],
+    }
+    found = {name: list(map(accepted, placers[name], paths)) for name in POLICY_NAMES}
+    return found, mean(each.cuts for each in products)
 
 
-def _error(differences: Sequence[float]) -> float:
-    return float(stdev(differences) / len(differences) ** 0.5)
+def _mean(several: Sequence[Accepted]) -> Accepted:
+    return Accepted(mean(each.count for each in several), mean(each.slices for each in several))
 
 
 def _weighed(counts: Sequence[int]) -> int:

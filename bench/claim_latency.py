@@ -2,13 +2,24 @@
 
 GPU operations take no time, so what is measured is what the drivers add to NVML's own. MIG mode is on from the start, since
 NVIDIA's driver changes no A100's. A cluster of its own is made and removed: root on Linux only.
+
+NVIDIA's driver for claims is built once from its published module, as `go/go.mod` pins it. It runs as it is released, on the
+simulated machine's NVML and the files around it. Its containers get device files that lead nowhere, and its hooks do nothing.
+
+How long a claim took stands in the kubelet's log, whichever driver answers. With a log level of 4 or more a kubelet tells each
+call of a driver, and each answer, in microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -16,17 +27,20 @@ from time import monotonic
 from typing import Any
 
 from cluster.agents import agent_on
+from cluster.binaries import build
 from cluster.claims import DRIVER, claim_template, claims_in, devices_published, give_by_claims, with_claim
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 from cluster.node import Node
+from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import phases, pod, pods_in
+from release.go_build import GoModule
+from release.progress import Say, say_beside
 
-from bench import nvidia_driver
-from bench.kubelet_calls import LOG_LEVEL, ClaimBatch, compare, preparations
-from bench.own_cluster import P4D, own_cluster, say
+from bench.own_cluster import P4D, own_cluster
 from bench.report import Report
+from tranche_simulator.build import cache_directory, ensure_built
 
 CLAIMS, SINGLE_CLAIMS = 56, 10
 ROUNDS, LONG_ROUNDS = 1, 3
@@ -36,6 +50,19 @@ _PROFILE = "1g.5gb"
 # Its limit of requests to the API server out of the way; see `--kube-api-qps` of NVIDIA's driver, 5 a second unless told.
 _UNLIMITED = ("--kube-api-qps=1000", "--kube-api-burst=1000")
 _TIMEOUT = 600.0
+NVIDIA_DRIVER = "gpu.nvidia.com"
+NVIDIA_CLASS = "mig.nvidia.com"
+GO_MODULE = GoModule(Path(__file__).parent / "go")
+_PATH = "sigs.k8s.io/dra-driver-nvidia-gpu"
+_SHARED_FILES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+_NULL = os.makedev(1, 3)
+LOG_LEVEL = 4
+_LINE = re.compile(
+    r'^I(\d{4} \d\d:\d\d:\d\d\.\d{6}) .*?"(Calling|Done calling) NodePrepareResources rpc" .*?driverName="([^"]+)"(.*)$',
+    re.MULTILINE,
+)
+_ASKED = re.compile(r'\buid:\\?"([^"\\]+)')
+_ANSWERED = re.compile(r'\bkey:\\?"([^"\\]+)\\?" +value:\{(devices|error)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +78,10 @@ class Contender:
 def run(report: Report) -> None:
     """Measure both; ClusterError where no cluster can run, or NVIDIA's driver cannot be built."""
     rounds = LONG_ROUNDS if report.long else ROUNDS
-    contenders = _contenders(nvidia_driver.ensure_driver(say))
+    contenders = _contenders(ensure_nvidia_driver(say_beside))
     report.section(
         f"{CLAIMS} claims of {_PROFILE} at once on a node with eight A100 40 GB",
-        f"NVIDIA's driver is {nvidia_driver.pinned_version()} with its gate DynamicMIG, as a process of the node; unlimited:",
+        f"NVIDIA's driver is {pinned_version()} with its gate DynamicMIG, as a process of the node; unlimited:",
         f"with {' '.join(_UNLIMITED)}. Tranche is the agent in its pod.",
         "GPU operations take no time. A claim takes from the kubelet's first call of NodePrepareResources to its answer, by",
         "the kubelet's log. In a round each driver has its turn on a machine without instances; then the same pods come",
@@ -71,18 +98,18 @@ def run(report: Report) -> None:
 
 def _contenders(program: Path) -> tuple[Contender, ...]:
     ours = claim_template("ours", _NAMESPACE, device_class=f"tranche-{_PROFILE.replace('.', '-')}")
-    theirs = claim_template("theirs", _NAMESPACE, device_class=nvidia_driver.DEVICE_CLASS)
+    theirs = claim_template("theirs", _NAMESPACE, device_class=NVIDIA_CLASS)
     (request,) = theirs["spec"]["spec"]["devices"]["requests"]
-    chosen = f"device.attributes['{nvidia_driver.DRIVER}'].profile == '{_PROFILE}'"
+    chosen = f"device.attributes['{NVIDIA_DRIVER}'].profile == '{_PROFILE}'"
     request["exactly"]["selectors"] = [{"cel": {"expression": chosen}}]
 
     def serving(*options: str) -> Callable[[Cluster, Node], AbstractContextManager[object]]:
-        return lambda cluster, node: nvidia_driver.nvidia_driver_on(cluster, node, program, CLAIMS, *options)
+        return lambda cluster, node: nvidia_driver_on(cluster, node, program, CLAIMS, *options)
 
     return (
         Contender("Tranche", DRIVER, ours, _agent),
-        Contender("NVIDIA's driver", nvidia_driver.DRIVER, theirs, serving()),
-        Contender("NVIDIA's, unlimited", nvidia_driver.DRIVER, theirs, serving(*_UNLIMITED)),
+        Contender("NVIDIA's driver", NVIDIA_DRIVER, theirs, serving()),
+        Contender("NVIDIA's, unlimited", NVIDIA_DRIVER, theirs, serving(*_UNLIMITED)),
     )
 
 
@@ -100,7 +127,7 @@ def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[tu
                 # The kubelet takes half a minute to remove them, and the scheduler would believe them.
                 cluster.api.delete_all("/apis/resource.k8s.io/v1/resourceslices")
                 found[each.name].append(batches)
-                say(f"round {number + 1}, {each.name}: p50 {batches[0].p50:.1f} ms, p99 {batches[0].p99:.1f} ms")
+                say_beside(f"round {number + 1}, {each.name}: p50 {batches[0].p50:.1f} ms, p99 {batches[0].p99:.1f} ms")
     return found
 
 
@@ -158,3 +185,168 @@ def _batch(cluster: Cluster, node: Node, contender: Contender, at_once: int) -> 
     wait_for("the pods are gone", lambda: not pods_in(cluster, _NAMESPACE), timeout=_TIMEOUT)
     wait_for("the claims are gone", lambda: not claims_in(cluster, _NAMESPACE), timeout=_TIMEOUT)
     return ClaimBatch.of(done, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """One claim from the first call for it until it was prepared. `began` and `ended` in seconds of the kubelet's wall clock."""
+
+    uid: str
+    began: float
+    ended: float
+    calls: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, the kubelet's pauses between calls included."""
+        return self.ended - self.began
+
+
+def preparations(log: str, driver: str) -> tuple[Preparation, ...]:
+    """The claims that a driver of that name has prepared, in the order in which they were; an open call counts as none."""
+    asked: dict[str, list[float]] = {}
+    found = []
+    for moment, word, name, rest in _LINE.findall(log):
+        if name != driver:
+            continue
+        seconds = _seconds(moment)
+        if word == "Calling":
+            for uid in _ASKED.findall(rest):
+                asked.setdefault(uid, []).append(seconds)
+            continue
+        for uid, outcome in _ANSWERED.findall(rest):
+            if outcome == "devices" and (calls := asked.pop(uid, None)):
+                found.append(Preparation(uid, calls[0], seconds, len(calls)))
+    return tuple(found)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that such a share of all lies at or below, to the nearest of them."""
+    ordered = sorted(values)
+    return ordered[round(share * (len(ordered) - 1))]
+
+
+def _seconds(moment: str) -> float:
+    # The log names no year; any leap year will do.
+    return datetime.strptime(f"2000{moment} +0000", "%Y%m%d %H:%M:%S.%f %z").timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimBatch:
+    """How long each claim took in milliseconds; until all were prepared, and until all pods ran, in seconds.
+
+    `repeated` counts the calls of the kubelet beyond one for each claim: those that were refused or not answered.
+    """
+
+    claims: tuple[float, ...]
+    prepared: float
+    running: float
+    repeated: int
+
+    @classmethod
+    def of(cls, done: Sequence[Preparation], running: float) -> ClaimBatch:
+        """The batch of these claims; all are prepared so long after the kubelet's first call."""
+        return cls(
+            tuple(1000 * each.seconds for each in done),
+            max(each.ended for each in done) - min(each.began for each in done),
+            running,
+            sum(each.calls - 1 for each in done),
+        )
+
+    @property
+    def p50(self) -> float:
+        return percentile(self.claims, 0.5)
+
+    @property
+    def p99(self) -> float:
+        return percentile(self.claims, 0.99)
+
+
+def compare(report: Report, what: str, batches: Mapping[str, Sequence[ClaimBatch]]) -> None:
+    """Print each driver's medians, then how many times those of the first each other one has."""
+    medians = {name: _medians(each) for name, each in batches.items()}
+    rows = [[name, *(f"{value:.1f}" for value in row[:-1]), f"{row[-1]:g}"] for name, row in medians.items()]
+    (name, first), *others = medians.items()
+    for other, row in others:
+        ratios = (f"{theirs / ours:.1f}" for ours, theirs in zip(first[:-1], row[:-1], strict=True))
+        rows.append([f"{other} : {name}", *ratios, ""])
+    report.table((what, "p50, ms", "p99, ms", "all prepared, s", "all run, s", "calls repeated"), rows)
+
+
+def _medians(batches: Sequence[ClaimBatch]) -> tuple[float, ...]:
+    rows = [(each.p50, each.p99, each.prepared, each.running, each.repeated) for each in batches]
+    return tuple(map(median, zip(*rows, strict=True)))
+
+
+def pinned_version() -> str:
+    """The release that is built, such as v0.4.1."""
+    return GO_MODULE.versions[_PATH]
+
+
+def ensure_nvidia_driver(say: Say) -> Path:
+    """The driver's program, which is built if it is not there: about two minutes of processor time.
+
+    Raises:
+        UnsuitableMachine: there is no Go.
+        ReleaseError: a module cannot be fetched or compiled.
+    """
+    target = cache_directory() / "cluster" / f"nvidia-driver-{GO_MODULE.pins}"
+    if not target.is_file():
+        programs = {target.name: f"{_PATH}/cmd/gpu-kubelet-plugin"}
+        build(GO_MODULE, programs, target.parent, f"NVIDIA's driver {pinned_version()}", say, cgo=True)
+    return target
+
+
+@contextmanager
+def nvidia_driver_on(cluster: Cluster, node: Node, program: Path, devices: int, *options: str) -> Iterator[Unit]:
+    """Run it on a node whose GPUs are in MIG mode, once it shows so many devices or more; it is ended with the block."""
+    root = _driver_root(cluster, node)
+    cuttable = f"device.driver == '{NVIDIA_DRIVER}' && device.attributes['{NVIDIA_DRIVER}'].type == 'mig'"
+    cluster.apply(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": NVIDIA_CLASS},
+            "spec": {"selectors": [{"cel": {"expression": cuttable}}]},
+        }
+    )
+    own = (
+        f"--kubeconfig={cluster.kubeconfig}",
+        f"--node-name={node.name}",
+        "--cdi-root=/run/cdi",
+        f"--nvidia-driver-root={root}",
+        f"--container-driver-root={root}",
+        "--nvidia-cdi-hook-path=/bin/true",
+        "--image-name=none",
+        "--feature-gates=DynamicMIG=true",
+        "-v=4",
+    )
+    command = ["tranche", "sim", "exec", node.name, "--", str(program), *own, *options]
+    environment = {**node.environment(), "TRANCHE_SIM_ROOT": str(cluster.folder / "machines")}
+    unit = node.start_program("nvidia-driver", command, environment)
+    try:
+        wait_for(
+            "NVIDIA's driver shows its devices",
+            lambda: len(devices_published(cluster, node)) >= devices,
+            explain=unit.log_end,
+        )
+        yield unit
+    finally:
+        unit.stop()
+
+
+def _driver_root(cluster: Cluster, node: Node) -> Path:
+    """A folder with libraries, nvidia-smi and device files where the driver looks for those of an installation."""
+    built = ensure_built()
+    root = cluster.folder / "nvidia-driver"
+    libraries, programs, devices = root / "usr" / "lib64", root / "usr" / "bin", root / "dev"
+    for folder in (libraries, programs, devices):
+        folder.mkdir(parents=True, exist_ok=True)
+    for library in built.library.parent.iterdir():
+        shutil.copy(library, libraries)
+        shutil.copy(library, libraries / f"{library.name.removesuffix('.1')}.{node.machine.driver}")
+    shutil.copy(built.nvidia_smi, programs)
+    for name in (*(f"nvidia{gpu.index}" for gpu in node.machine.gpus()), *_SHARED_FILES):
+        if not (devices / name).exists():
+            os.mknod(devices / name, stat.S_IFCHR | 0o666, _NULL)
+    return root

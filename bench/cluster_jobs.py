@@ -24,7 +24,6 @@ _TIMEOUT = 900.0
 
 
 def run(report: Report) -> None:
-    """Measure all four batches."""
     rounds = math.ceil(MEMBERS / GPUS)
     theory = rounds * WHOLE_GPU_SECONDS / SLICE_SECONDS
     report.section(

@@ -21,7 +21,6 @@ def environment_of(folder: Path, **variables: str) -> dict[str, str]:
 
 
 def tranche(environment: Mapping[str, str], *words: str) -> None:
-    """Run a command that has to succeed."""
     subprocess.run((*TRANCHE, *words), env=environment, check=True, capture_output=True)
 
 

@@ -1,8 +1,8 @@
 """How long it takes to cut eight GPUs into 56 slices: Tranche's plan, against clearing and creating one after the other.
 
 The simulator's operations take as long as on hardware. The baseline does what mig-parted does once MIG mode is on: GPU by GPU,
-destroy every instance that is there, then create each GPU instance where the driver puts it and its compute instance. It
-makes the same NVML calls through the same binding, and keeps no record of what it did.
+destroy every instance that is there, then create each GPU instance and its compute instance. It makes the same NVML calls by the
+same code, and keeps no record of what it did.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ import pynvml
 
 from bench.report import Report
 from tranche.core.allocation import NodeView
+from tranche.core.grid import Placement
 from tranche.core.layout import Layout
+from tranche.core.profile import parse_profile
 from tranche.core.state import NodeState
 from tranche.hardware.nvml import NvmlDriver
 from tranche.node.host import Host
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps.plan import Plan
 from tranche_simulator.build import ensure_built
@@ -39,7 +41,7 @@ STARTS = {"MIG mode on, nothing cut": "all-enabled", "cut all-balanced": "all-ba
 OUR_RUNS = 5
 BASELINE_RUNS = 2
 TARGET = 6.0
-_SLICES_PER_GPU = 7
+_SLICE, _SLICES_PER_GPU = parse_profile("1g.5gb"), 7
 _CHANGING = (
     "nvmlDeviceCreateGpuInstance",
     "nvmlDeviceCreateGpuInstanceWithPlacement",
@@ -67,13 +69,15 @@ def run(report: Report) -> None:
         "Ours: everything beside them: looking, planning, journaling, verifying. A step makes or destroys one instance.",
     )
     ratios = []
-    with _machine() as (machine, host):
+    with _machine() as (machine, host, driver):
         layouts = generate_layouts(host.view().node)
         for title, name in STARTS.items():
             start, target = layouts.select(name), layouts.select(TARGET_LAYOUT)
             steps = _most_steps(_prepared(machine, host, start), target)
             ours = [_measured(machine, host, start, partial(_apply, host, target)) for _ in range(OUR_RUNS)]
-            theirs = [_measured(machine, host, start, _clear_then_create) for _ in range(BASELINE_RUNS)]
+            theirs = [
+                _measured(machine, host, start, partial(_clear_then_create, driver)) for _ in range(BASELINE_RUNS)
+            ]
             ratio = median(r.seconds for r in theirs) / median(r.seconds for r in ours)
             ratios.append(ratio)
             overhead = 1000 * median(r.seconds - r.nvml for r in ours)
@@ -93,7 +97,7 @@ def _figures(runs: list[Run]) -> list[str]:
 
 
 @contextmanager
-def _machine() -> Iterator[tuple[SimulatedMachine, Host]]:
+def _machine() -> Iterator[tuple[SimulatedMachine, Host, NvmlDriver]]:
     before = dict(os.environ)
     with tempfile.TemporaryDirectory() as folder:
         machine = SimulatedMachine.create(machine_type=MACHINE, root=Path(folder), time_scale=0.0)
@@ -101,7 +105,7 @@ def _machine() -> Iterator[tuple[SimulatedMachine, Host]]:
         driver = NvmlDriver(reset_command=str(ensure_built().nvidia_smi))
         host = Host(driver, Path(folder) / "tranche")
         try:
-            yield machine, host
+            yield machine, host, driver
         finally:
             host.close()
             driver.close()
@@ -147,7 +151,7 @@ def _measured(machine: SimulatedMachine, host: Host, start: Layout, cut: Callabl
 def _check(node: NodeState) -> None:
     for gpu in node:
         slices = [str(name) for instance in gpu.instances for name in instance.slices]
-        if slices != ["1g.5gb"] * _SLICES_PER_GPU:
+        if slices != [str(_SLICE)] * _SLICES_PER_GPU:
             raise AssertionError(f"{gpu.label} was not cut as asked: {slices}")
 
 
@@ -176,44 +180,13 @@ def _timed_calls() -> Iterator[dict[int, list[float]]]:
             setattr(pynvml, name, original)
 
 
-def _clear_then_create() -> None:
+def _clear_then_create(driver: NvmlDriver) -> None:
     """The baseline."""
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        device = pynvml.nvmlDeviceGetHandleByIndex(index)
-        _clear(device)
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, pynvml.NVML_GPU_INSTANCE_PROFILE_1_SLICE, version=2)
-        for _ in range(info.instanceCount):
-            instance = pynvml.nvmlDeviceCreateGpuInstance(device, info.id)
-            whole = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                instance,
-                pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
-                pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-            )
-            pynvml.nvmlGpuInstanceCreateComputeInstance(instance, whole.id)
-
-
-def _clear(device: Any) -> None:
-    for profile in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
-        try:
-            info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, profile, version=2)
-        except pynvml.NVMLError:
-            continue  # this GPU has no such profile
-        for instance in _listed(pynvml.nvmlDeviceGetGpuInstances, device, info, pynvml.c_nvmlGpuInstance_t):
-            for compute_profile in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
-                try:
-                    inside = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                        instance, compute_profile, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
-                    )
-                except pynvml.NVMLError:
-                    continue
-                listed = pynvml.nvmlGpuInstanceGetComputeInstances
-                for compute in _listed(listed, instance, inside, pynvml.c_nvmlComputeInstance_t):
-                    pynvml.nvmlComputeInstanceDestroy(compute)
-            pynvml.nvmlGpuInstanceDestroy(instance)
-
-
-def _listed(query: Any, parent: Any, info: Any, handle_type: Any) -> list[Any]:
-    found = (handle_type * max(1, info.instanceCount))()
-    count = pynvml.c_uint(len(found))
-    query(parent, info.id, found, pynvml.byref(count))
-    return [found[position] for position in range(count.value)]
+    for gpu in driver.observe():
+        for instance in gpu.instances:
+            for compute in instance.compute_instances:
+                driver.destroy_compute_instance(gpu.uuid, instance.id, compute.id)
+            driver.destroy_gpu_instance(gpu.uuid, instance.id)
+        for start in range(_SLICES_PER_GPU):
+            number = driver.create_gpu_instance(gpu.uuid, _SLICE, Placement(start, 1))
+            driver.create_compute_instance(gpu.uuid, number, _SLICE)

@@ -19,6 +19,7 @@ from statistics import median, quantiles
 from typing import Any
 from urllib.request import urlopen
 
+from cluster.waiting import wait_for
 from release.browser import browser_running, why_no_browser
 
 from bench.report import Report, figure
@@ -81,8 +82,7 @@ class _Server:
         return {int(version): float(when) for version, when in map(str.split, lines)}
 
     def memory(self) -> float:
-        """What the server's process has in memory, in MiB."""
-        return resident(self.process.pid)
+        return _resident(self.process.pid)
 
 
 @dataclass(slots=True)
@@ -105,25 +105,13 @@ def _serving(changes: float) -> Iterator[_Server]:
             command = [sys.executable, "-m", "bench.dashboard_server", str(NODES), str(changes)]
             process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.DEVNULL, text=True)
             try:
-                while not out.read_text().endswith("\n"):
-                    if process.poll() is not None:
-                        raise RuntimeError("the server has ended")
-                    time.sleep(0.05)
+                wait_for("the server has a port", lambda: out.read_text().endswith("\n"), timeout=30)
                 server = _Server(process, out, int(out.read_text().split()[0]))
-                while not _answers(server):
-                    time.sleep(0.05)
+                wait_for("the server answers", lambda: urlopen(f"{server.address}static/page.js").close() is None)
                 yield server
             finally:
                 process.kill()
                 process.wait()
-
-
-def _answers(server: _Server) -> bool:
-    try:
-        with urlopen(f"{server.address}static/page.js") as answer:
-            return bool(answer.read())
-    except OSError:
-        return False
 
 
 def _first_answers(report: Report, server: _Server) -> None:
@@ -197,14 +185,12 @@ def _lateness(made: dict[int, float], arrived: list[list[float]], began: float) 
 
 def _renderer_memory() -> float:
     """What the largest process that draws pages has in memory, in MiB."""
-    return max((resident(pid) for pid in _renderers()), default=0.0)
-
-
-def _renderers() -> Iterator[int]:
+    found = [0.0]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if b"--type=renderer" in path.read_bytes():
-                yield int(path.parent.name)
+                found.append(_resident(int(path.parent.name)))
+    return max(found)
 
 
 def _processor_seconds(pid: int) -> float:
@@ -213,7 +199,7 @@ def _processor_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def resident(pid: int) -> float:
+def _resident(pid: int) -> float:
     """What a process has in memory, in MiB."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -245,7 +231,3 @@ def _told(report: Report, ours: _Watched, theirs: _Watched) -> None:
     report.verdict(
         f"99 of 100 changes within {_TARGET_SECONDS:g} s: {figure(late / 1000)} s", late <= 1000 * _TARGET_SECONDS
     )
-
-
-if __name__ == "__main__":
-    run(Report())

@@ -19,13 +19,10 @@ from starlette.types import Scope
 
 from bench.simulated_cluster import SimulatedCluster
 from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot
+from tranche.dashboard.cluster.cluster_routes import ClusterPages
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waste_history import WasteHistory
 from tranche.dashboard.live import Publisher
-from tranche.dashboard.web import GatedRequestHandler
 
 _TURN_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
@@ -52,25 +49,23 @@ class _AsItIs(UserView):
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """The newest."""
         return self.live.newest or ClusterSnapshot()
 
 
-class _OpenRequestHandler(GatedRequestHandler):
+class _OpenRequestHandler(ClusterPages):
     """Lets everybody in."""
 
     def __init__(self, cluster: SimulatedCluster, changes: float) -> None:
-        super().__init__(cluster_routes(), self._playing)
+        unread: Any = None
+        super().__init__("simulated", unread, lifespan=self._playing)
         self._cluster, self._changes = cluster, changes
         self._view = _AsItIs(ViewerPermission(NameVisibility(everywhere=True), all_nodes=True))
-        unread: Any = None
-        self._pages = ClusterPages("simulated", self._view, unread, WasteHistory(), ClusterHistory())
 
     def strange(self, method: str, headers: Mapping[str, str]) -> None:
         return None
 
     async def admit(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        scope["pages"] = self._pages
+        scope["view"] = self._view
         return ""
 
     @asynccontextmanager
@@ -85,10 +80,9 @@ class _OpenRequestHandler(GatedRequestHandler):
 
 async def _play(cluster: SimulatedCluster, live: Publisher[ClusterSnapshot], changes: float) -> None:
     """So many changes a second, each in a snapshot of its own; a look at least every second, also where nothing changes."""
-    snapshot, books = cluster.snapshot(time.time()), (ClusterHistory(),)
+    snapshot, history = cluster.snapshot(time.time()), ClusterHistory()
     live.take(snapshot)
-    for book in books:
-        book.take(snapshot)
+    history.take(snapshot)
     began, made = time.monotonic(), 0
     while True:
         await asyncio.sleep(_TURN_SECONDS)
@@ -97,8 +91,7 @@ async def _play(cluster: SimulatedCluster, live: Publisher[ClusterSnapshot], cha
             now = time.time()
             snapshot = snapshot.after(cluster.changes(1, now), now)
             live.take(snapshot)
-            for book in books:
-                book.take(snapshot)
+            history.take(snapshot)
             print(snapshot.version, now, flush=True)
         if (now := time.time()) - snapshot.taken > _LOOK_SECONDS:
             snapshot = snapshot.after((), now)

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from random import Random
 from statistics import mean
 
-from bench.machine import board_of, gpu_of
+from bench.machine import idle_gpu
 from bench.report import Report
 from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase
 from tranche.core.errors import TrancheError
@@ -100,7 +100,6 @@ def day_of(memory: int, seed: int, hard: float = 0.0) -> list[Visit]:
 
 
 def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
-    """What became of the visits."""
     here: list[tuple[float, int]] = []
     served = asked = alone = 0
     for number, visit in enumerate(day):
@@ -127,9 +126,8 @@ def machine(gpus: Sequence[GpuState], use: GpuPolicy, means: MachineSharing) -> 
 
 
 def a100s(number: int) -> tuple[GpuState, ...]:
-    board = board_of("A100-40GB")
     return tuple(
-        replace(gpu_of(board, index), mode=MigMode.DISABLED, pending_mode=MigMode.DISABLED) for index in range(number)
+        replace(idle_gpu(index), mode=MigMode.DISABLED, pending_mode=MigMode.DISABLED) for index in range(number)
     )
 
 
@@ -137,7 +135,7 @@ def t4() -> GpuState:
     """A card without MIG. The catalogue's boards have all been cut; this takes its kind from documents."""
     memory = 15 * GIB
     return replace(
-        gpu_of(board_of("A100-40GB"), 0),
+        idle_gpu(0),
         name="Tesla T4",
         architecture="Turing",
         memory=memory,

@@ -7,20 +7,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
 
 from bench.commands import TRANCHE, environment_of, milliseconds, tranche
-from bench.machine import ProductPath, Spot, board_of
+from bench.machine import BOARD, ProductPath, Spot
 from bench.report import Report, figure
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
-from tranche.core.state import InstanceKey
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, place
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, place
 from tranche.planning.decide.allocate import decide
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.decide.recording import (
@@ -32,7 +31,6 @@ from tranche.planning.decide.recording import (
 )
 from tranche.planning.explain.explanation import explain
 
-BOARD = "A100-40GB"
 SEED = 7
 MACHINES = (1, 8, 16)
 NODES = (10, 100, 1_000)
@@ -48,7 +46,6 @@ _HELD_WEIGHTS = (70, 10, 20, 0, 0, 0)
 
 
 def run(report: Report) -> None:
-    """Measure the three."""
     _commands(report)
     _decisions(report)
     _nodes(report)
@@ -101,11 +98,11 @@ def _nodes(report: Report) -> None:
         "The choice of node and share for a gated pod, in ms of CPU time",
         f"Nodes with {GPUS_OF_A_NODE} GPUs as above, {_KINDS_OF_NODES} different ones in turn; medians of 5.",
     )
-    views = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
+    lines = _recordings()
     rows = []
     for count in NODES:
         nodes = [
-            GpuNode(FleetNode(f"node-{number:04}"), _moved(views[number % len(views)], number))
+            GpuNode(FleetNode(f"node-{number:04}"), _moved(lines[number % len(lines)], number))
             for number in range(count)
         ]
         found = [_processor_time(partial(place, [_pod(asked)], nodes), 5) for asked in (_STARTS, _WAITS)]
@@ -119,7 +116,7 @@ def _replay(report: Report) -> None:
         "A replay of recorded requests, in seconds of CPU time",
         f"{decisions:,} decisions of a machine with {GPUS_OF_A_NODE} GPUs as above, read from their JSON and made again.",
     )
-    lines = [_recorded(filled(GPUS_OF_A_NODE, SEED + number)) for number in range(_KINDS_OF_NODES)]
+    lines = _recordings()
     began = time.process_time()
     same = 0
     for number in range(decisions):
@@ -134,7 +131,7 @@ def _replay(report: Report) -> None:
 
 def filled(gpus: int, seed: int) -> NodeView:
     """A machine on which slices came and went until so many are held."""
-    random, product = Random(seed), ProductPath(board_of(BOARD), gpus)
+    random, product = Random(seed), ProductPath(gpus)
     live: list[Spot] = []
     while len(live) < HELD * gpus:
         spot = product.place(random.choices(range(len(_HELD_WEIGHTS)), _HELD_WEIGHTS)[0])
@@ -145,33 +142,22 @@ def filled(gpus: int, seed: int) -> NodeView:
     return product.view
 
 
-def _moved(view: NodeView, number: int) -> NodeView:
+def _recordings() -> list[str]:
+    """Machines, each with somebody who waits."""
+    views = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
+    questions = [RecordedRequest(view, (WaitingRequest("w-1", _STARTS),), "w-1") for view in views]
+    return [json.dumps(decision_to_dict(RecordedDecision(0.0, each, answer(each)))) for each in questions]
+
+
+def _moved(line: str, number: int) -> NodeView:
     """The machine as one of many: its GPUs have names of their own."""
-
-    def named(uuid: str) -> str:
-        return f"{uuid}-{number}"
-
-    def key(each: InstanceKey) -> InstanceKey:
-        return each._replace(gpu_uuid=named(each.gpu_uuid))
-
-    return replace(
-        view,
-        node=replace(view.node, gpus=tuple(replace(gpu, uuid=named(gpu.uuid)) for gpu in view.node)),
-        allocations=tuple(
-            each._replace(grants=tuple(grant.moved_to(named(grant.gpu_uuid)) for grant in each.grants))
-            for each in view.allocations
-        ),
-        owned=frozenset(map(key, view.owned)),
-    )
+    question = decision_from_dict(json.loads(line.replace('"GPU-', f'"GPU-{number}-'))).question
+    assert isinstance(question, RecordedRequest)
+    return question.view
 
 
-def _pod(request: Request) -> GatedPod:
-    return GatedPod("default", "train", "uid-train", request)
-
-
-def _recorded(view: NodeView) -> str:
-    question = RecordedRequest(view, (WaitingRequest("w-1", _STARTS),), "w-1")
-    return json.dumps(decision_to_dict(RecordedDecision(0.0, question, answer(question))))
+def _pod(request: Request) -> ClusterPod:
+    return ClusterPod("default", "train", "uid-train", request)
 
 
 def _spent(command: Sequence[str], environment: Mapping[str, str]) -> str:

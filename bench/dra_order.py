@@ -9,32 +9,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from statistics import mean
 from time import monotonic
 from typing import Any
 
+from cluster.claims import NODES, SLICES, add_paper_node
 from cluster.client import ApiClient
-from cluster.cluster import Cluster
-from cluster.paper_nodes import NODES, SLICES, add_paper_node
 from release.chart import render
 
-from bench.acceptance import arrivals
-from bench.claim_arrivals import GPUS, ORDERS, KeptConnection, Outcome, ShownNode, play, shown_node
-from bench.claim_lists import refused, refused_by_profile
-from bench.machine import board_of
-from bench.optimum import fluid_optimum
+from bench.acceptance import Arrival, arrivals, fullest
+from bench.claim_nodes import GPUS, ORDERS, OUR_ORDER, PROFILES, Outcome, Refused, ShownNode, play, refused
+from bench.machine import BOARD
 from bench.own_cluster import own_cluster
-from bench.report import Report
-from tranche.core.profile import ProfileName, parse_profile
+from bench.report import Report, on_all_cores
 from tranche.kubernetes.api.resource_slices import encode_slice
-from tranche.planning.decide.tables import geometry_of
 
-BOARD = "A100-40GB"
-PROFILES = ("1g.5gb", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb")
-# Weights in the order of PROFILES.
+# Weights in the order of PROFILES: 1g, 1g with double memory, 2g, 3g, 4g, 7g.
 MIXES = {"1g and 3g": (1, 0, 0, 1, 0, 0), "1g, 2g and 3g": (1, 0, 1, 1, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
 LOADS = (0.8, 0.9, 1.0)
 # Weights of mixes in which large requests are few, and the load that finds too little room for them.
@@ -66,12 +59,12 @@ def run(report: Report) -> None:
         f"{nodes} nodes with {GPUS} GPUs of {BOARD} each; {number:,} arrivals at a load of 1.1; the first third does not count.",
         "Pods come one after another, each after the last was bound or refused.",
     )
-    weights = MIXES["1g and 3g"]
     with own_cluster({}) as cluster:
         chart = render({"namespace": {"create": True}, "dra": {"enabled": True}})
         cluster.apply(*(item for item in chart if item["kind"] == "DeviceClass"))
-        _scheduled(report, cluster, weights, 1.1 * _most(weights) * nodes * GPUS, nodes, number)
-        _writes(report, cluster)
+        api = replace(cluster.api, keeps=True)
+        _scheduled(report, api, _path(MIXES["1g and 3g"], 1.1, nodes, number, seed=1), nodes)
+        _writes(report, api)
 
 
 def _simulated(report: Report, seeds: range) -> None:
@@ -81,32 +74,21 @@ def _simulated(report: Report, seeds: range) -> None:
         f"{seeds[0]} to {seeds[-1]}, the same for every order. The node is drawn among those where it fits.",
         "Cells: percent refused / refused though one GPU had as many slices free, mean over the seeds.",
     )
-    runs = [
-        (
-            (mix, load, order),
-            (
-                refused,
-                order,
-                FLEET,
-                BOARD,
-                _profiles(),
-                arrivals(weights, load * _most(weights) * FLEET * GPUS, ARRIVALS, seed),
-            ),
-        )
+    runs = {
+        (mix, load, order, seed): (refused, order, FLEET, _path(weights, load, FLEET, ARRIVALS, seed))
         for mix, weights in MIXES.items()
         for load in LOADS
         for order in ORDERS
         for seed in seeds
-    ]
-    found = _by_key(runs)
-    rows = []
-    for mix in MIXES:
-        for load in LOADS:
-            cells = [
-                f"{mean(each[0] for each in several):.1f} / {mean(each[1] for each in several):.1f}"
-                for several in (found[mix, load, order] for order in ORDERS)
-            ]
-            rows.append([mix, str(load), *cells])
+    }
+    found: dict[Any, Refused] = on_all_cores(runs)
+
+    def cell(mix: str, load: float, order: str) -> str:
+        several = [found[mix, load, order, seed] for seed in seeds]
+        lost = mean(100 * sum(each.lost) / sum(each.came) for each in several)
+        return f"{lost:.1f} / {mean(100 * each.fragmented / sum(each.came) for each in several):.1f}"
+
+    rows = [[mix, load, *(cell(mix, load, order) for order in ORDERS)] for mix in MIXES for load in LOADS]
     report.table(["mix", "load", *ORDERS], rows)
 
 
@@ -117,68 +99,50 @@ def _kept(report: Report, seeds: range) -> None:
         f"arrivals, the first third does not count; seeds {seeds[0]} to {seeds[-1]}. What nodes keep: tranche.dev/keep.",
         "Cells: percent of the requests for a profile that were refused, and of all compute slices asked for that were given.",
     )
-    runs = [
-        (
-            (mix, keep),
-            (
-                refused_by_profile,
-                KEPT_NODES,
-                BOARD,
-                _profiles(),
-                arrivals(weights, KEPT_LOAD * _most(weights) * KEPT_NODES * GPUS, KEPT_ARRIVALS, seed),
-                keep,
-            ),
+    runs = {
+        (mix, keep, seed): (
+            refused,
+            OUR_ORDER,
+            KEPT_NODES,
+            _path(weights, KEPT_LOAD, KEPT_NODES, KEPT_ARRIVALS, seed),
+            keep,
         )
         for mix, weights in KEPT_MIXES.items()
         for keep in KEPT_SIZES
         for seed in seeds
-    ]
+    }
+    found: dict[Any, Refused] = on_all_cores(runs)
     rows = []
-    for (mix, keep), several in _by_key(runs).items():
-        cells = [
-            f"{mean(each[0][number] for each in several):.1f}" if KEPT_MIXES[mix][number] else ""
-            for number in range(len(PROFILES))
-        ]
-        rows.append([mix, keep or "nothing", *cells, f"{mean(each[1] for each in several):.1f}"])
-    report.table(["mix", "kept", *PROFILES, "compute given"], rows)
+    for mix, weights in KEPT_MIXES.items():
+        for keep in KEPT_SIZES:
+            several = [found[mix, keep, seed] for seed in seeds]
+            cells = [
+                f"{mean(100 * each.lost[shape] / (each.came[shape] or 1) for each in several):.1f}" if weight else ""
+                for shape, weight in enumerate(weights)
+            ]
+            given = mean(100 * (1 - _slices(each.lost) / _slices(each.came)) for each in several)
+            rows.append([mix, keep or "nothing", *cells, f"{given:.1f}"])
+    report.table(["mix", "kept", *map(str, PROFILES), "compute given"], rows)
 
 
-def _by_key(runs: Sequence[tuple[Hashable, tuple[Any, ...]]]) -> dict[Any, list[Any]]:
-    """What each function returns for its arguments, by key, on all cores."""
-    found: dict[Any, list[Any]] = {}
-    with ProcessPoolExecutor() as pool:
-        jobs = [(key, pool.submit(*call)) for key, call in runs]
-        for key, job in jobs:
-            found.setdefault(key, []).append(job.result())
-    return found
+def _slices(counts: Sequence[int]) -> int:
+    return sum(profile.slices * count for profile, count in zip(PROFILES, counts, strict=True))
 
 
-def _profiles() -> list[ProfileName]:
-    return [parse_profile(each) for each in PROFILES]
+def _path(weights: Sequence[int], load: float, nodes: int, number: int, seed: int) -> list[Arrival]:
+    return arrivals(weights, load * fullest(weights) * nodes * GPUS, number, seed)
 
 
-def _most(weights: Sequence[int]) -> float:
-    """How many slices of the mix one GPU holds at the most."""
-    board = board_of(BOARD)
-    assert board.memory_slices is not None
-    mix = [Fraction(weight, sum(weights)) for weight in weights]
-    return float(fluid_optimum(geometry_of(board.memory_slices, board.profiles), mix).population)
-
-
-def _scheduled(
-    report: Report, cluster: Cluster, weights: tuple[int, ...], rate: float, nodes: int, number: int
-) -> None:
-    path = arrivals(weights, rate, number, seed=1)
+def _scheduled(report: Report, api: ApiClient, path: Sequence[Arrival], nodes: int) -> None:
     rows = []
     for order in ORDERS:
-        connection = KeptConnection(cluster.api)
-        shown = _nodes(cluster.api, connection, order, nodes)
-        requests = _requests(cluster.api)
+        shown = _nodes(api, order, nodes)
+        requests = _requests(api)
         try:
-            outcome = play(connection, shown, _profiles(), path)
+            outcome = play(api, shown, path)
         finally:
-            asked = _requests(cluster.api) - requests
-            _remove(cluster, shown)
+            asked = _requests(api) - requests
+            _remove(api, shown)
         rows.append(_row(order, outcome, asked))
     report.table(
         [
@@ -208,20 +172,15 @@ def _row(order: str, outcome: Outcome, asked: Counter[str]) -> list[str]:
     ]
 
 
-def _nodes(api: ApiClient, connection: KeptConnection, order: str, number: int) -> dict[str, ShownNode]:
-    found = {}
-    for index in range(number):
-        name = f"paper-{index}"
-        node = shown_node(name, add_paper_node(api, name), ORDERS[order], connection, BOARD)
-        node.show()
-        found[name] = node
-    return found
+def _nodes(api: ApiClient, order: str, number: int) -> dict[str, ShownNode]:
+    names = [f"paper-{index}" for index in range(number)]
+    return {name: ShownNode(name, add_paper_node(api, name), order, api) for name in names}
 
 
-def _remove(cluster: Cluster, shown: dict[str, ShownNode]) -> None:
-    cluster.api.delete_all(SLICES)
+def _remove(api: ApiClient, shown: dict[str, ShownNode]) -> None:
+    api.delete_all(SLICES)
     for name in shown:
-        cluster.api.delete(f"{NODES}/{name}")
+        api.delete(f"{NODES}/{name}")
 
 
 def _requests(api: ApiClient) -> Counter[str]:
@@ -235,11 +194,10 @@ def _requests(api: ApiClient) -> Counter[str]:
     return found
 
 
-def _writes(report: Report, cluster: Cluster) -> None:
+def _writes(report: Report, api: ApiClient) -> None:
     """How many reorderings one API server takes, with four that write at once; beside objects of a few bytes."""
-    connection = KeptConnection(cluster.api)
-    shown = list(_nodes(cluster.api, connection, "our order", WRITERS).values())
-    largest = [max(node.known, key=lambda each: len(each.devices)) for node in shown]
+    shown = _nodes(api, OUR_ORDER, WRITERS)
+    largest = [max(node.known, key=lambda each: len(each.devices)) for node in shown.values()]
 
     def reordered(made: dict[str, Any]) -> dict[str, Any]:
         devices = made["spec"]["devices"]
@@ -248,20 +206,18 @@ def _writes(report: Report, cluster: Cluster) -> None:
     def renewed(made: dict[str, Any]) -> dict[str, Any]:
         return {**made, "data": {"number": str(int(made["data"]["number"]) + 1)}}
 
-    slices = [(f"{SLICES}/{each.name}", dict(encode_slice(each))) for each in largest]
-    small = [
-        (
-            f"{_CONFIG_MAPS}/{name}",
-            connection.ask(
-                "POST",
-                _CONFIG_MAPS,
-                {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"number": "0"}},
-            ),
-        )
-        for name in (f"small-{number}" for number in range(WRITERS))
-    ]
-    rate, plain = _rate(cluster.api, slices, reordered), _rate(cluster.api, small, renewed)
-    _remove(cluster, {node.name: node for node in shown})
+    slices = {f"{SLICES}/{each.name}": dict(encode_slice(each)) for each in largest}
+    small = {}
+    for number in range(WRITERS):
+        made = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"small-{number}"},
+            "data": {"number": "0"},
+        }
+        small[f"{_CONFIG_MAPS}/small-{number}"] = api.request("POST", _CONFIG_MAPS, made)
+    rate, plain = _rate(api, slices, reordered), _rate(api, small, renewed)
+    _remove(api, shown)
     report.section(
         "ResourceSlices written anew",
         f"{WRITERS} writers at once, each a slice of {len(largest[0].devices)} devices, then each a ConfigMap of a few bytes, "
@@ -277,18 +233,18 @@ def _writes(report: Report, cluster: Cluster) -> None:
 
 
 def _rate(
-    api: ApiClient, objects: Sequence[tuple[str, dict[str, Any]]], change: Callable[[dict[str, Any]], dict[str, Any]]
+    api: ApiClient, objects: Mapping[str, dict[str, Any]], change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> float:
     """How often in a second the objects, by path, are written when each is changed again and again by a writer of its own."""
     until = monotonic() + WRITE_SECONDS
 
     def write(path: str, made: dict[str, Any]) -> int:
-        own, count = KeptConnection(api), 0
+        count = 0
         while monotonic() < until:
             made = change(made)
-            made = {**made, "metadata": own.ask("PUT", path, made)["metadata"]}
+            made = {**made, "metadata": api.request("PUT", path, made)["metadata"]}
             count += 1
         return count
 
     with ThreadPoolExecutor(len(objects)) as pool:
-        return sum(pool.map(lambda each: write(*each), objects)) / WRITE_SECONDS
+        return sum(pool.map(write, *zip(*objects.items(), strict=True))) / WRITE_SECONDS

@@ -10,19 +10,43 @@ import asyncio
 import logging
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from cluster.cluster import Cluster
 
-from bench.fleet_agent import DAEMON_SET, LAYOUTS, NAMESPACE, Counts, FleetAgent
-from bench.machine import board_of, empty_machine
+from bench.machine import empty_machine
 from bench.own_cluster import own_cluster
 from bench.report import Report
+from tranche.core.allocation import NodeView
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.kubeconfig import ApiServer, find_api_server
+from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.feature_labels.labeler import FeatureLabelWriter
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
+from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
+from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
+from tranche.kubernetes.node.resources import MigStrategy
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import RolloutLimit, parse_budget
+from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.node.host import Host
+from tranche.planning.steps.plan import Plan, apply
 
+LAYOUTS = "tranche-layouts"
+NAMESPACE = "tranche-system"
+DAEMON_SET = "tranche-agent"
+CUT_SECONDS = 3.0
+"""How long a change takes here: about what eight A100 take for 56 slices, operands not counted."""
 NODES = 300
 IDLE_SECONDS = 60.0
 BUDGET = "10%"
@@ -33,7 +57,6 @@ _POLL_SECONDS = 0.1
 
 
 def run(report: Report) -> None:
-    """Measure on a control plane of its own."""
     with own_cluster({}) as cluster, tempfile.TemporaryDirectory() as folder:
         logging.getLogger("tranche").setLevel(logging.ERROR)
         asyncio.run(_measure(report, cluster, Path(folder)))
@@ -79,12 +102,11 @@ class _Fleet:
         self.counts = Counts()
         self.budget: RolloutLimit = parse_budget(BUDGET)
         self.most = 0
-        view = empty_machine(board_of("A100-40GB"), 8)
+        view = empty_machine(8)
         self.agents = [FleetAgent(server, name, view, self.budget, folder, self.counts) for name in names]
         self._tasks = [asyncio.create_task(agent.run()) for agent in self.agents]
 
     async def until_all(self, instances: int) -> None:
-        """Wait until every GPU has so many instances."""
 
         def has(agent: FleetAgent) -> bool:
             return all(len(gpu.instances) == instances for gpu in agent.machine.view.node)
@@ -156,3 +178,105 @@ def _make_objects(cluster: Cluster, names: list[str]) -> None:
             "spec": {"selector": pods, "template": {"metadata": {"labels": {"app": DAEMON_SET}}, "spec": spec}},
         },
     )
+
+
+class Counts:
+    """Requests by verb and kind of object; `watches` are those that are open now."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        self.by_second: Counter[int] = Counter()
+        self.watches = 0
+
+    def add(self, verb: str, path: str) -> None:
+        words = path.split("/")[3 if path.startswith("/api/") else 4 :]
+        kind = words[2::2] if words[0] == "namespaces" else words[::2]
+        self.requests[f"{verb} {'/'.join(kind)}"] += 1
+        self.by_second[int(time.monotonic())] += 1
+
+
+class CountingConnection(ApiConnection):
+    def __init__(self, server: ApiServer, counts: Counts) -> None:
+        super().__init__(server)
+        self._counts = counts
+
+    async def ask(self, what: str, method: str, path: str, *rest: Any, **named: Any) -> ApiResponse:
+        self._counts.add(method, path)
+        return await super().ask(what, method, path, *rest, **named)
+
+    async def follow(self, what: str, path: str, query: Mapping[str, str]) -> AsyncGenerator[Mapping[str, Any], None]:
+        self._counts.add("WATCH", path)
+        opened = 0
+        try:
+            async for line in super().follow(what, path, query):
+                self._counts.watches += 1 - opened
+                opened = 1
+                yield line
+        finally:
+            self._counts.watches -= opened
+
+
+class _Machine:
+    """GPUs that are cut by thinking of it; it stands for the node's host."""
+
+    def __init__(self, view: NodeView, folder: Path, name: str) -> None:
+        self.view = view
+        self.places = SimpleNamespace(manager_name=folder / name)
+        self.changing = False
+
+    def change(self, decide: Callable[[NodeView], Plan], **_: object) -> Plan:
+        """Decide, wait for as long as a change takes, and have it done."""
+        plan = decide(self.view)
+        if not plan.empty:
+            self.changing = True
+            time.sleep(CUT_SECONDS)
+            self.view = apply(plan, self.view)
+            self.changing = False
+        return plan
+
+
+class FleetAgent:
+    """The parts of one agent that speak to the API server: node, pods, layouts, turns, labels."""
+
+    def __init__(
+        self, server: ApiServer, name: str, view: NodeView, budget: RolloutLimit, folder: Path, counts: Counts
+    ) -> None:
+        self.machine = _Machine(view, folder, name)
+        self._connection = CountingConnection(server, counts)
+        api = KubeClient(self._connection)
+        self._watch, self._pods = NodeWatch(api, name), PodWatch(api, name)
+        self._inventory = Inventory(self._look, clock=time.monotonic)
+        services = NodeContext(
+            node_name=name,
+            namespace=NAMESPACE,
+            api=api,
+            connection=self._connection,
+            leases=LeaseClient(self._connection, NAMESPACE),
+            backend=LatestValue(),
+            node=self._watch.latest,
+            node_pods=self._pods.latest,
+            inventory=self._inventory,
+            gpu_events=cast(GpuEventWatch, None),
+            device_health=cast(DeviceHealthWatch, None),
+            pods=cast(PodRegister, None),
+            host=cast(Host, self.machine),
+            state_problem=LatestValue(),
+        )
+        rollout = Rollout(services, budget, DAEMON_SET)
+        strategy: LatestValue[MigStrategy] = LatestValue()
+        strategy.publish(MigStrategy.SINGLE)
+        sharing: LatestValue[ReplicaPolicy] = LatestValue()
+        sharing.publish(NOT_SHARED)
+        self.manager = MigManager(services, MigSettings(config_map=LAYOUTS), rollout=rollout)
+        self._labeler = FeatureLabelWriter(services, strategy, sharing)
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in (self._watch, self._pods, self._inventory, self.manager, self._labeler):
+                    group.create_task(part.run())
+        finally:
+            await self._connection.close()
+
+    async def _look(self) -> NodeView:
+        return self.machine.view

@@ -1,55 +1,63 @@
-"""A machine as large as one likes, on which slices come and go by the product's own decision."""
+"""Eight or a hundred A100 40 GB, on which slices come and go by the product's own decision."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple
 
 from tranche.core.allocation import Allocation, NodeView, Phase
-from tranche.core.board import Board, GpuInstanceProfile, board_by_key
+from tranche.core.board import GpuInstanceProfile, board_by_key
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.planning.decide.allocate import granted
 from tranche.planning.decide.answers import Preference, asked_gpus
 from tranche.planning.decide.options import Option, PlanPermission
+from tranche.planning.decide.tables import geometry_of
 from tranche.planning.steps.plan import apply
 
+BOARD = "A100-40GB"
+_board = board_by_key(BOARD)
+assert _board is not None
+assert _board.memory is not None
+assert _board.memory_slices is not None
+GEOMETRY = geometry_of(_board.memory_slices, _board.profiles)
+_plain = {(p.size, p.starts): p for p in _board.profiles if p.starts and not p.name.has_attributes}
+SHAPES: tuple[GpuInstanceProfile, ...] = tuple(_plain[shape.size, shape.starts] for shape in GEOMETRY.shapes)
+"""A profile for each footprint of the board, as its geometry has them: 1g, 1g with double memory, 2g, 3g, 4g, 7g."""
+_IDLE = GpuState(
+    index=0,
+    uuid="GPU-0",
+    name=_board.products[0],
+    pci_bus_id="00000000:00:00.0",
+    pci_device_id=_board.pci_device_ids[0],
+    pci_subsystem_id="",
+    architecture=_board.architecture,
+    memory=_board.memory,
+    memory_free=_board.memory,
+    mode=MigMode.ENABLED,
+    pending_mode=MigMode.ENABLED,
+    mode_change_needs_reset=_board.mode_change_needs_reset,
+    memory_slices=_board.memory_slices,
+    profiles=_board.profiles,
+    profiles_source="catalogue",
+)
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+
+class Spot(NamedTuple):
     """A place that was given: the GPU's number and the memory slices taken on it, as a bit mask."""
 
     gpu: int
     slices: int
 
 
-def board_of(key: str) -> Board:
-    """The catalogue's board of that key."""
-    board = board_by_key(key)
-    assert board is not None
-    return board
+def idle_gpu(index: int) -> GpuState:
+    """A GPU with MIG mode on and nothing cut."""
+    return replace(_IDLE, index=index, uuid=f"GPU-{index}", pci_bus_id=f"{index:08X}:00:00.0")
 
 
-def empty_machine(board: Board, gpus: int) -> NodeView:
-    """So many idle GPUs with MIG mode on and nothing cut."""
-    return NodeView(NodeState(tuple(gpu_of(board, index) for index in range(gpus))))
-
-
-def plain_shapes(board: Board) -> tuple[GpuInstanceProfile, ...]:
-    """A profile for each footprint of the board, smallest first, as a geometry has its shapes."""
-    plain = {(p.size, p.starts): p for p in board.profiles if p.starts and not p.name.has_attributes}
-    return tuple(plain[key] for key in sorted(plain, key=lambda key: (key[0], -len(key[1]))))
-
-
-class Placer(Protocol):
-    """Something that takes and gives back slices."""
-
-    def place(self, shape: int) -> Spot | None:
-        """Take a place for a slice of that shape; None when there is none."""
-
-    def release(self, spot: Spot) -> None:
-        """Give a place back."""
+def empty_machine(gpus: int) -> NodeView:
+    return NodeView(NodeState(tuple(map(idle_gpu, range(gpus)))))
 
 
 class ProductPath:
@@ -59,9 +67,9 @@ class ProductPath:
     is kept. A test compares with `decide` on the whole machine.
     """
 
-    def __init__(self, board: Board, gpus: int) -> None:
-        self._views = [NodeView(NodeState((gpu,))) for gpu in empty_machine(board, gpus).node]
-        self._requests = tuple(Request(MigSlice(profile.name)) for profile in plain_shapes(board))
+    def __init__(self, gpus: int) -> None:
+        self._views = [NodeView(NodeState((gpu,))) for gpu in empty_machine(gpus).node]
+        self._requests = tuple(Request(MigSlice(profile.name)) for profile in SHAPES)
         self._best: list[dict[int, tuple[Preference, Option] | None]] = [{} for _ in self._requests]
         self._ids = map(str, count())
         self._held: dict[Spot, str] = {}
@@ -74,7 +82,6 @@ class ProductPath:
 
     @property
     def view(self) -> NodeView:
-        """The whole machine as it is now."""
         return NodeView(
             NodeState(tuple(gpu for view in self._views for gpu in view.node)),
             tuple(each for view in self._views for each in view.allocations),
@@ -107,7 +114,6 @@ class ProductPath:
         return spot
 
     def release(self, spot: Spot) -> None:
-        """Give a slice back."""
         view, gone = self._views[spot.gpu], self._held.pop(spot)
         self._change(spot.gpu, replace(view, allocations=tuple(each for each in view.allocations if each.id != gone)))
 
@@ -115,26 +121,3 @@ class ProductPath:
         self._views[gpu] = view
         for best in self._best:
             best.pop(gpu, None)
-
-
-def gpu_of(board: Board, index: int) -> GpuState:
-    """An idle GPU of that board with MIG mode on and nothing cut."""
-    assert board.memory is not None
-    assert board.memory_slices is not None
-    return GpuState(
-        index=index,
-        uuid=f"GPU-{index}",
-        name=board.products[0],
-        pci_bus_id=f"{index:08X}:00:00.0",
-        pci_device_id=board.pci_device_ids[0],
-        pci_subsystem_id="",
-        architecture=board.architecture,
-        memory=board.memory,
-        memory_free=board.memory,
-        mode=MigMode.ENABLED,
-        pending_mode=MigMode.ENABLED,
-        mode_change_needs_reset=board.mode_change_needs_reset,
-        memory_slices=board.memory_slices,
-        profiles=board.profiles,
-        profiles_source="catalogue",
-    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cluster.cluster import Cluster, remove_cluster, remove_leftovers, this_process
+from release.progress import say_beside
 
 P4D: Mapping[str, str] = {"p4d": "p4d.24xlarge"}
 """One node with eight A100 40 GB."""
@@ -18,11 +18,6 @@ def own_cluster(nodes: Mapping[str, str], *, time_scale: float = 1.0) -> Iterato
     remove_leftovers()
     name = f"bench-{this_process()[0]}"
     try:
-        yield Cluster.create(name, nodes, time_scale=time_scale, owner=this_process(), say=say)
+        yield Cluster.create(name, nodes, time_scale=time_scale, owner=this_process(), say=say_beside)
     finally:
         remove_cluster(name)
-
-
-def say(line: str) -> None:
-    """Tell how far it is, beside the report."""
-    print(line, file=sys.stderr, flush=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
 
 @dataclass(slots=True)
@@ -32,7 +33,6 @@ class Report:
         print(file=self.out, flush=True)
 
     def verdict(self, text: str, met: bool) -> None:
-        """Print a stated target and whether this run met it."""
         print(f"{'met' if met else 'NOT MET'}: {text}", file=self.out, flush=True)
 
 
@@ -41,3 +41,10 @@ def figure(value: float) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
+
+
+def on_all_cores(calls: Mapping[Any, tuple[Any, ...]]) -> dict[Any, Any]:
+    """By key, what each function returns for the arguments behind it."""
+    with ProcessPoolExecutor() as pool:
+        jobs = {key: pool.submit(*call) for key, call in calls.items()}
+        return {key: job.result() for key, job in jobs.items()}

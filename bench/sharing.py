@@ -41,7 +41,6 @@ class Site:
 
     @classmethod
     def make(cls, root: Path, kind: str, *, time_scale: float, driver: str = "") -> Site:
-        """A new one, of a named machine type."""
         machine = SimulatedMachine.create(kind, machine_type=kind, root=root, time_scale=time_scale, driver=driver)
         return cls(machine, environment_of(root, TRANCHE_SIMULATE=kind))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from bench.machine import ProductPath, board_of
+from bench.machine import ProductPath
 from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
 from tranche.documents.overview import overview_data
 
@@ -39,13 +39,12 @@ class SimulatedCluster:
 
     def _machine(self) -> str:
         """The Overview of a machine that has no room for another of the smallest slices, or if mixed of whatever comes."""
-        machine = ProductPath(board_of("A100-40GB"), GPUS)
+        machine = ProductPath(GPUS)
         while machine.place(self._random.choice((0, 2, 3, 3)) if self._mixed else 0) is not None:
             pass
         return json.dumps(overview_data(machine.view, (), ()))
 
     def snapshot(self, taken: float) -> ClusterSnapshot:
-        """All of it as it is."""
         return ClusterSnapshot().after([self._seen(name, taken) for name in self.overviews], taken)
 
     def changes(self, count: int, taken: float) -> list[SeenNode]:

@@ -16,12 +16,10 @@ from release.image import made_image, make_image
 
 from cluster import control_plane
 from cluster import node as node_module
-from cluster.agent_image import give_image
-from cluster.chart_values import simulated_machines
+from cluster.binaries import ensure_older
+from cluster.chart_values import give_image, simulated_machines
 from cluster.cluster import Cluster, owned_by, prepare_machine, remove_cluster
-from cluster.errors import ClusterError
 from cluster.host import cluster_directories
-from cluster.kits import ensure_older
 from cluster.record import load_record
 from tranche.core.errors import TrancheError
 
@@ -143,7 +141,7 @@ def end(name: str, node: str, word: str) -> None:
 def prepare() -> None:
     """Install, download or build what a cluster and the agent on it need, once; print the programs' folders."""
     binaries = prepare_machine(_say)
-    folders = {path.parent for path in binaries.paths.values()} | set(_helm_folders())
+    folders = {Path(path).parent for path in binaries.values()} | set(_helm_folders())
     for folder in sorted(folders):
         click.echo(folder)
     try:
@@ -183,7 +181,7 @@ def main() -> None:
     """Run a command; a mistake or a failure is a message and exit code 1."""
     try:
         command(standalone_mode=True)
-    except (ClusterError, TrancheError) as error:
+    except (ReleaseError, TrancheError) as error:
         _say(f"error: {error}" if not error.hint else f"error: {error.message}\n  {error.hint}")
         sys.exit(1)
 

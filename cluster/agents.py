@@ -1,32 +1,40 @@
-"""The agent on a node of the test cluster as users have it: the image, in the pod of the chart's DaemonSet, with its rights."""
+"""The agent on a node of the test cluster as users have it: the image, in the pod of the chart's DaemonSet, with its rights.
+
+`agent_process_on` runs it as a process of the node, for tests of what a pod cannot show.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import urllib.error
+import urllib.request
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from release.chart import render
+from release.chart import KubeObject, render
 from release.image import make_image
+from release.progress import say_beside
 
-from cluster.agent_health import AgentHealth
-from cluster.agent_rights import ACCOUNT, NAMESPACE, install_rights, rights_to_drain, write_rights
 from cluster.chart_values import values_of
 from cluster.cluster import Cluster
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, NotFound
 from cluster.node import Node
-from cluster.units import end_process
+from cluster.units import Unit, end_process
 from cluster.waiting import wait_for
+from release import chart
+from tranche.hardware.process_stat import process_stat
 
-__all__ = ["ACCOUNT", "NAMESPACE", "AgentPod", "agent_on", "install_rights", "remove_agents", "rights_to_drain"]
-
+NAMESPACE = chart.NAMESPACE
+ACCOUNT = "tranche-agent"
 _DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{ACCOUNT}"
 _CONTAINER = "agent"
 # The nodes that have an agent now; what makes a DaemonSet's pods new though nothing else of them is.
@@ -39,6 +47,59 @@ _HEALTH_PORT = 9440
 _END_SECONDS = 30.0
 # What containerd puts before a line of a container.
 _PREFIX = re.compile(r"^\S+ (?:stdout|stderr) [FP] ", re.MULTILINE)
+_TIMEOUT_SECONDS = 10.0
+# An agent that is no pod is given its ConfigMaps by the tests, not by the chart's values.
+_CONFIG_MAPS = ("plugin", "strategies", "competition-strategies")
+
+_Identity = tuple[str, str, str]
+_written: dict[Path, dict[_Identity, KubeObject]] = {}
+"""What this process has written into which cluster."""
+
+
+class AgentHealth(ABC):
+    """An agent that can be asked, wherever it runs."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def health_address(self) -> str:
+        """Address and port of its health pages; ConnectionError while they are not known."""
+
+    @property
+    @abstractmethod
+    def log(self) -> str:
+        """What it has logged since this start."""
+
+    def health(self, path: str = "/readyz") -> tuple[int, Mapping[str, object]]:
+        """Status and body of one of its health pages; OSError while it does not listen."""
+        try:
+            with urllib.request.urlopen(f"http://{self.health_address}{path}", timeout=_TIMEOUT_SECONDS) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every component does its work."""
+        wait_for("the agent is ready", lambda: self.health()[0] == 200, explain=lambda: f"{self._last()}\n{self.log}")
+
+    def wait_until_not_ready(self, component: str, why: str) -> None:
+        """Wait until that component says such a reason."""
+
+        def says() -> bool:
+            status, body = self.health()
+            components = body["components"]
+            assert isinstance(components, dict)
+            return status == 503 and why in components[component]
+
+        wait_for(f"{component} says: {why}", says, explain=lambda: f"{self._last()}\n{self.log}")
+
+    def _last(self) -> str:
+        try:
+            return str(self.health())
+        except OSError as error:
+            return str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +143,6 @@ class AgentPod(AgentHealth):
         return f"{self.address}:{_HEALTH_PORT}"
 
     def send(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
         os.kill(self.pid, number)
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -127,7 +187,7 @@ def agent_on(cluster: Cluster, node: Node, *options: str, wait: bool = True) -> 
 
     There is one DaemonSet for all nodes that have an agent now, as for users: their agents have the same options.
     """
-    image = make_image(lambda line: print(line, file=sys.stderr))
+    image = make_image(say_beside)
     node.import_image(image.archive, image.name, image.digest)
     _remove(cluster, node)
     try:
@@ -203,7 +263,7 @@ def _running(node: Node, pod: str) -> int | None:
     groups = [node.cgroup.child("/".join(filter(None, ("kubepods", each, f"pod{pod}")))) for each in _CLASSES]
     found = [pid for group in groups for pid in group.running() if _is_agent(pid)]
     # What it has forked looks like it until it is another program.
-    return min((pid for pid in found if _parent(pid) not in found), default=None)
+    return min((pid for pid in found if (stat := process_stat(pid)) and stat.parent not in found), default=None)
 
 
 def _is_agent(pid: int) -> bool:
@@ -214,8 +274,131 @@ def _is_agent(pid: int) -> bool:
     return b"agent" in words and any(word.endswith(b"/tranche") for word in words)
 
 
-def _parent(pid: int) -> int:
+@dataclass(frozen=True, slots=True)
+class AgentProcess(AgentHealth):
+    """One agent, from one start on."""
+
+    node: Node
+    command: tuple[str, ...]
+    log_start: int
+
+    @classmethod
+    def start(cls, node: Node, command: tuple[str, ...]) -> AgentProcess:
+        """Start it, in the place of one that an interrupted run has left."""
+        node.unit("agent").kill()
+        log = node.unit("agent").log
+        log_start = log.stat().st_size if log.exists() else 0
+        node.start_program("agent", command)
+        return cls(node, command, log_start)
+
+    def start_again(self) -> AgentProcess:
+        """The same once more, after its end."""
+        return AgentProcess.start(self.node, self.command)
+
+    @property
+    def unit(self) -> Unit:
+        return self.node.unit("agent")
+
+    @property
+    def log(self) -> str:
+        """What it has logged since this start."""
+        return self.unit.log.read_bytes()[self.log_start :].decode()
+
+    @property
+    def pid(self) -> int:
+        """Its process id.
+
+        Raises:
+            ClusterError: it does not run.
+        """
+        pid = self.unit.pid
+        if pid is None:
+            raise ClusterError(f"the agent of {self.node.name} does not run:\n{self.log}")
+        return pid
+
+    @property
+    def health_address(self) -> str:
+        """On loopback; the agent chooses the port."""
+        found = re.search(r'"health_port": (\d+)', self.log)
+        if found is None:
+            raise ConnectionError("it does not serve yet")
+        return f"127.0.0.1:{found[1]}"
+
+
+def agent_command(cluster: Cluster, node: Node, *options: str) -> tuple[str, ...]:
+    """The command line of such an agent, with the rights of the agent's account on that node and no others."""
+    install_rights(cluster)
+    program = str(Path(sys.executable).with_name("tranche"))
+    kubeconfig = cluster.account_kubeconfig(NAMESPACE, ACCOUNT, node.name)
+    ports = ("--health-port=0", "--metrics-port=0")
+    fixed = (f"--kubeconfig={kubeconfig}", f"--namespace={NAMESPACE}", *ports, "--log-format=json")
+    return (program, "agent", *fixed, *options)
+
+
+@contextmanager
+def agent_process_on(cluster: Cluster, node: Node, *options: str) -> Iterator[AgentProcess]:
+    """Run it on a node, ready; it is ended with the block."""
+    agent = AgentProcess.start(node, agent_command(cluster, node, *options))
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+        agent.wait_until_ready()
+        yield agent
+    finally:
+        agent.unit.stop()
+
+
+def install_rights(cluster: Cluster, **values: object) -> None:
+    """The rights of an agent with these values of the chart, and to read every ConfigMap that tests use."""
+    write_rights(cluster, _with_config_maps(render({"namespace": {"create": True}, **values})))
+
+
+@contextmanager
+def rights_to_drain(cluster: Cluster) -> Iterator[None]:
+    """The rights that the policy drain needs, too, for the length of the block."""
+    install_rights(cluster, migManager={"inUse": "drain"})
+    try:
+        yield
+    finally:
+        install_rights(cluster)
+
+
+def write_rights(cluster: Cluster, objects: Sequence[KubeObject]) -> None:
+    """Have the cluster hold these objects of the chart but for the DaemonSet, and none that it was given before beside them."""
+    wanted = {_identity(item): item for item in objects if item["kind"] != "DaemonSet"}
+    present = _written.get(cluster.folder, {})
+    _written.pop(cluster.folder, None)
+    changed = [item for identity, item in wanted.items() if present.get(identity) != item]
+    if changed:
+        cluster.apply(*changed)
+    for kind, namespace, name in present.keys() - wanted.keys():
+        where = [f"--namespace={namespace}"] if namespace else []
+        cluster.kubectl("delete", kind, name, "--ignore-not-found", *where)
+    account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}"
+    wait_for("the agent's service account is there", lambda: cluster.api.get(account))
+    _written[cluster.folder] = wanted
+
+
+def remove_device_classes(cluster: Cluster) -> None:
+    """Have the cluster hold no DeviceClass; the next agent that serves claims brings its own again."""
+    with suppress(NotFound):  # a cluster without claims
+        cluster.api.delete_all("/apis/resource.k8s.io/v1/deviceclasses")
+    forget_rights(cluster)
+
+
+def forget_rights(cluster: Cluster) -> None:
+    """Whoever has changed such objects in another way says so: the next agent gets all of them anew."""
+    _written.pop(cluster.folder, None)
+
+
+def _with_config_maps(objects: Sequence[KubeObject]) -> list[KubeObject]:
+    widened = []
+    for item in objects:
+        rules = [
+            {**rule, "resourceNames": [*rule["resourceNames"], *_CONFIG_MAPS]} if "resourceNames" in rule else rule
+            for rule in item.get("rules") or ()
+        ]
+        widened.append({**item, "rules": rules} if rules else item)
+    return widened
+
+
+def _identity(item: KubeObject) -> _Identity:
+    return item["kind"], item["metadata"].get("namespace", ""), item["metadata"]["name"]

@@ -42,7 +42,6 @@ class Batch:
 
     @property
     def devices(self) -> frozenset[str]:
-        """The devices that members had."""
         return frozenset(member.device for member in self.members if member.device)
 
     @property

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from release.image import MadeImage
+
+from cluster.node import Node
 from tranche_simulator import ensure_built
 from tranche_simulator.build import BUILD_VARIABLE
 
@@ -87,3 +90,12 @@ def simulated_machines(cluster: Path) -> dict[str, Any]:
             *({"name": each.name, "mountPath": f"/usr/bin/{each.name}", "readOnly": True} for each in programs),
         ],
     }
+
+
+def give_image(nodes: Sequence[Node], image: MadeImage | None) -> str:
+    """Put the agent's image onto the nodes, if there is one; in words what was done. Without it the chart's pods never start."""
+    if image is None:
+        return "no node has the agent's image: `make image` has not made it of the sources as they are now"
+    for each in nodes:
+        each.import_image(image.archive, image.name, image.digest)
+    return f"every node has the image {image.name}"

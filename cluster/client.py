@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import ssl
-import threading
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -21,11 +20,12 @@ _TIMEOUT_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class ApiClient:
-    """Requests with the rights of one client certificate."""
+    """Requests with the rights of one client certificate. If it `keeps`, what writes goes over kept connections, too."""
 
     server: str
     pki: Pki
     client: str
+    keeps: bool = False
 
     def get(self, path: str) -> dict[str, Any]:
         """The object or list at a path such as `/api/v1/nodes/p4d`.
@@ -64,14 +64,17 @@ class ApiClient:
     def request(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json"
     ) -> dict[str, Any]:
-        """One request. Errors as for `get`."""
         parsed: dict[str, Any] = json.loads(self._content(method, path, body, content_type=content_type))
         return parsed
 
     def _content(self, method: str, path: str, body: object = None, *, content_type: str = "application/json") -> bytes:
         """What is answered. What only reads goes over a connection that is kept, and is asked again when that one has broken."""
         encoded = None if body is None else json.dumps(body)
-        kept = _kept.taken(self) if method == "GET" else None
+        # A handshake costs both sides milliseconds, and whoever waits for something asks ten times a second. A process that was
+        # forked has connections of its own, and a cluster that is made anew under the same name has another authority.
+        idle = _idle.setdefault((os.getpid(), self, self.pki.authority.stat().st_mtime_ns), [])
+        keeps = self.keeps or method == "GET"
+        kept = idle.pop() if keeps and idle else None
         connection = kept or self._connection()
         try:
             connection.request(method, path, body=encoded, headers={"Content-Type": content_type})
@@ -79,13 +82,13 @@ class ApiClient:
             content = answer.read()
         except (http.client.HTTPException, OSError) as error:
             connection.close()
-            if kept is not None and not isinstance(error, TimeoutError):
+            if kept is not None and method == "GET" and not isinstance(error, TimeoutError):
                 return self._content(method, path, body, content_type=content_type)
             if isinstance(error, OSError):
                 raise
             raise ConnectionError(f"{method} {path}: {error!r}") from error
-        if method == "GET" and not answer.will_close:
-            _kept.put(self, connection)
+        if keeps and not answer.will_close:
+            idle.append(connection)
         else:
             connection.close()
         if answer.status >= 300:
@@ -101,40 +104,12 @@ class ApiClient:
         return http.client.HTTPSConnection(address.hostname, address.port, timeout=_TIMEOUT_SECONDS, context=context)
 
 
-class _KeptConnections:
-    """Connections between two requests of the main thread: a handshake costs both sides milliseconds, and whoever waits for
-    something asks ten times a second. A process that was forked has its own.
-    """
-
-    def __init__(self) -> None:
-        self._idle: dict[tuple[object, ...], http.client.HTTPSConnection] = {}
-
-    def taken(self, client: ApiClient) -> http.client.HTTPSConnection | None:
-        """One that nobody uses meanwhile; None where there is none."""
-        return self._idle.pop(self._key(client), None) if _in_main_thread() else None
-
-    def put(self, client: ApiClient, connection: http.client.HTTPSConnection) -> None:
-        """Keep it for the next request."""
-        if _in_main_thread():
-            self._idle[self._key(client)] = connection
-        else:
-            connection.close()
-
-    def _key(self, client: ApiClient) -> tuple[object, ...]:
-        # A cluster that is made anew under the same name has another authority.
-        return os.getpid(), client, client.pki.authority.stat().st_mtime_ns
+_idle: dict[tuple[object, ...], list[http.client.HTTPSConnection]] = {}
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-_kept = _KeptConnections()
-
-
-def answers(url: str, pki: Pki) -> bool:
+def answers(url: str) -> bool:
     """Whether a component says that it is well. Controller manager and scheduler sign their own certificates."""
-    context = ssl.create_default_context(cafile=str(pki.authority))
+    context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     try:

@@ -6,26 +6,37 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.addresses import add_address, node_address, remove_address, routes_and_addresses
-from cluster.binaries import Binaries, ensure_binaries, find_binaries
-from cluster.cgroups import Cgroup
+from release.progress import Say
+
+from cluster.binaries import Binaries, ensure_binaries, find_binaries, replaced
 from cluster.client import ApiClient
 from cluster.control_plane import ControlPlane
 from cluster.errors import ClusterError, UnsuitableMachine
-from cluster.host import cluster_directories, clusters_directory, host_lock, prepare_host, restore_host
+from cluster.host import (
+    add_address,
+    cluster_directories,
+    clusters_directory,
+    host_lock,
+    install_missing,
+    node_address,
+    prepare_host,
+    remove_address,
+    restore_host,
+    routes_and_addresses,
+    why_not,
+)
 from cluster.images import write_images
 from cluster.node import Node
-from cluster.preflight import install_missing, why_not
 from cluster.record import NAME, ClusterRecord, free_slot, load_record, port_is_free
+from cluster.units import Cgroup
 from cluster.waiting import wait_for
-
-Say = Callable[[str], None]
+from tranche.hardware.process_stat import process_stat
 
 
 @dataclass(slots=True)
@@ -79,7 +90,7 @@ class Cluster:
             while not add_address(record.service_address, lock):
                 record = _claimed(record)
                 record.save(folder)
-        cluster = cls(folder, record, binaries.with_programs(record.programs))
+        cluster = cls(folder, record, replaced(binaries, record.programs))
         cluster.start(say)
         return cluster
 
@@ -95,16 +106,14 @@ class Cluster:
         binaries = find_binaries()
         if record is None or binaries is None:
             raise ClusterError(f"there is no cluster {name!r}", hint="`make cluster` makes one")
-        return cls(folder, record, binaries.with_programs(record.programs))
+        return cls(folder, record, replaced(binaries, record.programs))
 
     @property
     def control_plane(self) -> ControlPlane:
-        """etcd, API server, controller manager, scheduler."""
         return ControlPlane(self.folder, self.record, self.binaries)
 
     @property
     def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
         return self.control_plane.admin_kubeconfig
 
     def account_kubeconfig(self, namespace: str, account: str, node: str = "") -> Path:
@@ -113,16 +122,13 @@ class Cluster:
 
     @property
     def api(self) -> ApiClient:
-        """A client with the administrator's rights."""
         return self.control_plane.api()
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes."""
         return [self.node(node.name) for node in self.record.nodes]
 
     def node(self, name: str) -> Node:
-        """A node by name; ClusterError where there is none."""
         return Node(self.folder, self.record, self.record.node(name), self.binaries)
 
     def start(self, say: Say) -> None:
@@ -217,7 +223,7 @@ def prepare_machine(say: Say) -> Binaries:
 
     Raises:
         UnsuitableMachine: no cluster can run here.
-        ClusterError: a program cannot be got.
+        ReleaseError: a program cannot be got.
     """
     if reason := why_not():
         raise UnsuitableMachine(f"no cluster can run here: {reason}")
@@ -260,7 +266,6 @@ def remove_leftovers() -> list[str]:
 
 
 def this_process() -> tuple[int, int]:
-    """This process as an owner."""
     return owned_by(os.getpid())
 
 
@@ -270,10 +275,10 @@ def owned_by(pid: int) -> tuple[int, int]:
     Raises:
         ClusterError: there is no such process.
     """
-    try:
-        return pid, _start_time(pid)
-    except OSError:
-        raise ClusterError(f"no process {pid} that could own a cluster", hint="name one that runs") from None
+    stat = process_stat(pid)
+    if stat is None:
+        raise ClusterError(f"no process {pid} that could own a cluster", hint="name one that runs")
+    return pid, stat.started
 
 
 def _remove_parts(name: str, folder: Path) -> None:
@@ -319,13 +324,5 @@ def _mounts_below(folder: Path) -> list[str]:
 
 
 def _lives(owner: tuple[int, int]) -> bool:
-    pid, started = owner
-    try:
-        return _start_time(pid) == started
-    except OSError:
-        return False
-
-
-def _start_time(pid: int) -> int:
-    """When a process started, in ticks since boot."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    stat = process_stat(owner[0])
+    return stat is not None and stat.started == owner[1]

@@ -8,12 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster.binaries import Binaries
-from cluster.cgroups import Cgroup
 from cluster.client import ApiClient, answers
 from cluster.errors import ClusterError
 from cluster.pki import Pki
 from cluster.record import ClusterRecord, port_is_free
-from cluster.units import Unit
+from cluster.units import Cgroup, Unit
 from cluster.waiting import wait_for
 
 COMPONENTS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
@@ -31,20 +30,16 @@ class ControlPlane:
 
     @property
     def pki(self) -> Pki:
-        """The cluster's certificates."""
         return Pki(self.folder / "pki")
 
     @property
     def admin_kubeconfig(self) -> Path:
-        """The kubeconfig of the administrator."""
         return self.folder / "kubeconfig"
 
     def api(self) -> ApiClient:
-        """A client with the administrator's rights."""
         return ApiClient(self.record.server, self.pki, "admin")
 
     def unit(self, component: str) -> Unit:
-        """The process of a component."""
         if component not in COMPONENTS:
             raise ClusterError(f"{component} is no part of the control plane: {', '.join(COMPONENTS)}")
         return Unit(component, self.folder / "control", Cgroup(f"{self.record.cgroup}/control"))
@@ -68,7 +63,6 @@ class ControlPlane:
         return file
 
     def create_certificates(self) -> None:
-        """Make the authority, the certificates and the kubeconfigs of the control plane."""
         pki = self.pki
         pki.create_authority()
         names = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")
@@ -103,7 +97,7 @@ class ControlPlane:
                 lambda: port_is_free(place.port or _HTTPS, place.hostname or ""),
             )
             unit.start(self._command(component))
-        wait_for(f"{component} answers", lambda: answers(url, self.pki), explain=unit.log_end)
+        wait_for(f"{component} answers", lambda: answers(url), explain=unit.log_end)
 
     def _health(self, component: str) -> str:
         port = self.record.port

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from release.errors import ReleaseError
 
-class ClusterError(Exception):
-    """Something about a test cluster did not work; `hint` says what to do next."""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message if not hint else f"{message}\n{hint}")
-        self.message = message
-        self.hint = hint
+class ClusterError(ReleaseError):
+    """Something about a test cluster did not work."""
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}".strip()
 
 
 class UnsuitableMachine(ClusterError):

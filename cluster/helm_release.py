@@ -12,8 +12,8 @@ from release.chart import CHART
 from release.helm import helm
 from release.image import MadeImage
 
-from cluster.agent_image import give_image
-from cluster.agent_rights import remove_device_classes
+from cluster.agents import remove_device_classes
+from cluster.chart_values import give_image
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 
@@ -33,7 +33,6 @@ class HelmRelease:
 
     @property
     def objects(self) -> str:
-        """The name that the chart gives its objects."""
         return f"{self.name}-tranche-agent"
 
     def install(self, **values: object) -> str:
@@ -54,7 +53,6 @@ class HelmRelease:
         self._helm("upgrade", self.name, str(CHART), "--values=-", stdin=self._with(values))
 
     def rollback(self) -> None:
-        """Go back to the revision before."""
         self._helm("rollback", self.name)
 
     def wait_until_ready(self) -> None:

@@ -1,6 +1,10 @@
-"""What a cluster changes on the machine outside its own folder, written down first and put back when the last cluster goes.
+"""What a cluster needs of the machine, and changes on it outside its own folder: written down first, put back with the last one.
 
 Kubelets change kernel parameters and never restore them; nodes need a few folders to mount their own over.
+
+A cluster adds one address, where its API server is to be found by every pod: pods are told the address of the Service
+`kubernetes`. With the address on loopback, the machine itself answers there: for its own programs, for pods in its network, and
+for pods behind a bridge, whose packets come to the machine first. There is no kube-proxy.
 """
 
 from __future__ import annotations
@@ -8,9 +12,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from release.debian_packages import install_packages
+from release.errors import ReleaseError
+from release.progress import Say
+
+from cluster.errors import ClusterError, UnsuitableMachine
+from cluster.units import hierarchies, is_unified
 
 # What a kubelet and the bridge plugin write to.
 SYSCTLS = (
@@ -34,6 +48,19 @@ NODE_FOLDERS = (
     "/run/cdi",
 )
 _RECORD = "host.json"
+_LOOPBACK = "lo"
+# Program or file to the Debian package that has it.
+_PROGRAMS = {
+    "runc": "runc",
+    "busybox": "busybox-static",
+    "ip": "iproute2",
+    "openssl": "openssl",
+    "nsenter": "util-linux",
+    "setsid": "util-linux",
+    "mount": "mount",
+}
+_CNI_FOLDERS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
+_CAP_SYS_ADMIN, _CAP_NET_ADMIN = 21, 12
 
 
 def clusters_directory() -> Path:
@@ -128,3 +155,111 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
         return False
+
+
+def node_address() -> str:
+    """The machine's first address that is not on loopback: a kubelet refuses to have one there.
+
+    Raises:
+        UnsuitableMachine: it has none.
+    """
+    for _, address, scope in _addresses():
+        if scope == "global":
+            return address
+    raise UnsuitableMachine("this machine has no IPv4 address outside loopback, and a node needs one")
+
+
+def routes_and_addresses() -> str:
+    """What is routed and which addresses there are, as `ip` prints both."""
+    return "".join(_ip(*words) for words in (("route",), ("-4", "address")))
+
+
+def add_address(address: str, lock: int) -> bool:
+    """Put an address on loopback; False when it is there already. Of several processes that try at once, one is told True.
+
+    Its scope keeps it from being taken for an address of the machine. The program keeps the host's lock, for when this process is
+    killed before the program has done its work: whoever removes the address waits for it.
+    """
+    words = ["ip", "address", "add", f"{address}/32", "dev", _LOOPBACK, "scope", "host"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, pass_fds=(lock,))
+    if done.returncode != 0 and not has_address(address):
+        raise ClusterError(f"{address} cannot be put on loopback: {done.stderr.strip()}")
+    return done.returncode == 0
+
+
+def remove_address(address: str) -> None:
+    """Take it away again, if it is there. The caller holds the host's lock."""
+    if has_address(address):
+        _ip("address", "delete", f"{address}/32", "dev", _LOOPBACK)
+
+
+def has_address(address: str) -> bool:
+    return any((name, each) == (_LOOPBACK, address) for name, each, _ in _addresses())
+
+
+def _addresses() -> list[tuple[str, str, str]]:
+    """Interface, address and scope of every IPv4 address on an interface that is up."""
+    return [
+        (interface["ifname"], entry["local"], entry["scope"])
+        for interface in json.loads(_ip("-json", "-4", "address", "show", "up"))
+        for entry in interface.get("addr_info", [])
+    ]
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+def cni_folder() -> str | None:
+    return next((folder for folder in _CNI_FOLDERS if os.access(f"{folder}/bridge", os.X_OK)), None)
+
+
+def why_not() -> str:
+    """Why no cluster can run here; empty when one can."""
+    if sys.platform != "linux":
+        return f"a node needs Linux, and this is {sys.platform}"
+    if os.geteuid() != 0:
+        return "a node needs root, for mounts, cgroups and network interfaces"
+    capabilities = _capabilities()
+    if not capabilities >> _CAP_SYS_ADMIN & 1 or not capabilities >> _CAP_NET_ADMIN & 1:
+        return "a node needs the capabilities to mount and to add network interfaces; this container lacks them"
+    if not hierarchies():
+        return "a node needs cgroups, and /sys/fs/cgroup has none"
+    if not is_unified() and not {"cpu", "cpuacct", "cpuset", "memory"} <= _controllers():
+        return "a node needs the cgroup controllers cpu, cpuacct, cpuset and memory"
+    if not all(os.access(hierarchy, os.W_OK) for hierarchy in hierarchies()):
+        return "a node needs cgroups of its own, and /sys/fs/cgroup is read-only"
+    return ""
+
+
+def install_missing(say: Say) -> None:
+    """Install the packages that are missing, on Debian and its kin.
+
+    Raises:
+        UnsuitableMachine: this is another distribution, or a package cannot be installed.
+    """
+    try:
+        install_packages(_missing_packages(), "a cluster", say)
+    except ReleaseError as error:
+        raise UnsuitableMachine(error.message, hint=error.hint) from error
+    if still_missing := _missing_packages():
+        raise UnsuitableMachine(
+            f"{', '.join(still_missing)} are installed, but what a cluster needs of them is not there"
+        )
+
+
+def _missing_packages() -> list[str]:
+    packages = {package for program, package in _PROGRAMS.items() if shutil.which(program) is None}
+    if cni_folder() is None:
+        packages.add("containernetworking-plugins")
+    return sorted(packages)
+
+
+def _capabilities() -> int:
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return int(line.split()[1], 16)
+
+
+def _controllers() -> set[str]:
+    return {name for hierarchy in hierarchies() for name in hierarchy.name.split(",")}

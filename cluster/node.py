@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.binaries import Binaries
-from cluster.cgroups import Cgroup
 from cluster.client import ApiClient, answers
 from cluster.errors import ClusterError
+from cluster.host import cni_folder
 from cluster.images import BUSYBOX, PAUSE
 from cluster.node_files import NodePaths, containerd_config, kubelet_config, network_config
 from cluster.pki import Pki
-from cluster.preflight import cni_folder
 from cluster.record import ClusterRecord, NodeRecord
-from cluster.units import Unit
+from cluster.units import Cgroup, Unit
 from cluster.waiting import wait_for
 from tranche_simulator import SimulatedMachine
 
@@ -44,12 +43,10 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The node's name in Kubernetes."""
         return self.record.name
 
     @property
     def paths(self) -> NodePaths:
-        """Its folders, as the host sees them."""
         return NodePaths(self.folder / "nodes" / self.name)
 
     @property
@@ -73,13 +70,12 @@ class Node:
         return Unit(name, self.paths.units, self.cgroup.child("system"))
 
     def is_created(self) -> bool:
-        """Whether `create` has done its work."""
         return self.paths.kubeconfig.exists()
 
     def create(self, pki: Pki) -> None:
         """Make its files, its machine and its credentials, these last; what an interrupted run made is made again."""
         paths = self.paths
-        for folder in (*paths.mounts().values(), *paths.lost_at_reboot(), paths.folder / "cni", paths.units):
+        for folder in (*paths.mounts.values(), *paths.lost_at_reboot, paths.folder / "cni", paths.units):
             folder.mkdir(parents=True, exist_ok=True)
         plugins = cni_folder()
         if plugins is None:
@@ -127,8 +123,7 @@ class Node:
         elif component == "kubelet":
             self._start_service(component, self._kubelet_command())
             url = f"http://127.0.0.1:{self._port + 1}/healthz"
-            pki = Pki(self.folder / "pki")
-            wait_for(f"kubelet of {self.name} answers", lambda: answers(url, pki), explain=unit.log_end)
+            wait_for(f"kubelet of {self.name} answers", lambda: answers(url), explain=unit.log_end)
         else:
             raise ClusterError(f"{component} is no part of a node: {', '.join(COMPONENTS)}")
 
@@ -142,7 +137,6 @@ class Node:
         )
 
     def is_ready(self, api: ApiClient) -> bool:
-        """Whether Kubernetes calls it Ready."""
         status = api.get(f"/api/v1/nodes/{self.name}")["status"]
         return any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
 
@@ -160,7 +154,6 @@ class Node:
         self.cgroup.kill()
 
     def reboot(self, api: ApiClient) -> None:
-        """Power off, reboot the simulated machine, and start again."""
         self.power_off()
         if self.record.machine:
             self.machine.reboot()
@@ -242,12 +235,12 @@ class Node:
         unit = self.unit("namespace")
         if unit.pid is not None:
             return
-        for folder in self.paths.lost_at_reboot():
+        for folder in self.paths.lost_at_reboot:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         ready = self.paths.units / "namespace.ready"
         ready.unlink(missing_ok=True)
-        binds = [str(part) for target, source in self.paths.mounts().items() for part in (source, target)]
+        binds = [str(part) for target, source in self.paths.mounts.items() for part in (source, target)]
         script = ["sh", "-c", _MOUNT_SCRIPT, "namespace", *binds]
         unit.start(["unshare", "--mount", "--propagation", "private", *script], {**os.environ, "READY": str(ready)})
         wait_for(f"the mounts of {self.name} are made", ready.exists, timeout=30, explain=unit.log_end)

@@ -3,83 +3,38 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.images import PAUSE
 
 
-@dataclass(frozen=True, slots=True)
 class NodePaths:
-    """The folders of a node, as the host sees them. Inside the node some of them lie at the usual places as well."""
+    """The folders and files of a node, as the host sees them. Inside the node some of them lie at the usual places as well."""
 
-    folder: Path
-
-    @property
-    def containerd_socket(self) -> Path:
-        """Where containerd listens."""
-        return self.folder / "containerd.sock"
-
-    @property
-    def kubelet(self) -> Path:
-        """The node's /var/lib/kubelet."""
-        return self.folder / "kubelet"
-
-    @property
-    def device_plugins(self) -> Path:
-        """Where device plugins and the kubelet put their sockets."""
-        return self.kubelet / "device-plugins"
-
-    @property
-    def pod_resources_socket(self) -> Path:
-        """Where the kubelet says which pod holds which device."""
-        return self.kubelet / "pod-resources" / "kubelet.sock"
-
-    @property
-    def pod_logs(self) -> Path:
-        """The node's /var/log/pods."""
-        return self.folder / "log-pods"
-
-    @property
-    def cdi(self) -> Path:
-        """The node's /run/cdi."""
-        return self.folder / "run-cdi"
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The kubelet's kubeconfig."""
-        return self.folder / "kubelet.kubeconfig"
-
-    @property
-    def kubelet_config(self) -> Path:
-        """The kubelet's configuration."""
-        return self.folder / "kubelet.yaml"
-
-    @property
-    def containerd_config(self) -> Path:
-        """containerd's configuration."""
-        return self.folder / "containerd.toml"
-
-    @property
-    def units(self) -> Path:
-        """Pid files and logs."""
-        return self.folder / "units"
-
-    def mounts(self) -> dict[str, Path]:
-        """What the node sees at the paths that its programs have built in."""
-        return {
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.kubelet = folder / "kubelet"
+        self.device_plugins = self.kubelet / "device-plugins"
+        self.pod_resources_socket = self.kubelet / "pod-resources" / "kubelet.sock"
+        self.pod_logs = folder / "log-pods"
+        self.cdi = folder / "run-cdi"
+        self.units = folder / "units"
+        self.containerd_socket = folder / "containerd.sock"
+        self.containerd_config = folder / "containerd.toml"
+        self.kubelet_config = folder / "kubelet.yaml"
+        self.kubeconfig = folder / "kubelet.kubeconfig"
+        # What the node sees at the paths that its programs have built in.
+        self.mounts = {
             "/var/lib/kubelet": self.kubelet,
-            "/var/lib/cni": self.folder / "cni-cache",
-            "/var/lib/tranche": self.folder / "var-lib-tranche",
+            "/var/lib/cni": folder / "cni-cache",
+            "/var/lib/tranche": folder / "var-lib-tranche",
             "/var/log/pods": self.pod_logs,
-            "/var/log/containers": self.folder / "log-containers",
-            "/run/containerd": self.folder / "run-containerd",
+            "/var/log/containers": folder / "log-containers",
+            "/run/containerd": folder / "run-containerd",
             "/run/cdi": self.cdi,
         }
-
-    def lost_at_reboot(self) -> list[Path]:
-        """Folders that a real machine keeps in memory."""
-        return [self.folder / "containerd-state", self.folder / "run-containerd", self.cdi]
+        # What a real machine keeps in memory.
+        self.lost_at_reboot = (folder / "containerd-state", folder / "run-containerd", self.cdi)
 
 
 def containerd_config(paths: NodePaths, cni_folder: str) -> str:

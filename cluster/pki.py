@@ -25,11 +25,9 @@ class Pki:
         return self.folder / "ca.crt"
 
     def certificate(self, name: str) -> Path:
-        """Where a certificate lies."""
         return self.folder / f"{name}.crt"
 
     def key(self, name: str) -> Path:
-        """Where a private key lies."""
         return self.folder / f"{name}.key"
 
     def create_authority(self) -> None:

@@ -48,7 +48,6 @@ class ClusterRecord:
 
     @property
     def cgroup(self) -> str:
-        """The name of its cgroup."""
         return f"tranche-{self.name}"
 
     def port(self, offset: int) -> int:
@@ -67,7 +66,6 @@ class ClusterRecord:
 
     @property
     def server(self) -> str:
-        """How the API server is reached."""
         return f"https://{self.service_address}"
 
     def bridge(self, node: NodeRecord) -> str:
@@ -107,7 +105,6 @@ class ClusterRecord:
         return replace(self, nodes=(*self.nodes, NodeRecord(name, index, machine)))
 
     def save(self, folder: Path) -> None:
-        """Write it into a cluster's folder."""
         unfinished = folder / f"{_FILE}.new"
         unfinished.write_text(json.dumps(asdict(self), indent=2) + "\n")
         unfinished.replace(folder / _FILE)

@@ -12,11 +12,10 @@ from pathlib import Path
 from release.oci_archive import OciArchive
 from release.programs import debian_program
 
-from cluster.cgroups import Cgroup
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
 from cluster.record import port_is_free
-from cluster.units import Unit
+from cluster.units import Cgroup, Unit
 from cluster.waiting import wait_for
 
 _PORT = 9

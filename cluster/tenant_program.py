@@ -28,7 +28,6 @@ cuda = ctypes.CDLL("libcuda.so.1")
 
 
 def check(code: int) -> None:
-    """End when a call of the driver failed."""
     if code:
         sys.exit(f"CUDA error {code}")
 

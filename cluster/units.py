@@ -1,4 +1,7 @@
-"""The cluster's own processes: started detached in a cgroup, found again by their pid file, ended by pid."""
+"""The cluster's own processes: started detached in a cgroup, found again by their pid file, ended by pid.
+
+A cluster has a cgroup subtree of its own in every hierarchy: whatever is in it belongs to the cluster and can be ended by it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,16 @@ import os
 import select
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from cluster.cgroups import Cgroup
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, UnsuitableMachine
+from cluster.waiting import wait_for
+from tranche.hardware.process_stat import process_stat
 
-_START_SECONDS = 30.0
 # The process writes down its own id and joins its cgroup before it becomes the program: there is no instant at which the program
 # runs unnoticed.
 _SCRIPT = """
@@ -23,6 +27,9 @@ while [ "$1" != -- ]; do echo $$ > "$1" || exit 1; shift; done; shift
 echo $$ > "$pid_file.new" && mv "$pid_file.new" "$pid_file" || exit 1
 exec "$@"
 """
+ROOT = Path("/sys/fs/cgroup")
+_CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
+_KILL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +79,7 @@ class Unit:
                 cwd="/",
                 check=True,
             )
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._pid_file.exists():
-            if time.monotonic() > deadline:
-                raise ClusterError(f"{self.name} did not start:\n{self.log_end()}")
-            time.sleep(0.01)
+        wait_for(f"{self.name} starts", self._pid_file.exists, timeout=30, period=0.01, explain=self.log_end)
         return int(self._pid_file.read_text())
 
     def send(self, number: signal.Signals) -> None:
@@ -100,7 +103,6 @@ class Unit:
             self.kill()
 
     def log_end(self, characters: int = 2000) -> str:
-        """The last of its output."""
         return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
 
     def _end(self, number: signal.Signals, seconds: float) -> bool:
@@ -126,3 +128,121 @@ def end_process(pid: int, number: signal.Signals, seconds: float) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def is_unified() -> bool:
+    """Whether the machine has cgroup v2 alone."""
+    return (ROOT / "cgroup.controllers").exists()
+
+
+def hierarchies() -> list[Path]:
+    """Where the hierarchies are mounted: one on cgroup v2, one for each group of controllers on v1."""
+    if is_unified():
+        return [ROOT]
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    return [Path(mount[1]) for mount in mounts if mount[2] in ("cgroup", "cgroup2") and Path(mount[1]).parent == ROOT]
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """One path in every hierarchy, such as `tranche-dev/p4d`."""
+
+    path: str
+
+    def child(self, name: str) -> Cgroup:
+        return Cgroup(f"{self.path}/{name}")
+
+    def create(self) -> None:
+        """Make it, with every controller usable inside; it may exist.
+
+        A new cpuset of cgroup v1 allows no processor and no memory node: it is given its parent's.
+        """
+        for hierarchy in hierarchies():
+            folder = hierarchy
+            for part in Path(self.path).parts:
+                if is_unified():
+                    _pass_controllers_on(folder)
+                folder /= part
+                folder.mkdir(exist_ok=True)
+                for name in _CPUSET_FILES:
+                    file = folder / name
+                    if not is_unified() and file.exists() and not file.read_text().strip():
+                        file.write_text((folder.parent / name).read_text())
+
+    def process_files(self) -> list[str]:
+        """The files to write a process id to, to move the process here."""
+        return [str(hierarchy / self.path / "cgroup.procs") for hierarchy in hierarchies()]
+
+    def processes(self) -> set[int]:
+        pids: set[int] = set()
+        for hierarchy in hierarchies():
+            for folder, _, files in os.walk(hierarchy / self.path):
+                if "cgroup.procs" in files:
+                    pids |= _pids_in(Path(folder) / "cgroup.procs")
+        return pids
+
+    def contains(self, pid: int) -> bool:
+        """Whether a process is here or below. False for one that has ended, also while nobody has reaped it."""
+        try:
+            membership = Path(f"/proc/{pid}/cgroup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        if (stat := process_stat(pid)) is None or not stat.lives:
+            return False
+        paths = (line.split(":", 2)[2] for line in membership.splitlines())
+        return any(path == f"/{self.path}" or path.startswith(f"/{self.path}/") for path in paths)
+
+    def running(self) -> set[int]:
+        """Process ids here and below, without those that have ended and only wait to be reaped."""
+        return {pid for pid in self.processes() if self.contains(pid)}
+
+    def kill(self) -> None:
+        """End every process here and below at once, and wait until they are gone.
+
+        Raises:
+            ClusterError: a process does not go.
+        """
+
+        def ended() -> bool:
+            pids = self.running()
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not pids
+
+        wait_for(f"{self.path} ends", ended, timeout=_KILL_SECONDS, period=0.05, explain=lambda: str(self.running()))
+
+    def remove(self) -> None:
+        """Remove it and what is below; nothing may run in it.
+
+        Raises:
+            ClusterError: a cgroup stays in use.
+        """
+        for folder in (hierarchy / self.path for hierarchy in hierarchies()):
+            wait_for(f"{folder} is removed", partial(_removed, folder), timeout=_KILL_SECONDS, period=0.05)
+
+
+def _removed(folder: Path) -> bool:
+    for inner, _, _ in os.walk(folder, topdown=False):
+        try:
+            os.rmdir(inner)
+        except FileNotFoundError:
+            continue
+        except OSError:  # a process that has just been killed still counts for an instant
+            return False
+    return not folder.exists()
+
+
+def _pids_in(file: Path) -> set[int]:
+    try:
+        return {int(line) for line in file.read_text().split()}
+    except (FileNotFoundError, OSError):
+        return set()
+
+
+def _pass_controllers_on(folder: Path) -> None:
+    available = (folder / "cgroup.controllers").read_text().split()
+    try:
+        (folder / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in available))
+    except OSError as error:
+        raise UnsuitableMachine(f"{folder} does not pass its controllers on: {error.strerror}") from error

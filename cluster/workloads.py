@@ -51,18 +51,15 @@ def deployment(
 
 
 def pods_in(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
-    """The pods of a namespace as the API server has them."""
     items: list[dict[str, Any]] = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods")["items"]
     return items
 
 
 def phases(cluster: Cluster, namespace: str) -> Counter[str]:
-    """How many pods of a namespace are in each phase."""
     return Counter(item["status"]["phase"] for item in pods_in(cluster, namespace))
 
 
 def phase(cluster: Cluster, namespace: str, name: str) -> str:
-    """The phase of one pod."""
     return str(cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/{name}")["status"]["phase"])
 
 

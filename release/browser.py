@@ -12,6 +12,7 @@ from typing import Any
 
 from release.debian_packages import install_packages
 from release.errors import ReleaseError
+from release.progress import say_beside
 from release.tool_environment import tool_environment
 from tranche_simulator.build import cache_directory
 
@@ -38,9 +39,7 @@ def chromium() -> Path:
     """
     found = _on_path()
     if found is None:
-        install_packages(
-            ["chromium", "fonts-dejavu-core"], "a test of pages", lambda line: print(line, file=sys.stderr)
-        )
+        install_packages(["chromium", "fonts-dejavu-core"], "a test of pages", say_beside)
         found = _on_path()
     if found is None:
         raise ReleaseError("the Debian package chromium has no program chromium")
@@ -57,7 +56,7 @@ def driving_packages() -> Path:
         _LOCK,
         cache_directory() / "browser-tools",
         "fetching Playwright, 53 MB",
-        lambda line: print(line, file=sys.stderr),
+        say_beside,
     )
     return next((programs.parent / "lib").glob("python*/site-packages"))
 

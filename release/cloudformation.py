@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import yaml
 
 from release.errors import ReleaseError
 from release.image_sources import ROOT
+from release.progress import say_beside
 from release.tool_environment import tool_environment
 from release.user_data import objections_to_user_data
 from tranche_simulator.build import cache_directory
@@ -47,7 +47,7 @@ def _lint(path: Path) -> Iterator[str]:
         _LOCK,
         cache_directory() / "infrastructure-tools",
         "fetching cfn-lint, 180 MB",
-        lambda line: print(line, file=sys.stderr),
+        say_beside,
     )
     command = [str(programs / "cfn-lint"), "--format", "parseable", "--regions", _REGION, "--", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

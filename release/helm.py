@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from release.go_build import GoModule
 from release.one_at_a_time import one_at_a_time
+from release.progress import say_beside
 from tranche_simulator.build import cache_directory
 
 _MODULE = GoModule(Path(__file__).parent / "go")
@@ -30,10 +30,10 @@ def helm() -> Path:
         return Path(on_path)
     cached = _cached()
     if not os.access(cached, os.X_OK):
-        with one_at_a_time("Helm", _say):
+        with one_at_a_time("Helm", say_beside):
             if not os.access(cached, os.X_OK):
                 programs = {"helm": f"{_PACKAGE}/cmd/helm"}
-                _MODULE.build(programs, cached.parent, "building Helm, once", _say, stamps=_stamps())
+                _MODULE.build(programs, cached.parent, "building Helm, once", say_beside, stamps=_stamps())
     return cached
 
 
@@ -53,10 +53,6 @@ def _version(program: str) -> tuple[int, int]:
 
 def _cached() -> Path:
     return cache_directory() / "helm" / _MODULE.pins / "helm"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _stamps() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads an image's OCI archive, and gives it its name: what it weighs, how it is set up, and the files in its layers."""
+"""Reads an image's OCI archive: what it weighs, how it is set up, and the files in its layers. Writes one, with its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,30 +81,14 @@ class OciArchive:
     def named(self, name: str, target: Path) -> OciArchive:
         """A copy whose image has this name, as containerd, docker and podman read it on import, with every layer compressed."""
         manifest = self._manifest()
-        config = self._blob(manifest["config"]["digest"])
-        blobs = {manifest["config"]["digest"]: config}
+        blobs = [self._blob(manifest["config"]["digest"])]
         for layer in manifest["layers"]:
             content = self._blob(layer["digest"])
             if layer["mediaType"].endswith(".tar"):
                 content = gzip.compress(content, mtime=0)
-                layer.update(mediaType=_LAYER, size=len(content), digest=_digest(content))
-            blobs[layer["digest"]] = content
-        encoded = json.dumps(manifest, sort_keys=True).encode()
-        entry = {
-            "mediaType": _MANIFEST,
-            "digest": _digest(encoded),
-            "size": len(encoded),
-            "annotations": {
-                "io.containerd.image.name": name,
-                "org.opencontainers.image.ref.name": name.rpartition(":")[2],
-            },
-        }
-        index = {"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": [entry]}
-        with tarfile.open(target, "w") as archive:
-            _add(archive, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
-            _add(archive, _INDEX, json.dumps(index, sort_keys=True).encode())
-            for digest, content in (*blobs.items(), (entry["digest"], encoded)):
-                _add(archive, _blob_path(str(digest)), content)
+                layer.update(descriptor(_LAYER, content))
+            blobs.append(content)
+        write_archive(target, name, manifest, blobs)
         return OciArchive(target)
 
     def _entry(self) -> dict[str, Any]:
@@ -140,11 +124,43 @@ def _blob_path(digest: str) -> str:
     return f"blobs/{digest.replace(':', '/')}"
 
 
+def one_layer(layer: bytes, architecture: str, command: Mapping[str, object]) -> tuple[dict[str, Any], list[bytes]]:
+    """The manifest, and the blobs, of an image of one layer, which is a tar archive. `command` is what it runs, and how."""
+    packed = gzip.compress(layer, 1, mtime=0)
+    rootfs = {"type": "layers", "diff_ids": [_digest(layer)]}
+    config = _json({"architecture": architecture, "os": "linux", "config": command, "rootfs": rootfs})
+    described = descriptor("application/vnd.oci.image.config.v1+json", config)
+    manifest = {"schemaVersion": 2, "mediaType": _MANIFEST, "config": described, "layers": [descriptor(_LAYER, packed)]}
+    return manifest, [config, packed]
+
+
+def write_archive(target: Path, name: str, manifest: Mapping[str, Any], blobs: Sequence[bytes]) -> None:
+    """Write an image under a name, as containerd, docker and podman read it on import. The same image gives the same bytes."""
+    encoded = _json(manifest)
+    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rpartition(":")[2]}
+    entry = {**descriptor(_MANIFEST, encoded), "annotations": names}
+    with tarfile.open(target, "w") as archive:
+        add_file(archive, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+        add_file(archive, _INDEX, _json({"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": [entry]}))
+        for content in dict.fromkeys((*blobs, encoded)):
+            add_file(archive, _blob_path(_digest(content)), content)
+
+
+def descriptor(media_type: str, content: bytes) -> dict[str, Any]:
+    """How a manifest or an index names a blob."""
+    return {"mediaType": media_type, "digest": _digest(content), "size": len(content)}
+
+
+def add_file(archive: tarfile.TarFile, path: str, content: bytes, mode: int = 0o644) -> None:
+    """Put a file into a tar archive, as of the year 1970, so that the same content gives the same bytes."""
+    entry = tarfile.TarInfo(path)
+    entry.size, entry.mode = len(content), mode
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
 def _digest(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
-
-
-def _add(archive: tarfile.TarFile, path: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(path)
-    entry.size = len(content)
-    archive.addfile(entry, io.BytesIO(content))

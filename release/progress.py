@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,11 @@ from pathlib import Path
 Say = Callable[[str], None]
 
 PERIOD_SECONDS = 5.0
+
+
+def say_beside(line: str) -> None:
+    """Say it on stderr, beside what is printed for programs."""
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from release.manual import pages
+from tranche.cli.completion import script
 from tranche.cli.main import root
-from tranche.cli.shell_completion import script
 
 _COMPLETIONS = {
     "bash": "bash-completion/completions/tranche",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from tests.strategies import FAMILY_BOARDS, gpu_on
+from tests.strategies import FAMILY_BOARDS, gpu_on, holders_of
 from tranche.core.allocation import NodeView
 from tranche.core.board import GpuInstanceProfile
 from tranche.core.grid import PlacedInstance, Placement, fits, placements
@@ -57,10 +57,10 @@ def _after(view: NodeView, gpu: GpuState, step: Step) -> GpuState:
                 gone = gpu.instance_in(slot)
                 assert gone is not None
                 assert not gone.processes
-                assert not view.holders_of(gpu.key(gone))
+                assert not holders_of(view, gpu.key(gone))
             case TakesSharing(occupant):
                 slot_of = None if occupant is None else InstanceKey(gpu.uuid, occupant.profile, occupant.placement)
-                assert not view.grants_on(gpu.uuid) if slot_of is None else not view.holders_of(slot_of)
+                assert not view.grants_on(gpu.uuid) if slot_of is None else not holders_of(view, slot_of)
             case TakesRoom(slot):
                 _check_room(view, gpu, slot)
             case _:

@@ -30,6 +30,7 @@ from tranche.core.state import (
     MpsDaemon,
     NodeState,
 )
+from tranche.core.wire import grant_from_dict, grant_to_dict
 
 PLACEABLE_BOARDS = tuple(board for board in catalogue() if board.memory_slices and board.memory)
 FAMILY_BOARDS = tuple(
@@ -291,6 +292,11 @@ def _daemons(draw: st.DrawFn, view: NodeView, gpu: GpuState) -> Iterator[MpsDaem
             yield MpsDaemon(slot, "", draw(st.sampled_from(DaemonState)), 1 << 30)
 
 
+def moved(grant: Grant, gpu_uuid: str) -> Grant:
+    """The same grant on another GPU."""
+    return grant_from_dict({**grant_to_dict(grant), "gpuUUID": gpu_uuid})
+
+
 def repeated(view: NodeView, gpus: int) -> NodeView:
     """So many GPUs: the view's again and again, with all that is on them."""
     states: list[GpuState] = []
@@ -302,7 +308,7 @@ def repeated(view: NodeView, gpus: int) -> NodeView:
         uuid = f"{gpu.uuid}-{index}"
         states.append(replace(gpu, uuid=uuid, index=index))
         allocations += [
-            each._replace(id=f"{each.id}-{index}", grants=tuple(grant.moved_to(uuid) for grant in each.grants))
+            each._replace(id=f"{each.id}-{index}", grants=tuple(moved(grant, uuid) for grant in each.grants))
             for each in view.allocations
             if each.grants[0].gpu_uuid == gpu.uuid
         ]
@@ -362,3 +368,8 @@ def requests_for(draw: st.DrawFn, view: NodeView) -> Request:
         gpu = draw(st.sampled_from(gpus))
         return Request(MigSlice(draw(st.sampled_from([p.name for p in gpu.profiles if p.starts]))))
     return draw(requests())
+
+
+def holders_of(view: NodeView, slot: InstanceKey) -> tuple[Allocation, ...]:
+    """The view's allocations that hold that instance slot or something in it."""
+    return tuple(each for each in view.allocations if any(grant.slot == slot for grant in each.grants))

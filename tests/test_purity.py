@@ -126,7 +126,7 @@ def held_to_it() -> Iterator[str]:
 def test_what_is_pure_acts_by_nothing() -> None:
     why = acting(all_imports())
     pure = list(held_to_it())
-    assert len(pure) > 150, "the search has found them"
+    assert len(pure) > 120, "the search has found them"
     assert {module: why[module] for module in pure if module in why} == {}
 
 

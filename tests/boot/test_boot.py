@@ -16,7 +16,7 @@ from tests.boot.systemd_container import LIST_FOR_KUBELET, BootableMachine, Boot
 from tests.boot.test_earlier_boot import BEFORE, hold
 from tests.machines import machine_in
 from tests.node.machines import Node
-from tranche.boot.installation import NodeInstallation
+from tranche.boot.unit import NodeInstallation
 
 pytestmark = pytest.mark.systemd
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.node.processes import Child, in_child
-from tranche.boot.deadline import CutInterrupted, ending_after
+from tranche.boot.cut import CutInterrupted, ending_after
 
 
 def never(reason: str) -> None:

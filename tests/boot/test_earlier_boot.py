@@ -59,7 +59,7 @@ def hold(node: Node, created: float) -> int:
             held = [Slice(gpu.uuid, i.profile, i.placement) for gpu in host.view().node for i in gpu.instances]
             for number, each in enumerate(held):
                 keeper = PodKeeper("nvidia.com/gpu", "default", f"pod-{number}", "c", f"uid-{number}", "run")
-                host.holders.add(keeper, nearest_request((each,)), (each,))
+                host.add_holder(keeper, nearest_request((each,)), (each,))
             return len(held)
 
     return in_child(work)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.boot.installation import MARK, NodeInstallation
-from tranche.boot.unit import UNIT
+from tranche.boot.unit import MARK, UNIT, NodeInstallation
 from tranche.core.errors import UsageError
 from tranche.core.partition import parse_boot_settings, parse_partition
 

@@ -12,7 +12,7 @@ import click
 from tranche.cli.main import root
 from tranche.core.errors import all_errors
 from tranche.metrics import catalogue, dcgm
-from tranche.metrics.family import MetricFamily
+from tranche.metrics.catalogue import MetricFamily
 
 _OPTION_HEAD = ("| option | meaning |", "|---|---|")
 SHARED_BY = 3

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from tests.machines import TestMachine, machine_in
-from tranche.cli.agent_options import PLUGIN_OPTIONS, plugin_settings
+from tranche.cli.agent import PLUGIN_OPTIONS, plugin_settings
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.cli.cluster_checkup import print_finding
-from tranche.cli.jobs.describe import _print as print_description
-from tranche.cli.jobs.explaining import print_explanation
+from tranche.cli.doctor import print_finding
+from tranche.cli.job import print_description, print_explanation
 from tranche.cli.main import _report
 from tranche.cli.output import hint, print_table, say, show, warn
 from tranche.core.errors import KubernetesRejected, UsageError
@@ -26,15 +25,15 @@ from tranche.node.health.checkup import Status
 
 CLI = Path(__file__).parents[2] / "src" / "tranche" / "cli"
 DATA = {
+    "completion.py": 1,
     "events.py": 1,  # JSON
-    "gpus_picture.py": 1,  # SVG, whose text is escaped
-    "jobs/logs.py": 1,  # what the person's own command printed
-    "jobs/submit.py": 3,  # the objects, as JSON and YAML escape them, and their checked name
+    "gpus.py": 1,  # SVG, whose text is escaped
+    "job.py": 1,  # what the person's own command printed
     "main.py": 1,  # JSON
     "metrics.py": 1,  # for Prometheus
     "output.py": 2,  # here everything else comes by
-    "shell_completion.py": 1,
     "sim.py": 2,  # for a shell
+    "submit.py": 3,  # the objects, as JSON and YAML escape them, and their checked name
     "top.py": 1,  # coloured lines, clean where they are made
 }
 """Where else the command line prints, and how often: data for programs, and what has no foreign text in it."""

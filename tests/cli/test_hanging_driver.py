@@ -16,7 +16,7 @@ from tests.machines import TestMachine
 IMPATIENT = (
     sys.executable,
     "-c",
-    "import tranche.cli.answers as a; a.SECONDS = 0.5; from tranche.cli.main import main; main()",
+    "import tranche.cli.runtime as a; a.SECONDS = 0.5; from tranche.cli.main import main; main()",
 )
 SAID = "the NVIDIA driver has not answered for 0.5 s"
 

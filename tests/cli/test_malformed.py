@@ -23,7 +23,7 @@ from tests.support.in_process import Outcome, unwritable
 from tranche.core.errors import KubeconfigInvalid, PluginConfigInvalid
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.node.files import bounded
+from tranche.node.files import files
 from tranche.node.files.files import read_text
 
 Record = Callable[[str, object], None]
@@ -293,7 +293,7 @@ def make(folder: Path, kind: str) -> str:
 def test_files_that_are_none(
     examiner: Examiner, record_property: Record, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bounded, "SILENCE_SECONDS", 0.1)
+    monkeypatch.setattr(files, "SILENCE_SECONDS", 0.1)
     monkeypatch.chdir(examiner.folder)  # a socket's path has 107 bytes at the most
     for number, kind in enumerate(FILES):
         folder = examiner.folder / str(number)

@@ -9,15 +9,14 @@ import pytest
 
 from tests.conftest import Golden
 from tests.strategies import gpu_on, instance_of, placed, view_of
-from tranche.cli.overview import MachinePicture, overview
-from tranche.cli.top import TopView
+from tranche.cli.top import MachinePicture, TopView, overview
 from tranche.core.allocation import Allocation, Phase, Slice, WholeGpu, WithheldDevice
 from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.keeper import OwnerKind, ProcessKeeper, ShareOwner
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
-from tranche.documents.queue import why_they_wait
+from tranche.documents.overview import why_they_wait
 from tranche.node.store.records import Waiter
 
 NOW = 100_000.0

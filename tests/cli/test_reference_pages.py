@@ -14,18 +14,18 @@ from tests.cli.reference_pages import MARK, commands_part, errors_part, metrics_
 from tests.demo.test_demo_parts import result_of
 from tests.documents.test_picture import every_kind
 from tests.kubernetes.fleet.test_explanation import everything_is_held, has_its_slice
-from tranche.cli.demo_view import result_json
+from tranche.cli.demo import result_json
 from tranche.core.errors import all_errors
 from tranche.dashboard.pages import waste_of
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
-from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
-from tranche.kubernetes.fleet.documents import gpu_document, node_document
 from tranche.kubernetes.fleet.explanation import explain_pod
-from tranche.kubernetes.fleet.overview import summaries
+from tranche.kubernetes.fleet.explanation import explanation_document as pod_explanation_document
+from tranche.kubernetes.fleet.overview import gpu_document, node_document, summaries
 from tranche.kubernetes.jobs.description import JobSummary, description_document
 from tranche.kubernetes.jobs.job import JobPod, JobStatus, KubeJob, job_document, pod_document
-from tranche.kubernetes.support.findings import ClusterFinding, cluster_finding_document
+from tranche.kubernetes.support.checkup import cluster_finding_document
+from tranche.kubernetes.support.facts import ClusterFinding
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.health.checkup import Status
 

@@ -13,7 +13,7 @@ from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
 from tests.node.machines import node_of
 from tests.node.processes import in_child
-from tranche.cli.ids import full_id
+from tranche.cli.runtime import full_id
 from tranche.core.errors import AllocationUnknown
 from tranche.core.request import Request, WholeGpus
 from tranche.node.locks.locks import FileLock
@@ -167,7 +167,7 @@ def test_the_beginning_of_an_id_is_enough_when_it_is_the_only_one(tmp_path: Path
 
     def look() -> None:
         with node_of(tmp_path, "A30-24GB").host() as host:
-            host._new_id = lambda: next(names)
+            host.new_id = lambda: next(names)
             for _ in range(3):
                 host.enqueue(Request(WholeGpus(1)), command="", pid=os.getpid())
             assert full_id(host, "b") == "bbbb3333"

@@ -12,7 +12,7 @@ import pytest
 
 from tests.machines import TRANCHE, TestMachine
 from tests.support import in_process
-from tranche.node.files import bounded
+from tranche.node.files import files
 
 CHANGED = 52
 
@@ -103,7 +103,7 @@ def test_a_record_may_come_through_a_pipe(two_a100: TestMachine, recording: Path
 def test_a_pipe_that_nobody_writes_is_given_up(
     two_a100: TestMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounded, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(files, "SILENCE_SECONDS", 0.05)
     os.mkfifo(tmp_path / "pipe")
     done = in_process.run(["replay", str(tmp_path / "pipe")], two_a100.environment)
     assert (done.fault, done.code) == ("", 2)

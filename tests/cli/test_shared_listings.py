@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tests.strategies import FAMILY_BOARDS, gpu_on, instance_of, placed, uncuttable_gpu, view_of
-from tranche.cli.overview import MachinePicture, overview
+from tranche.cli.top import MachinePicture, overview
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, Slice, WholeGpu
 from tranche.core.grid import Placement
 from tranche.core.quantity import GIB, MIB

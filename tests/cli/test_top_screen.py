@@ -6,8 +6,7 @@ import click
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.cli.overview import HEAD_LINES
-from tranche.cli.top import HELP, TopView
+from tranche.cli.top import HEAD_LINES, HELP, TopView
 
 KEYS = (
     "j",

@@ -15,7 +15,7 @@ import pytest
 from cluster.cluster import Cluster, prepare_machine, remove_cluster, remove_leftovers, this_process
 from cluster.errors import UnsuitableMachine
 from cluster.node import Node
-from cluster.stale_counts import forget_stale_counts
+from cluster.node_layouts import forget_stale_counts
 from cluster.waiting import wait_for
 from release.errors import ReleaseError
 from release.helm import why_no_helm

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.cgroups import Cgroup, hierarchies
 from cluster.host import NODE_FOLDERS, SYSCTLS, clusters_directory
+from cluster.units import Cgroup, hierarchies
 from cluster.waiting import wait_for
 
 # Counters and what the kernel itself moves on.

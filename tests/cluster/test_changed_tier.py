@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster.agent_rights import remove_device_classes
-from cluster.agents import agent_on, install_rights
+from cluster.agents import agent_on, install_rights, remove_device_classes
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for

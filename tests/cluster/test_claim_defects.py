@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from cluster.claims import DRIVER, claim_template, claims_in, devices_given, devices_published
+from cluster.claims import DRIVER, SLICES, claim_template, claims_in, devices_given, devices_published
 from cluster.cluster import Cluster
 from cluster.node import Node
-from cluster.paper_nodes import SLICES
 from cluster.waiting import wait_for
 from cluster.workloads import log, phase, phases, pod, pods_in
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cluster.agent_rights import remove_device_classes
+from cluster.agents import remove_device_classes
+from cluster.claims import NODES, SLICES, add_paper_node, claim, pod_with_claim, publish_on_paper
 from cluster.cluster import Cluster
-from cluster.paper_nodes import NODES, SLICES, add_paper_node, claim, pod_with_claim, publish_on_paper
 from cluster.waiting import wait_for
 from release.chart import render
 

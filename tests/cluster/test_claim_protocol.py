@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from cluster.cluster import Cluster
@@ -23,6 +24,7 @@ from tranche.kubernetes.claims.claim import AllocatedDevice, ClaimRef
 from tranche.kubernetes.claims.vocabulary import CDI_KIND, DRIVER
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.plugin_server import PluginServer
+from tranche.kubernetes.dra.preparer import ClaimPreparer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.share_edits import cdi_name
@@ -64,7 +66,7 @@ def serving(node: Node, name: str) -> Iterator[Servant]:
     def now(work: Callable[[], object]) -> None:
         asyncio.run_coroutine_threadsafe(_awaited(work), loop).result(_PATIENCE_SECONDS)
 
-    server = PluginServer(sockets.plugin, node.name, servant, LatestValue(), now=lambda: 0.0)
+    server = PluginServer(sockets.plugin, node.name, cast(ClaimPreparer, servant), LatestValue(), now=lambda: 0.0)
     registration = RegistrationServer(sockets, server, registered)
     try:
         now(registration.start)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.agent_rights import forget_rights
-from cluster.agents import remove_agents
+from cluster.agents import forget_rights, remove_agents
 from cluster.cluster import Cluster, remove_cluster, this_process
 from cluster.node import Node
 from cluster.waiting import wait_for

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from cluster.cluster import Cluster
 from cluster.errors import ClusterError
-from cluster.images import busybox
+from cluster.images import write_busybox
 from cluster.node import Node
+from cluster.node_layouts import forget_stale_counts
 from cluster.registry import registry_of
-from cluster.stale_counts import forget_stale_counts
 from cluster.units import Unit
 from cluster.waiting import wait_for
 from cluster.workloads import deployment, phase, phases, pod, pods_in
@@ -104,7 +104,7 @@ def test_an_image_is_pulled_from_a_registry_on_loopback_and_one_that_is_not_ther
     cluster: Cluster, g4dn: Node, namespace: str, tmp_path: Path
 ) -> None:
     image = tmp_path / "image.tar"
-    image.write_bytes(busybox("tools/busybox:1", note=namespace).archive())
+    write_busybox(image, "tools/busybox:1", note=namespace)
     with registry_of(cluster) as registry:
         there, missing = pod("there", namespace, node=g4dn.name), pod("missing", namespace, node=g4dn.name)
         name = registry.push(image, "tools/busybox", "1")

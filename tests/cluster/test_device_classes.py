@@ -6,7 +6,7 @@ import json
 import subprocess
 
 import pytest
-from cluster.agent_rights import ACCOUNT, NAMESPACE, install_rights, remove_device_classes, write_rights
+from cluster.agents import ACCOUNT, NAMESPACE, install_rights, remove_device_classes, write_rights
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for

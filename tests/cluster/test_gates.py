@@ -17,7 +17,8 @@ from tests.cluster.conftest import node_of
 from tranche.core.allocation import WholeGpu
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, choice_text, ungating
+from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL
+from tranche.kubernetes.gated.scheduler.placer import choice_text, ungating
 
 pytestmark = pytest.mark.cluster
 

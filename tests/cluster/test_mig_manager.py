@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.agent_process import agent_command
-from cluster.agents import AgentPod, agent_on
+from cluster.agents import AgentPod, agent_command, agent_on
 from cluster.cluster import Cluster
-from cluster.cuts import time_label
 from cluster.node import Node
 from cluster.node_layouts import (
     condition,
@@ -26,6 +24,7 @@ from cluster.node_layouts import (
     node_object,
     remove_layouts,
     slices,
+    time_label,
     wait_for_slices,
     wait_for_state,
     write_layouts,

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from cluster.agent_rights import remove_device_classes
-from cluster.agents import agent_on, install_rights
+from cluster.agents import agent_on, install_rights, remove_device_classes
 from cluster.claims import claim_template, claims_in, devices_given, devices_published, give_by_claims, with_claim
 from cluster.cluster import Cluster
 from cluster.node import Node

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
-from tranche.cli.agent_options import PART_OPTIONS
+from tranche.cli.agent import PART_OPTIONS
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -59,7 +57,7 @@ def test_an_agent_may_change_its_own_node_only(cluster: Cluster, p4d: Node, g4dn
     async def changes(node: str) -> list[str]:
         """What the API server says to each kind of change that an agent makes; nothing of it changes anything."""
         connection = ApiConnection(server)
-        api = KubeClient(connection, now=lambda: datetime.now(UTC), random=random.random)
+        api = KubeClient(connection)
         answers = []
         for change in (
             api.patch_node_metadata(node, labels={"tranche.dev/probe": None}),

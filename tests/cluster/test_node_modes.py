@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster.agent_rights import remove_device_classes
-from cluster.agents import AgentPod, agent_on, install_rights
+from cluster.agents import AgentPod, agent_on, install_rights, remove_device_classes
 from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for

@@ -11,8 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from cluster.claims import NODES, add_paper_node
 from cluster.cluster import Cluster
-from cluster.paper_nodes import NODES, add_paper_node
 from cluster.waiting import wait_for
 from cluster.workloads import pod
 from release.chart import render

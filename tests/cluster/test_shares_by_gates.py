@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cluster.binaries import ensure_older
 from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster, remove_cluster, this_process
 from cluster.helm_release import HelmRelease
-from cluster.kits import ensure_older
 from cluster.node import Node
 from cluster.tenants import given, rates, tenants
 from cluster.waiting import wait_for

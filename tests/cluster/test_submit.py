@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster.agent_rights import remove_device_classes
+from cluster.agents import remove_device_classes
 from cluster.cluster import Cluster
 from cluster.waiting import wait_for
 from release.chart import render

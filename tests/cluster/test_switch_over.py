@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.agent_rights import NAMESPACE, forget_rights
+from cluster.agents import NAMESPACE, forget_rights
 from cluster.chart_values import simulated_machines
 from cluster.cluster import Cluster
 from cluster.images import PAUSE

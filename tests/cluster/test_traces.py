@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cluster.addresses import has_address, node_address
 from cluster.agents import agent_on
 from cluster.cluster import Cluster, owned_by, remove_cluster, remove_leftovers, this_process
 from cluster.errors import ClusterError
-from cluster.host import SYSCTLS, host_lock, prepare_host, read_sysctl
+from cluster.host import SYSCTLS, has_address, host_lock, node_address, prepare_host, read_sysctl
 from cluster.node_layouts import label, wait_for_slices
 from cluster.record import ClusterRecord
 from cluster.waiting import wait_for
@@ -120,7 +119,7 @@ def test_an_address_that_comes_after_the_kill_is_removed(own_root: Path, tmp_pat
         (own_root / _OWN_NAME).mkdir()
         record.save(own_root / _OWN_NAME)
     adding = (
-        "import sys; from cluster.addresses import add_address; from cluster.host import host_lock\n"
+        "import sys; from cluster.host import add_address; from cluster.host import host_lock\n"
         "with host_lock() as lock: add_address(sys.argv[1], lock)"
     )
     environment = {**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"}

@@ -7,13 +7,13 @@ import json
 import pytest
 from hypothesis import given
 
-from tests.strategies import node_views
-from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase, Slice, WholeGpu
+from tests.strategies import holders_of, node_views
+from tranche.core.allocation import FractionalShare, NodeView, Slice, WholeGpu
 from tranche.core.errors import LedgerCorrupt
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import GIB
-from tranche.core.request import Isolation, Request, WholeGpus
+from tranche.core.request import Isolation
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import InstanceKey, NodeState
 from tranche.core.wire import grant_from_dict, grant_to_dict
@@ -29,7 +29,7 @@ def test_a_grant_is_a_whole_gpu_or_the_slot_of_an_instance() -> None:
 
 def test_a_grant_says_how_it_is_made_and_how_hard_it_is_fenced() -> None:
     assert (SLICE.mechanism, WHOLE.mechanism) == ("mig", "whole")
-    assert SLICE.isolation is WHOLE.isolation is Isolation.HARD
+    assert SLICE.walls.isolation is WHOLE.walls.isolation is Isolation.HARD
 
 
 def test_grants_as_json() -> None:
@@ -80,9 +80,9 @@ def test_a_view_accounts_for_every_grant_once(view: NodeView) -> None:
     for allocation in view.allocations:
         for grant in allocation.grants:
             if grant.slot is not None:
-                assert allocation in view.holders_of(grant.slot)
+                assert allocation in holders_of(view, grant.slot)
                 alone = isinstance(grant, Slice)
-                assert not alone or view.holders_of(grant.slot) == (allocation,)
+                assert not alone or holders_of(view, grant.slot) == (allocation,)
 
 
 @given(node_views())
@@ -92,14 +92,3 @@ def test_promised_places_are_the_slices_granted(view: NodeView) -> None:
         assert [(o.profile, o.placement) for o in view.promised_on(gpu.uuid)] == [
             (slot.profile, slot.placement) for slot in slots
         ]
-
-
-def test_each_slot_of_a_share_of_several_is_held() -> None:
-    allocation = Allocation("a-1", Request(WholeGpus(2)), (WHOLE, SLICE), Phase.ACTIVE, 0.0)
-    view = NodeView(NodeState(()), (allocation,))
-    assert SLICE.slot is not None
-    assert view.holders_of(SLICE.slot) == (allocation,)
-
-
-def test_nobody_holds_a_slot_that_was_not_granted() -> None:
-    assert NodeView(NodeState(())).holders_of(InstanceKey("GPU-1", parse_profile("1g.5gb"), Placement(0, 1))) == ()

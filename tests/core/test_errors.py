@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import re
 from itertools import combinations
@@ -13,16 +14,6 @@ import tranche
 from tranche.core import errors
 from tranche.core.errors import TrancheError, UsageError, all_errors
 
-RANGES = {
-    "configuration": range(10, 20),
-    "hardware": range(20, 30),
-    "placement": range(30, 40),
-    "drift": range(50, 60),
-    "kubernetes": range(40, 50),
-    "ledger": range(60, 70),
-    "safety": range(80, 90),
-}
-
 
 def test_an_error_that_names_a_long_text_keeps_both_its_ends() -> None:
     error = UsageError(f"'{'A' * 200_000}' is no memory", hint="B" * 200_000)
@@ -32,23 +23,14 @@ def test_an_error_that_names_a_long_text_keeps_both_its_ends() -> None:
     assert max(len(error.message), len(error.hint)) <= 4096
 
 
-def drawn_classes() -> dict[str, int]:
-    """The classes and codes of the tree in the module's docstring."""
-    return {name: int(code) for name, code in re.findall(r"[├└]── ([A-Z]\w+) +(\d+)", errors.__doc__ or "")}
-
-
-def test_the_tree_that_is_drawn_is_the_tree_that_is() -> None:
-    assert drawn_classes() == {cls.__name__: cls.exit_code for cls in all_errors()}
-
-
-def test_the_drawn_groups_hold_the_codes_they_promise() -> None:
-    group = ""
-    for line in (errors.__doc__ or "").splitlines():
-        if heading := re.search(r"── ([a-z]+) +(\d+) to (\d+)", line):
-            group = heading[1]
-            assert RANGES[group] == range(int(heading[2]), int(heading[3]) + 1)
-        elif child := re.search(r"^    [│ ]   [├└]── (\w+) +(\d+)", line):
-            assert int(child[2]) in RANGES[group], child[1]
+def test_the_groups_hold_the_codes_they_promise() -> None:
+    group = range(2, 4)
+    source = inspect.getsource(errors).partition("class UsageError")[2]
+    for heading, last, code in re.findall(r"^# (\d+)(?: to (\d+))?, |exit_code=(\d+)", source, re.MULTILINE):
+        if heading:
+            group = range(int(heading), int(last or heading) + 1)
+        else:
+            assert int(code) in group
 
 
 def test_reason_words_are_unique_and_only_a_special_case_has_the_code_of_another() -> None:

@@ -38,13 +38,13 @@ def node(state: DaemonState | None) -> NodeState:
 )
 def test_a_part_is_limited_for_as_long_as_its_daemon_lives(state: DaemonState | None, isolation: Isolation) -> None:
     (found,) = with_lost_limits((allocation(PART),), node(state))
-    assert found.grants[0].isolation is isolation
+    assert found.grants[0].walls.isolation is isolation
 
 
 def test_a_part_is_unlimited_when_its_daemon_was_told_other_limits() -> None:
     daemon = MpsDaemon(None, T4.uuid, DaemonState.FAULT, 3 * GIB, limits_changed=True)
     (found,) = with_lost_limits((allocation(PART),), NodeState((replace(T4, daemons=(daemon,)),)))
-    assert found.grants[0].isolation is Isolation.NONE
+    assert found.grants[0].walls.isolation is Isolation.NONE
 
 
 @pytest.mark.parametrize(

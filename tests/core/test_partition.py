@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.strategies import PLACEABLE_BOARDS
 from tranche.core.errors import PartitionInvalid
-from tranche.core.partition import BootSettings, LayoutName, PartitionSpec, parse_boot_settings, parse_partition
+from tranche.core.partition import BootSettings, PartitionSpec, parse_boot_settings, parse_partition
 from tranche.core.profile import ProfileName, parse_profile
 
 ARTICLE = "MIG_PARTITION=19,19,19,19,19,19,19\n"
@@ -46,7 +46,7 @@ def test_spellings(value: str, slices: tuple[tuple[int | ProfileName, int], ...]
 
 @pytest.mark.parametrize("name", ["all-1g.5gb", "all-disabled", "all-1g.24gb.me.all", "custom_config"])
 def test_a_word_is_the_name_of_a_layout(name: str) -> None:
-    assert parse_partition(name) == LayoutName(name)
+    assert parse_partition(name) == name
 
 
 @given(st.lists(st.one_of(st.integers(0, 9999), st.sampled_from(NAMES)), min_size=1, max_size=12), st.booleans())
@@ -100,7 +100,7 @@ def test_the_file_is_one_of_assignments(text: str) -> None:
 
 def test_a_layout_of_a_file() -> None:
     text = "MIG_PARTITION=custom\nMIG_PARTED_CONFIG_FILE=/etc/tranche/layouts.yaml\n"
-    assert parse_boot_settings(text, "mig") == BootSettings(LayoutName("custom"), "/etc/tranche/layouts.yaml")
+    assert parse_boot_settings(text, "mig") == BootSettings("custom", "/etc/tranche/layouts.yaml")
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class _Life:
         )
         for number, grant in enumerate(grants):
             keeper = PodKeeper("nvidia.com/gpu", "ns", f"pod-{number}", "main", f"uid-{number}", "run")
-            name = self._host.holders.add(keeper, nearest_request((grant,)), (grant,), memory={device: memory})
+            name = self._host.add_holder(keeper, nearest_request((grant,)), (grant,), memory={device: memory})
             self.held.append((name, gpu.uuid, device.slot))
 
     def _allocate(self, gpu: GpuState, instance: GpuInstance | None) -> None:

@@ -20,7 +20,7 @@ from tranche.core.request import Request, parse_request
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.planning.decide.allocate import decide
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps.plan import Plan
 

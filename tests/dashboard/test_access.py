@@ -16,7 +16,7 @@ from tests.machines import needs_root
 from tranche.core.errors import PermissionDenied
 from tranche.dashboard.access import HEADERS, WITH_THE_TOKEN, RefusalReason, TokenAuthenticator, heard
 from tranche.dashboard.cluster.authentication import RequestAuthenticator
-from tranche.dashboard.refusal_page import STYLE_HASH
+from tranche.dashboard.frame import STYLE_HASH
 from tranche.dashboard.token_file import read_token, token_path
 
 GATE = TokenAuthenticator("a-token-that-nobody-guesses", 8899)

@@ -7,8 +7,7 @@ import os
 import subprocess
 import sys
 
-from tranche.dashboard.background_writer import BackgroundWriter
-from tranche.dashboard.connection import only_our_own
+from tranche.dashboard.server import BackgroundWriter, only_our_own
 
 
 def test_nobody_waits_for_a_reader_who_reads_nothing() -> None:
@@ -30,7 +29,7 @@ def test_nobody_waits_for_a_reader_who_reads_nothing() -> None:
 def test_a_process_ends_whatever_nobody_has_read() -> None:
     script = """
 import logging, sys
-from tranche.dashboard.background_writer import BackgroundWriter
+from tranche.dashboard.server import BackgroundWriter
 logging.basicConfig(handlers=[logging.StreamHandler(BackgroundWriter(1))])
 for _ in range(500):
     logging.error("x" * 1000)

@@ -12,9 +12,7 @@ from tests.node.processes import isolated
 from tranche.core.errors import StateMoved
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.dashboard.acting.action import DashboardAction
-from tranche.dashboard.acting.layout import LayoutAction
-from tranche.dashboard.acting.release import ReleaseAction
+from tranche.dashboard.acting.actions import DashboardAction, LayoutAction, ReleaseAction
 from tranche.dashboard.snapshot import MachineSnapshot
 from tranche.documents.overview import overview_data
 from tranche.node.held import HeldAllocation

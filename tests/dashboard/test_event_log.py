@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import LedgerUnavailable
-from tranche.dashboard import event_log
-from tranche.dashboard.event_log import EventLog
+from tranche.dashboard import app
+from tranche.dashboard.app import EventLog
 
 
 class Register:
@@ -25,7 +25,7 @@ class Register:
     def add(self, count: int) -> None:
         first = self.position + 1
         self.events += [{"position": position, "time": self._time} for position in range(first, first + count)]
-        del self.events[: -event_log._KEPT]
+        del self.events[: -app._KEPT]
 
     @property
     def position(self) -> int:
@@ -90,5 +90,5 @@ def test_no_more_is_kept_than_the_register_keeps() -> None:
     register = Register()
     log = EventLog(register.after)
     for _ in range(3):
-        register.add(event_log._KEPT - 1)
+        register.add(app._KEPT - 1)
         assert list(log.up_to(register.newest)) == register.events

@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.acting.forms import FormKeyStore
 
 WORDS = st.text(max_size=5)
 THREE = st.tuples(WORDS, WORDS, WORDS)

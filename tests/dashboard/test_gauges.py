@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.dashboard.reading import parsed, tables
 from tests.documents.test_history import GPU, UUID
 from tranche.core.quantity import GIB
-from tranche.dashboard.gauges_view import gauges_view
-from tranche.dashboard.reading_log import EVERY_SECONDS, KEPT_SECONDS, with_sample
+from tranche.dashboard.gauges_view import EVERY_SECONDS, KEPT_SECONDS, gauges_view, with_sample
 from tranche.documents.gauge_samples import GaugeSample
 
 TIMES = st.lists(st.floats(0, 2 * KEPT_SECONDS), max_size=40).map(sorted)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.machines import wait_until
 from tranche.core.errors import GpuBusy, HardwareError, StateMoved, TrancheError
-from tranche.dashboard.acting.operations import Operation, OperationRunner, OperationState
+from tranche.dashboard.acting.action_handler import Operation, OperationRunner, OperationState
 
 
 def operations(news: Callable[[], None] = lambda: None) -> OperationRunner:

@@ -21,16 +21,13 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.events import Event, ShareGranted, StepDone
 from tranche.core.request import MigSlice, Request, parse_request
 from tranche.core.state import NodeState
-from tranche.dashboard.acting.action import ActionPlan
-from tranche.dashboard.acting.pages import plan_page
-from tranche.dashboard.acting.release import ReleaseAction
+from tranche.dashboard.acting.action_handler import plan_page
+from tranche.dashboard.acting.actions import ActionPlan, ReleaseAction
 from tranche.dashboard.frame import DashboardPage, live_part, whole_page
-from tranche.dashboard.machine_needs import LONG_WAIT_SECONDS
+from tranche.dashboard.gauges_view import UseRecord
 from tranche.dashboard.pages import page_at
-from tranche.dashboard.parts import moment
-from tranche.dashboard.reading_log import UseRecord
-from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.parts import TableOrder, moment
+from tranche.dashboard.snapshot import LONG_WAIT_SECONDS, MachineSnapshot
 from tranche.documents.blocks import blocks_of
 from tranche.documents.events import event_document
 from tranche.documents.explanation import explanation_document
@@ -41,7 +38,7 @@ from tranche.documents.overview import overview_data
 from tranche.node.store.records import Waiter
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.explain.explanation import explain
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.steps import CreateInstance
 from tranche.planning.steps.plan import apply

@@ -22,9 +22,8 @@ from tests.dashboard.cluster.served_cluster import served_cluster_page
 from tests.dashboard.cluster.test_cluster_server import wait_until
 from tests.dashboard.served import ServedDashboard
 from tests.kubernetes.fleet.clusters import node as node_object
-from tranche.dashboard.connection import guarded
 from tranche.dashboard.connection_limit import ConnectionLimit, let_in
-from tranche.dashboard.server import GuardedServer, guarded_config, listening
+from tranche.dashboard.server import GuardedServer, guarded, guarded_config, listening
 
 GARBAGE = (
     b"\x16\x03\x01\r\n\r\n",

@@ -13,8 +13,8 @@ from tests.dashboard.reading import parsed, tables
 from tests.dashboard.served import Dashboards
 from tests.documents.test_history import UUID
 from tests.machines import TestMachine
-from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS
-from tranche.dashboard.use_file import UseFile
+from tranche.dashboard.gauges_view import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS
+from tranche.dashboard.watch import UseFile
 from tranche.documents.gauge_samples import GaugeSample
 
 BEGAN = 1_800_000_000.0

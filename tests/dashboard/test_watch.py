@@ -16,11 +16,10 @@ from tests.strategies import uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import HardwareError
 from tranche.dashboard import watch
+from tranche.dashboard.gauges_view import UseRecord
 from tranche.dashboard.live import PageUpdate
-from tranche.dashboard.reading_log import UseRecord
 from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.use_file import UseFile
-from tranche.dashboard.watch import MachinePublisher
+from tranche.dashboard.watch import MachinePublisher, UseFile
 from tranche.node.state.session import StateFolder
 
 NOTHING = view_of()

@@ -18,10 +18,9 @@ from tests.node.processes import isolated
 from tranche.core.errors import HardwareError
 from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
-from tranche.demo.clock import DemoClock, clock_face
-from tranche.demo.jobs import JobRunner
+from tranche.demo.jobs import DemoRunner
 from tranche.demo.machine import demo_machine
-from tranche.demo.scene import DemoTracker
+from tranche.demo.scene import DemoClock, DemoTracker, clock_face
 from tranche.demo.schedule import slice_batch
 from tranche_simulator.build import cache_directory
 from tranche_simulator.machine import Client, SimulatedMachine
@@ -142,7 +141,7 @@ def test_every_job_holds_a_slice_of_its_own_and_one_failure_ends_the_batch() -> 
         clock = DemoClock(1.0)
         scene = DemoTracker(clock)
         scene.begin("", gpus)
-        runner = JobRunner(demo.host, clock, lambda _: demo.job_command(600.0), demo.environment, scene)
+        runner = DemoRunner(demo.host, clock, lambda _: demo.job_command(600.0), demo.environment, scene)
         jobs = slice_batch(60, parse_profile("1g.5gb"), "")
         watcher = FailOne(SimulatedMachine(Path(demo.environment["TRANCHE_SIM_STATE"]).parent), clients=56)
         watcher.start()

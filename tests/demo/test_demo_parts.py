@@ -11,17 +11,15 @@ from rich.console import Console
 
 from tests.conftest import Golden
 from tests.strategies import FAMILY_BOARDS, gpu_on
-from tranche.cli.demo_view import draw, print_result
+from tranche.cli.demo import draw, print_result
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState, MigMode
-from tranche.demo.batches import BatchResult, DemoResult
-from tranche.demo.clock import DemoClock, clock_face
-from tranche.demo.jobs import JobRecord
-from tranche.demo.real import mig_boards
-from tranche.demo.scene import BlockState, DemoTracker
+from tranche.demo.jobs import BatchResult, DemoResult, JobRecord
+from tranche.demo.machine import mig_boards
+from tranche.demo.scene import BlockState, DemoClock, DemoTracker, clock_face
 from tranche.demo.schedule import Job, ideal_seconds, mixed_batch, slice_batch, whole_gpu_batch
 from tranche.planning.decide.candidates import Candidate, candidate, plain_profiles
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode

@@ -22,13 +22,11 @@ from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess
-from tranche.documents.bar import bar, fitted, text_width
 from tranche.documents.blocks import BlockRow, BlockStatus, blocks_of
 from tranche.documents.machine import gpu_document
 from tranche.documents.markup import printable
-from tranche.documents.picture import draw_picture
-from tranche.documents.picture_style import CLASSES, PATTERNS, fills, pattern_of
-from tranche.documents.shares import allocation_document
+from tranche.documents.overview import allocation_document
+from tranche.documents.picture import CLASSES, PATTERNS, bar, draw_picture, fills, fitted, pattern_of, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 

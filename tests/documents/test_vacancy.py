@@ -16,8 +16,7 @@ from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import ComputeMode, GpuState, MigMode
 from tranche.documents import describe
-from tranche.documents.slices import slices_on, whole_holders
-from tranche.documents.vacancy import FreePlace, FreePlaceStatus, vacancies
+from tranche.documents.slices import FreePlace, FreePlaceStatus, slices_on, vacancies, whole_holders
 from tranche.planning.decide.realise import realise
 from tranche.planning.steps.plan import Plan
 
@@ -90,10 +89,10 @@ def test_the_rest_of_a_shared_gpu_that_is_cordoned_is_not_free() -> None:
 
 def test_what_a_program_takes_for_itself_is_no_room() -> None:
     gpu = uncuttable_gpu(0)
-    held = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory - 512 * MIB, Sharing.TIME_SLICING))
+    held = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory - 200 * MIB, Sharing.TIME_SLICING))
     ((where, availability, why),) = told(view_of(gpu, allocations=held))
     assert (where, availability) == ("whole", "unusable")
-    assert why == "512 MiB left, which a program's CUDA context alone needs"
+    assert why == "200 MiB left, which a program's CUDA context alone needs"
     all_of_it = holding(FractionalShare(WholeGpu(gpu.uuid), gpu.usable_memory, Sharing.TIME_SLICING))
     assert not told(view_of(gpu, allocations=all_of_it))
 

@@ -21,9 +21,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.quantity import MIB
 from tranche.core.request import MigSlice, Request
 from tranche.documents.describe import timestamp
-from tranche.documents.held_now import held_now
-from tranche.documents.waste import use_over_time, waste_data
-from tranche.documents.waste_by_owner import waste_by_owner
+from tranche.documents.waste import held_now, use_over_time, waste_by_owner, waste_data
 
 ADA = ShareOwner(OwnerKind.USER, "ada")
 NOTHING: dict[str, Any] = {"unused": [], "tooLarge": [], "idle": []}

@@ -15,7 +15,7 @@ import pytest
 from tests.gpu.comparison import differences, probe_in_process
 from tranche.core.board import Board, GpuInstanceProfile, board_by_pci_id
 from tranche.core.state import GpuState, MigMode, NodeState
-from tranche.hardware.gpm import LEAST_SECONDS
+from tranche.hardware.nvml_gauges import LEAST_SECONDS
 from tranche_simulator.machine import SimulatedMachine
 
 _COUNT = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"

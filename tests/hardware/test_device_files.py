@@ -9,17 +9,17 @@ import pytest
 
 from tests.hardware.gpus import GPU, PIECE, SLICE
 from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_to_data, write_spec
+from tranche.hardware.host_facts import sysfs_address
 from tranche.hardware.nodes import (
     ContainerEdits,
     DeviceNode,
     DriverFiles,
     Mount,
+    SimulatedDeviceFiles,
     driver_files,
     library_folders,
     parse_mig_minors,
-    sysfs_address,
 )
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 
 VERSION = "580.95.05"
 MINORS = "config 1\nmonitor 2\ngpu3/gi1/access 30\ngpu3/gi1/ci0/access 31\ngpu3/gi2/access 39\ngpu30/gi1/access 300\n"

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.hardware.mps_answers import (
+from tranche.hardware.mps_control import (
     PrintedLimit,
     ServerStatus,
+    limit_text,
     read_limit,
     read_numbers,
     read_status,
     read_terminated,
 )
-from tranche.hardware.mps_environment import limit_text
 
 MIB, GIB = 2**20, 2**30
 

@@ -14,8 +14,7 @@ import pytest
 
 from tests.machines import wait_until
 from tranche.core.errors import MpsFailed, MpsPathTooLong
-from tranche.hardware.mps_answers import ServerStatus
-from tranche.hardware.mps_control import MpsControlClient
+from tranche.hardware.mps_control import MpsControlClient, ServerStatus
 from tranche.hardware.mps_process import MpsProcess, clean_environment
 
 GIB = 2**30

@@ -12,8 +12,8 @@ import pytest
 from tests.simulator.machines import create, enable_mig, gpu, make_machine, span, talking_to
 from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading
 from tranche.core.state import GpuInstance, NodeState
-from tranche.hardware.error_tally import NVML_ERRORS
 from tranche.hardware.nvml import NvmlDriver
+from tranche.hardware.nvml_errors import NVML_ERRORS
 from tranche.hardware.nvml_gauges import NvmlGaugeReader
 from tranche_simulator import SimulatedMachine
 

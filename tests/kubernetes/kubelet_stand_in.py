@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse, PodResourcesClient
 
 
 @dataclass
-class Kubelet:
+class Kubelet(PodResourcesClient):
     """What the kubelet lists, each device for a pod; `asked` is called at each read, before the answer. `by_claims` are CDI
     devices.
     """

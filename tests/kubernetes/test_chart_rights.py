@@ -7,7 +7,6 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,9 @@ from tranche.kubernetes.api.objects import (
 )
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.claim import ClaimRef
-from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.claims.vocabulary import DRIVER, FREE_LABELS
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.dra.driver import ClaimReader
-from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.gated.leases import NodeGpus
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
@@ -405,7 +403,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
     """Namespace of the right ("" for the cluster), resource and verb of every request that the client can make."""
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url))
-        client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        client = KubeClient(connection)
         cluster = ClusterClient(connection)
         server.put("/api/v1/nodes/n", {})
         server.put("/api/v1/namespaces/tranche-system/configmaps/c", {})
@@ -429,7 +427,7 @@ async def _used_by_the_client() -> set[tuple[str, str, str]]:
             "daemon_set_size": lambda: client.daemon_set_size("tranche-system", "tranche-agent"),
         }
         assert set(calls) - {"daemon_set"} == {name for name in vars(KubeClient) if not name.startswith("_")}
-        leases = LeaseClient(connection, "tranche-system", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        leases = LeaseClient(connection, "tranche-system")
         lease = Lease("l")
         of_leases: dict[str, Callable[[], Awaitable[object]]] = {
             "create": lambda: leases.create(lease),
@@ -493,7 +491,7 @@ async def _used_for_claims() -> set[tuple[str, str, str]]:
     """The same of what the driver of claims asks."""
     async with api_server() as server:
         connection = ApiConnection(ApiServer(server.url))
-        slices = SliceClient(connection, "n", DRIVER, random=lambda: 0.0)
+        slices = SliceClient(connection, "n", DRIVER)
         made = NodeSlice("n-1", DRIVER, "n", "n", generation=1, count=1)
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "create": lambda: slices.create(made),

@@ -7,8 +7,15 @@ from io import StringIO
 from random import Random
 
 import pytest
-from bench.kubelet_calls import ClaimBatch, Preparation, compare, percentile, preparations
-from bench.nvidia_driver import GO_MODULE, pinned_version
+from bench.claim_latency import (
+    GO_MODULE,
+    ClaimBatch,
+    Preparation,
+    compare,
+    percentile,
+    pinned_version,
+    preparations,
+)
 from bench.report import Report
 from hypothesis import given
 from hypothesis import strategies as st

@@ -22,24 +22,24 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.kubernetes.claims.node_mode import NodeMode
-from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.device_plugin.listed_devices import (
+from tranche.kubernetes.device_plugin.device_list import (
     STATUS_SECONDS,
     Grants,
     KubeletDevices,
     ListableDevice,
+    ListedDevice,
     ListedDevices,
     listed,
 )
 from tranche.kubernetes.device_plugin.offers import held_otherwise
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, excludes, reasons_against
-from tranche.kubernetes.dra.claimable_devices import (
+from tranche.kubernetes.dra.pool import (
     ClaimableDevices,
     PluginGrants,
-    UnconfirmedGpus,
     counted_otherwise,
     open_gpus,
+    shown_in,
     to_claims,
 )
 from tranche.kubernetes.node.advertisement_arbiter import PluginAdvertisement
@@ -86,7 +86,7 @@ class Agent:
     allocations: tuple[Allocation, ...] | None = None
     counted: ListedDevices = field(default_factory=ListedDevices)
     offer: PluginAdvertisement | None = None
-    opening: UnconfirmedGpus = field(default_factory=UnconfirmedGpus)
+    opening: frozenset[str] = frozenset()
     heard: dict[str, frozenset[str]] = field(default_factory=dict)
     sent: dict[str, Mapping[str, Grant]] = field(default_factory=dict)
     opened: frozenset[str] | None = None
@@ -209,7 +209,7 @@ class TwoWays:
             grant.gpu_uuid for each in view.allocations if isinstance(each.keeper, ClaimKeeper) for grant in each.grants
         }
         opened = open_gpus(agent.mode, view, other, seen, held)
-        agent.opening = agent.opening.begin(agent.mode, opened)
+        agent.opening |= shown_in(agent.mode, opened)
         devices = [each for each in DEVICES.values() if each.gpu_uuid in opened]
         against = reasons_against(devices, view, TaintFacts(agent.mode))
         counted = counted_otherwise(devices, other, seen)
@@ -230,7 +230,7 @@ class TwoWays:
     def publisher_has_seen_what_it_wrote(self) -> None:
         agent = self.running
         agent.slices = dict(self.api)
-        agent.opening, agent.opened = agent.opening.end(agent.writing_mode, agent.opened or ()), None
+        agent.opening, agent.opened = shown_in(agent.writing_mode, agent.opened or frozenset()), None
 
     def pod_is_given_a_device(self) -> None:
         free = [

@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -18,16 +18,20 @@ from hypothesis import strategies as st
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently, until
 from tests.support.length import cases
+from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
 from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.report_lease import LeaseWriter
+from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.telling.told_layouts import NOT_MANAGED
+from tranche.kubernetes.telling.told_view import REPORT, lease_name
 
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/word-n1"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 NEVER = 1e9
-_LOG = logging.getLogger("tranche.kubernetes.report_lease")
+_LOG = logging.getLogger("tranche.kubernetes.agent.node_reporter")
 
 
 async def at_once() -> None:
@@ -50,7 +54,7 @@ class HeldLeases(LeaseClient):
         return answer
 
 
-class Agent:
+class Agent(NodeReporter):
     """Says the latest of its words in a lease."""
 
     def __init__(
@@ -64,22 +68,30 @@ class Agent:
     ) -> None:
         self.server = server
         self.words: LatestValue[str] = LatestValue()
-        self.prompts: LatestValue[int] = LatestValue()
+        self.prompts: LatestValue[Any] = LatestValue()
         self.known = self.fresh = True
         self.complaints: list[str] = []
         self.paused = self.lookings = 0
         self.now_is = 0.0
-        self.leases = HeldLeases(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
-        self.lease = LeaseWriter(
-            self.leases,
-            self,
-            every=every,
-            renew=renew,
+        self.leases = HeldLeases(connection, "tranche")
+        services = SimpleNamespace(
+            leases=self.leases,
+            inventory=SimpleNamespace(latest=self.words, ready=lambda: Readiness(self.fresh)),
+            node=self.words,
+            backend=self.words,
+            device_health=SimpleNamespace(faults=self.prompts),
+            refused=self.prompts,
+        )
+        super().__init__(
+            cast(NodeContext, services),
+            NOT_MANAGED,
+            self.prompts,
+            LatestValue(),
+            to_people=renew,
             clock=clock or (lambda: self.now_is),
-            fresh=lambda: self.fresh,
-            trouble="nothing was said yet",
             sleep=self._sleep,
         )
+        self._every = every
         self._numbers = itertools.count()
         self._hears = logging.Handler()
         self._hears.emit = lambda record: self.complaints.append(vars(record)["error"])  # type: ignore[method-assign]
@@ -92,22 +104,19 @@ class Agent:
     def about(self) -> KubeNode | None:
         return KubeNode("n1", "uid-n1", {}) if self.known else None
 
-    def lease_name(self, node: KubeNode) -> str:
-        return f"word-{node.name}"
-
-    def read(self, lease: Lease) -> str | None:
+    def read(self, lease: Lease) -> Any:
         return lease.annotations.get("word")
 
-    async def now(self, node: KubeNode, before: str | None) -> str:
+    async def now(self, node: KubeNode, before: Any) -> Any:
         self.lookings += 1
         return self.words.value
 
-    async def to_lease(self, node: KubeNode, said: str, before: Lease | None, *, changed: bool) -> Lease:
-        return Lease("word-n1", node.name, annotations={"word": said}, owner_node=(node.name, node.uid))
+    async def to_lease(self, node: KubeNode, said: Any, before: Lease | None, *, changed: bool) -> Lease:
+        return Lease(lease_name(REPORT, "n1"), node.name, annotations={"word": said}, owner_node=(node.name, node.uid))
 
     def start(self) -> None:
         _LOG.addHandler(self._hears)
-        self._running = asyncio.create_task(self.lease.run((self.words,), (self.prompts,)))
+        self._running = asyncio.create_task(self.run())
 
     async def end(self) -> None:
         assert self._running is not None
@@ -127,7 +136,7 @@ class Agent:
     async def say(self, word: str) -> None:
         """Have it said, and wait until the lease says so and the agent knows it."""
         self.words.publish(word)
-        await until(lambda: self.said == word and not self.lease.trouble)
+        await until(lambda: self.said == word and not self.trouble)
 
     async def look(self) -> None:
         """Have it look once more, though nothing is new, and wait until it has."""
@@ -237,7 +246,7 @@ def test_a_write_whose_answer_is_lost_is_found_done_and_not_made_twice(lost: int
         agent.server.lost = lost
         paused = agent.paused
         agent.words.publish("two")
-        await until(lambda: not agent.server.lost and agent.paused >= paused + 2 and not agent.lease.trouble)
+        await until(lambda: not agent.server.lost and agent.paused >= paused + 2 and not agent.trouble)
         assert agent.said == "two"
         assert int(agent.server.objects[LEASE]["metadata"]["resourceVersion"]) == version + 1
         assert len(agent.complaints) == lost // 2, "one lost answer is asked for again without a word"
@@ -250,19 +259,19 @@ def test_while_the_api_server_is_down_it_is_said_once_and_afterwards_the_latest_
         await agent.say("one")
         await agent.server.stop()
         agent.words.publish("two")
-        await until(lambda: agent.lease.trouble != "")
+        await until(lambda: agent.trouble != "")
         paused = agent.paused
         agent.words.publish("three")
         await until(lambda: agent.paused > paused + 2)
         assert agent.said == "one"
         write, read = agent.complaints
-        assert (write[:13], read) == ("cannot update", agent.lease.trouble), "tried again and again, and each said once"
+        assert (write[:13], read) == ("cannot update", agent.trouble), "tried again and again, and each said once"
         await agent.server.start()
         await agent.say("three")
         for word in ("four", "five"):
             agent.server.failures.append((500, {"message": "not now"}))
             await agent.say(word)
-            await until(lambda: agent.lease.trouble == "" and not agent.server.failures)
+            await until(lambda: agent.trouble == "" and not agent.server.failures)
         await until(lambda: len(agent.complaints) == 4)  # one that comes again after it was over is said again
 
     keeping(act)
@@ -361,7 +370,7 @@ def test_while_there_is_nothing_to_say_nothing_is_asked() -> None:
     async def act(agent: Agent) -> None:
         agent.known = False
         agent.words.publish("one")
-        await until(lambda: not agent.lease.trouble)
+        await until(lambda: not agent.trouble)
         assert agent.server.requests == []
         agent.known = True
         agent.prompts.publish(1)
@@ -409,17 +418,17 @@ def test_whatever_happens_the_lease_says_the_last_word_in_the_end(
                 await agent.end()
                 agent.start()
             elif what == "looked" and up:
-                await until(lambda: agent.lease.trouble == "")
+                await until(lambda: agent.trouble == "")
             for _ in range(turns):
                 await asyncio.sleep(0)
         if not up:
             await agent.server.start()
         agent.words.publish("the last word")
-        await until(lambda: agent.said == "the last word" and not agent.lease.trouble)
+        await until(lambda: agent.said == "the last word" and not agent.trouble)
         agent.server.failures.clear()
         agent.server.lost = 0
         before = agent.lookings
         await until(lambda: agent.lookings > before + 2)
-        assert (agent.said, agent.lease.trouble) == ("the last word", "")
+        assert (agent.said, agent.trouble) == ("the last word", "")
 
     keeping(act, renew=renew, every=0.005, clock=time.monotonic)

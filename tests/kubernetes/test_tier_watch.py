@@ -55,7 +55,8 @@ def test_the_backend_is_found_out_and_a_component_runs_only_in_its_own() -> None
 
         server.put("/version", {"gitVersion": "v1.33.4"})
         server.refusals["GET", "/apis/resource.k8s.io/v1"] = (404, {"message": "404 page not found"})
-        watch, part = BackendWatch(connection, sleep=sleep), Counting()
+        connection.sleep = sleep
+        watch, part = BackendWatch(connection), Counting()
         gates = BackendComponent(part, watch.latest, frozenset((AllocationBackend.GATES,)))
         assert not gates.ready().ready
         tasks = [asyncio.create_task(watch.run()), asyncio.create_task(gates.run())]

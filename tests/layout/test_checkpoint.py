@@ -135,15 +135,15 @@ def test_restoring_gives_back_what_was_recorded_and_touches_nothing_in_use(befor
     after = carry_out(now, decision.plan)
     blocked = {user.gpu.uuid for user in decision.blockers}
     again = take_checkpoint(after.node)
-    for then in recorded.gpus:
+    for then in recorded:
         if then.uuid not in blocked and not now.promised_on(then.uuid):
-            shown = next(gpu for gpu in again.gpus if gpu.uuid == then.uuid)
+            shown = next(gpu for gpu in again if gpu.uuid == then.uuid)
             assert _shape(shown.uuid, again) == _shape(then.uuid, recorded)
         if then.uuid in blocked:
             assert after.node.gpu(then.uuid) == now.node.gpu(then.uuid)
 
 
 def _shape(uuid: str, checkpoint: Checkpoint) -> object:
-    gpu = next(each for each in checkpoint.gpus if each.uuid == uuid)
+    gpu = next(each for each in checkpoint if each.uuid == uuid)
     instances = {(i.profile_enum, i.placement, tuple(sorted(i.compute_enums))) for i in gpu.instances}
     return gpu.mig_enabled, instances

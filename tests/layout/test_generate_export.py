@@ -18,9 +18,8 @@ from tranche.core.layout import Layout
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState, MigMode, NodeState
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.export import export_layout
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
+from tranche.planning.layouts.present_layout import export_layout, find_mismatches
 
 
 def board(key: str) -> Board:

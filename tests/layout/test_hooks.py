@@ -12,7 +12,7 @@ import pytest
 from tests.layout.conftest import Bench
 from tests.layout.test_apply import MakeBench
 from tranche.core.errors import HookFailed, HooksInvalid
-from tranche.core.hooks import Hook, HooksFile, parse_hooks
+from tranche.core.hooks import Hook, parse_hooks
 from tranche.node.execution.hook_runner import HookRunner
 
 RECORD = (
@@ -165,7 +165,7 @@ def test_output_is_shown_on_stderr_only_when_asked_for(b: Bench) -> None:
 
 def test_the_first_failing_hook_ends_the_list(tmp_path: Path) -> None:
     touch = tmp_path / "touched"
-    hooks = HooksFile({"apply-start": (Hook("false"), Hook("touch", (str(touch),)))})
+    hooks = {"apply-start": (Hook("false"), Hook("touch", (str(touch),)))}
     with pytest.raises(HookFailed, match="'false' exited with 1"):
         HookRunner(hooks).run("apply-start")
     assert not touch.exists()
@@ -182,15 +182,15 @@ def test_the_first_failing_hook_ends_the_list(tmp_path: Path) -> None:
 )
 def test_a_hook_that_does_not_work(hook: Hook, message: str) -> None:
     with pytest.raises(HookFailed, match=message):
-        HookRunner(HooksFile({"apply-start": (hook,)})).run("apply-start")
+        HookRunner({"apply-start": (hook,)}).run("apply-start")
 
 
 def test_hooks_files_are_read_as_mig_parted_reads_them() -> None:
-    assert parse_hooks(None) == HooksFile()
-    assert parse_hooks({"version": "v9"}) == HooksFile()
-    assert parse_hooks({"hooks": {"unheard-of": None}}) == HooksFile({"unheard-of": ()})
+    assert parse_hooks(None) == {}
+    assert parse_hooks({"version": "v9"}) == {}
+    assert parse_hooks({"hooks": {"unheard-of": None}}) == {"unheard-of": ()}
     entry = {"command": "c", "args": ["a", 1, True], "envs": {"N": 1}, "workdir": "/"}
-    assert parse_hooks({"hooks": {"apply-start": [entry]}}).at("apply-start") == (
+    assert parse_hooks({"hooks": {"apply-start": [entry]}})["apply-start"] == (
         Hook("c", ("a", "1", "true"), {"N": "1"}, "/"),
     )
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import LayoutInvalid, LayoutUnknown
-from tranche.core.layout import Layout, LayoutFile, LayoutSpec
+from tranche.core.layout import Layout, LayoutFile, LayoutSpec, parse_device_filter
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.core.profile import parse_profile
 

@@ -21,15 +21,14 @@ from tests.strategies import (
 from tests.support.length import cases
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice, WholeGpu
 from tranche.core.board import Board, board_by_key, catalogue
-from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import GpuBusy, HardwareError, LayoutImpossible, MigNotSupported, ProfileUnknown
 from tranche.core.grid import PlacedInstance, Placement
-from tranche.core.layout import Layout, LayoutSpec
+from tranche.core.layout import Layout, LayoutSpec, parse_device_filter
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuInstance, GpuProcess, GpuState, MigMode
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
+from tranche.planning.layouts.present_layout import find_mismatches
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.layouts.recut import check_possible
 from tranche.planning.occupancy.layout_occupancy import gpu_users

@@ -23,8 +23,7 @@ from tests.node.test_mps_daemons import end
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.length import some_of
 from tranche.core.errors import MpsPathTooLong, SharingUnavailable
-from tranche.core.events import EventKind
-from tranche.hardware.mps_answers import ServerStatus
+from tranche.hardware.mps_control import ServerStatus
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.mps.mps_records import DaemonRecordStore
 from tranche.node.state.session import StateFolder
@@ -338,7 +337,7 @@ def test_a_server_that_ends_under_a_share_is_told_and_written_down_once(t4: Test
     _, said = first.ended()
     assert said.count(f"process {server.pid}, was killed or shut down") == 1
     assert "806" in said
-    told = [each for each in t4.json("events")["events"] if each["type"] == EventKind.SERVER_ENDED]
+    told = [each for each in t4.json("events")["events"] if each["type"] == "ServerEnded"]
     assert [(each["allocationId"], each["data"]) for each in told] == [(share["id"], {"pid": server.pid})]
     again = tenant(t4, "--gpu-memory", "3G")
     assert again.told() is not None
@@ -377,8 +376,8 @@ def test_a_fault_of_one_ends_its_neighbours_and_fences_the_gpu_until_they_are_go
     refused = t4.tranche("run", "--no-wait", "--gpu-memory", "3G", "--", "true", code=32)
     assert "fault" in refused.stderr
     events = t4.json("events")["events"]
-    (fault,) = [each for each in events if each["type"] == EventKind.DAEMON_FAULT]
-    hit = [each for each in events if each["type"] == EventKind.FAULT_SHARED]
+    (fault,) = [each for each in events if each["type"] == "DaemonFault"]
+    hit = [each for each in events if each["type"] == "FaultShared"]
     assert {each["allocationId"] for each in hit} >= {each["id"] for each in holders(t4)}, "whoever is still there"
     assert {each["cause"] for each in hit} == {fault["position"]}
     one.go_on()
@@ -396,7 +395,7 @@ def test_a_fault_is_written_down_when_the_program_that_made_it_ends_at_once(t4: 
     t4.machine.inject_error("cuMemAlloc", ILLEGAL_ADDRESS)
     one.go_on()
     assert one.ended()[0] != 0
-    hit = [each for each in t4.json("events")["events"] if each["type"] == EventKind.FAULT_SHARED]
+    hit = [each for each in t4.json("events")["events"] if each["type"] == "FaultShared"]
     assert {each["allocationId"] for each in hit} == shares
     other.go_on()
     assert other.told() == ILLEGAL_ADDRESS

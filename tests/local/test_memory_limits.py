@@ -19,7 +19,6 @@ from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import HardwareError, SharingUnavailable
-from tranche.core.events import EventKind
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, inside, own_group, remove_group
@@ -130,7 +129,7 @@ def mechanism(machine: TestMachine) -> str:
 
 def refusals(machine: TestMachine) -> list[str]:
     """What events say of mechanisms that were refused."""
-    return [each["message"] for each in machine.json("events")["events"] if each["type"] == EventKind.SHARING_REFUSED]
+    return [each["message"] for each in machine.json("events")["events"] if each["type"] == "SharingRefused"]
 
 
 def nothing_on_trial(groups: Path, machine: TestMachine) -> bool:

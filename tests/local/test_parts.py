@@ -266,10 +266,10 @@ def test_a_server_that_does_not_let_go_is_unavailable(t4: Node) -> None:
         with program(t4, host, held) as one:
             one.told()
             (record,) = host.daemons.records.all()
-            ((server, client),) = host.daemons.health.clients(record.device_uuid) or ()
+            ((server, client),) = host.daemons.clients(record.device_uuid) or ()
             assert client == one.pid
             # A daemon that is stopped answers nobody, like one whose server hangs.
-            assert host.daemons.health.terminate(record, server, 1) == ""
+            assert host.daemons.terminate(record, server, 1) == ""
             host.daemons.records.write(record._replace(fault="wedged", wedged=True))
             assert only(host).daemons[0].state is DaemonState.FAULT
             host.view()

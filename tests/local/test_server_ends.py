@@ -19,7 +19,8 @@ from tranche.core.allocation import Allocation, FractionalShare, Phase, WholeGpu
 from tranche.core.request import GpuMemory, Request
 from tranche.core.sharing import Sharing
 from tranche.local import watches
-from tranche.local.watches import ServerEndWatch, beside, watching_limits
+from tranche.local.child import beside
+from tranche.local.watches import ServerEndWatch, watching_limits
 from tranche.node.mps.mps_records import DaemonRecordStore, record_of
 from tranche.node.state.session import boot_id, children_pids, process_start_time
 

@@ -18,6 +18,7 @@ from tests.node.processes import Child, ChildFailed
 from tests.support.length import cases
 from tranche.core.request import parse_request
 from tranche.local.run import RunRequest, run
+from tranche.local.run_report import RunReporter
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.store import journal, records, register
@@ -72,6 +73,7 @@ def lines_of_a_run(
                         workload=OwnWorkload(["true"], os.environ),
                         patience=WaitLimit(),
                     ),
+                    RunReporter(lambda line: None, lambda line: None),
                 )
             finally:
                 sys.settrace(None)

@@ -22,9 +22,9 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeInstance, GpuInstance, MigMode, NodeState
 from tranche.metrics import catalogue, dcgm
-from tranche.metrics.exposition import openmetrics_text, textfile_text
+from tranche.metrics.catalogue import HistogramValue, MetricFamily, MetricSample
+from tranche.metrics.exposition import exposed
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
 from tranche.metrics.samples import MetricNameSet, named_samples, node_samples
 
 few = settings(max_examples=25)  # nodes are large: 25 have thousands of samples
@@ -68,9 +68,10 @@ def test_shares_whose_limits_are_lost_are_counted_for_their_device() -> None:
 @given(node_facts())
 def test_both_texts_are_what_parsers_take(facts: NodeFacts) -> None:
     families, samples = named_samples(facts, MetricNameSet.BOTH, "node")
-    parsed = list(text_string_to_metric_families(openmetrics_text(families, samples)))  # type: ignore[no-untyped-call]
+    text = exposed(families, samples, in_openmetrics=True)[0].decode()
+    parsed = list(text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
     assert {each.name for each in parsed} == {each.family.name for each in samples}
-    assert "# EOF" not in textfile_text(families, samples)
+    assert "# EOF" not in exposed(families, samples, in_openmetrics=False)[0].decode()
 
 
 @few

@@ -13,11 +13,18 @@ from tranche.core.errors import KubeconfigInvalid, LayoutInvalid, PluginConfigIn
 from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.objects import ConfigMap
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
-from tranche.node.files import bounded
-from tranche.node.files.bounded import LIMIT, TooLong, read_bounded
-from tranche.node.files.files import read_document
-from tranche.node.files.yaml_reader import DEPTH_LIMIT, NODE_LIMIT, YamlError, load_yaml
+from tranche.kubernetes.mig_manager.layout_source import read_layouts
+from tranche.node.files import files
+from tranche.node.files.files import (
+    DEPTH_LIMIT,
+    LIMIT,
+    NODE_LIMIT,
+    TooLong,
+    YamlError,
+    load_yaml,
+    read_bounded,
+    read_document,
+)
 
 MERGES = "a0: &a0 {k1: 1, k2: 2}\n" + "".join(
     f"a{level + 1}: &a{level + 1} {{<<: [{', '.join([f'*a{level}'] * 9)}]}}\n" for level in range(9)
@@ -36,7 +43,7 @@ def test_a_few_hundred_bytes_do_not_become_gigabytes_anywhere(tmp_path: Path, te
     with pytest.raises(LayoutInvalid, match="more than 50000 values"):
         read_document(str(file), LayoutInvalid)
     with pytest.raises(LayoutInvalid, match="more than 50000 values"):
-        LayoutSource("ns/l", ConfigMap("ns", "l", {"config.yaml": text})).select("x", a100s().node)
+        read_layouts("ns/l", ConfigMap("ns", "l", {"config.yaml": text})).select("x", a100s().node)
     with pytest.raises(PluginConfigInvalid, match="more than 50000 values"):
         StartSettings(file=text).check()
     with pytest.raises(KubeconfigInvalid, match="more than 50000 values"):
@@ -116,7 +123,7 @@ def test_a_pipe_is_read_to_its_end_by_whoever_opens_it_first(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_pipe_that_stays_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool) -> None:
-    monkeypatch.setattr(bounded, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(files, "SILENCE_SECONDS", 0.05)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     descriptor = os.open(pipe, os.O_RDWR) if opened else None

@@ -13,7 +13,7 @@ from tests.node.processes import in_child, isolated, kill_at_every_boundary, kil
 from tests.node.test_mps_daemons import daemon_of, nothing_left, only, short, t4
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, TrancheError
-from tranche.core.events import EventKind
+from tranche.core.events import ShareGranted
 from tranche.core.grid import Placement
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.layout import Layout, LayoutSpec
@@ -22,7 +22,7 @@ from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.node.change import Change
-from tranche.node.claims import ClaimRequest, ReservedClaim
+from tranche.node.claims import ClaimRegister, ClaimRequest, ReservedClaim
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
@@ -58,10 +58,10 @@ def prepare(host: Host, *orders: ClaimRequest) -> list[Allocation | TrancheError
     found: dict[str, Allocation | TrancheError] = {}
     left = list(orders)
     while left:
-        answers = host.claims.promise(left)
+        answers = ClaimRegister(host).promise(left)
         for each, answer in zip(left, answers, strict=True):
             if isinstance(answer, ReservedClaim):
-                found[each.keeper.uid] = host.claims.fulfil(answer)
+                found[each.keeper.uid] = ClaimRegister(host).fulfil(answer)
             elif answer is not None:
                 found[each.keeper.uid] = answer
         left = [each for each, answer in zip(left, answers, strict=True) if answer is None]
@@ -80,18 +80,18 @@ def test_a_backlog_is_decided_at_once_and_carried_out_in_order(a100s: Node) -> N
         first, second = host.view().node.gpus
         orders = [order(f"a{n}", slice_of(first, "1g.5gb", n)) for n in range(7)]
         orders += [order("whole", WholeGpu(second.uuid))]
-        answers = host.claims.promise(orders)
+        answers = ClaimRegister(host).promise(orders)
         assert [answer is None for answer in answers] == [False, *[True] * 6, False], "the mode is changed first"
         for answer in answers:
             if isinstance(answer, ReservedClaim):
-                host.claims.fulfil(answer)
+                ClaimRegister(host).fulfil(answer)
         found = prepare(host, *orders)
         assert all(isinstance(each, Allocation) and each.phase is Phase.ACTIVE for each in found)
         assert len(host.view().node.gpus[0].instances) == 7
         assert len(host.view().allocations) == 8
         again = prepare(host, *orders)
         assert again == found, "the same claims again change nothing"
-        granted = [each for each in host.events() if each.kind is EventKind.GRANTED]
+        granted = [each for each in host.events() if isinstance(each.data, ShareGranted)]
         assert len(granted) == 8
         assert "claim team/a0" in granted[0].message
 
@@ -103,15 +103,15 @@ def test_what_a_claim_gives_back_stays_idle_and_is_used_again_or_makes_room(a100
         small = slice_of(gpu, "1g.5gb", 0)
         prepared(host, order("a", small))
         changes = a100s.machine.total_change_calls()
-        assert host.claims.give_back("uid-a", why="its pod has ended")
-        assert not host.claims.give_back("uid-a", why="its pod has ended"), "twice is once"
+        assert ClaimRegister(host).give_back("uid-a", why="its pod has ended")
+        assert not ClaimRegister(host).give_back("uid-a", why="its pod has ended"), "twice is once"
         assert not host.view().allocations
         prepared(host, order("b", small))
         assert a100s.machine.total_change_calls() == changes, "the idle instance is used again"
         (refused,) = prepare(host, order("c", slice_of(gpu, "3g.20gb", 0)))
         assert isinstance(refused, GpuBusy)
         assert "claim team/b" in refused.message
-        host.claims.give_back("uid-b", why="its pod has ended")
+        ClaimRegister(host).give_back("uid-b", why="its pod has ended")
         prepared(host, order("c", slice_of(gpu, "3g.20gb", 0)))
         assert [str(each.profile) for each in host.view().node.gpus[0].instances] == ["3g.20gb"]
 
@@ -122,7 +122,7 @@ def test_what_was_made_for_a_request_is_known_until_a_layout_wants_it(a100s: Nod
     with a100s.host() as host:
         gpu, other = host.view().node.gpus
         prepared(host, order("a", slice_of(gpu, "3g.20gb", 4)))
-        host.claims.give_back("uid-a", why="its pod has ended")
+        ClaimRegister(host).give_back("uid-a", why="its pod has ended")
         change(host, *enable(other), create(other, "3g.20gb", 4))
         (ours,) = host.view().requested
         assert ours.gpu_uuid == gpu.uuid
@@ -144,10 +144,10 @@ def test_orders_of_one_backlog_see_each_other(a100s: Node) -> None:
         change(host, create(gpu, "3g.20gb", 0))
         orders = [order("a", slice_of(gpu, "1g.5gb", 0)), order("b", slice_of(gpu, "1g.5gb", 1))]
         orders += [order("c", slice_of(gpu, "2g.10gb", 0))]
-        answers = host.claims.promise(orders)
+        answers = ClaimRegister(host).promise(orders)
         assert [answer is None for answer in answers] == [False, True, True], "an idle instance goes first"
         assert isinstance(answers[0], ReservedClaim)
-        host.claims.fulfil(answers[0])
+        ClaimRegister(host).fulfil(answers[0])
         first, second, third = prepare(host, *orders)
         assert isinstance(first, Allocation)
         assert isinstance(second, Allocation)
@@ -161,12 +161,14 @@ def test_a_failure_is_undone_and_leaves_the_others(a100s: Node) -> None:
     with a100s.host() as host:
         gpu = host.view().node.gpus[0]
         change(host, *enable(gpu))
-        answers = host.claims.promise([order("a", slice_of(gpu, "1g.5gb", 0)), order("b", slice_of(gpu, "1g.5gb", 1))])
+        answers = ClaimRegister(host).promise(
+            [order("a", slice_of(gpu, "1g.5gb", 0)), order("b", slice_of(gpu, "1g.5gb", 1))]
+        )
         a100s.machine.inject_error("nvmlDeviceCreateGpuInstanceWithPlacement", 1)
         first, second = (each for each in answers if isinstance(each, ReservedClaim))
         with pytest.raises(TrancheError):
-            host.claims.fulfil(first)
-        host.claims.fulfil(second)
+            ClaimRegister(host).fulfil(first)
+        ClaimRegister(host).fulfil(second)
         (left,) = host.view().allocations
         assert isinstance(left.keeper, ClaimKeeper)
         assert left.keeper.name == "b"
@@ -229,7 +231,7 @@ def test_the_limits_of_a_part_are_in_force_when_it_is_prepared(t4: Node) -> None
         assert isinstance(refused, TrancheError)
         assert "but the request needs" in refused.message
         for uid in ("uid-a", "uid-b"):
-            host.claims.give_back(uid, why="ended")
+            ClaimRegister(host).give_back(uid, why="ended")
         host.view()
         nothing_left(t4, host)
 
@@ -249,13 +251,13 @@ def test_whoever_is_killed_in_a_preparation_leaves_all_or_nothing(a100s: Node) -
         cut = cuts_of(host.observe())
         assert [len(each.slots) for each in cut.values()] == [1, 1]
         for uid in ("uid-a", "uid-b"):
-            host.claims.give_back(uid, why="ended")
+            ClaimRegister(host).give_back(uid, why="ended")
         gpus = host.view().node.gpus
         assert not host.view().allocations
         # From nothing once more: a whole GPU takes all that is idle out of the way.
         for number, gpu in enumerate(gpus):
             prepared(host, order(f"whole-{number}", WholeGpu(gpu.uuid)))
-            host.claims.give_back(f"uid-whole-{number}", why="ended")
+            ClaimRegister(host).give_back(f"uid-whole-{number}", why="ended")
         assert not any(gpu.mig_enabled for gpu in host.observe())
 
     kill_at_every_boundary(a100s, lambda host: prepare(host, *orders(host)), look, boundaries=9)
@@ -265,7 +267,7 @@ def test_whoever_is_killed_while_a_claim_is_given_back_leaves_it_or_not(t4: Node
     for boundary in count():
 
         def work(host: Host) -> None:
-            host.claims.give_back("uid-a", why="ended")
+            ClaimRegister(host).give_back("uid-a", why="ended")
 
         def first() -> None:
             with t4.host() as host:
@@ -276,7 +278,7 @@ def test_whoever_is_killed_while_a_claim_is_given_back_leaves_it_or_not(t4: Node
 
         def after() -> None:
             with t4.host() as host:
-                host.claims.give_back("uid-a", why="ended")
+                ClaimRegister(host).give_back("uid-a", why="ended")
                 assert not host.view().allocations
                 nothing_left(t4, host)
 

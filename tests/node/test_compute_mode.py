@@ -17,7 +17,7 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.documents.describe import gpu_state
 from tranche.node.health.checkup import check_daemons
-from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.planning.steps import StopMps
 
 __all__ = ["short", "t4"]  # fixtures
@@ -42,7 +42,7 @@ def test_a_shared_gpu_is_closed_again_to_those_who_leave_the_daemon_and_an_event
         (before,) = host.daemons.records.all()
         view = host.view(thorough=True)
         assert view.node.gpus[0].compute_mode is ComputeMode.EXCLUSIVE
-        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
+        assert [each.grants[0].walls.isolation for each in view.allocations] == [Isolation.SOFT]
         assert host.daemons.records.all() == (before,), "the daemon goes on, with its limits"
         begun, done = host.events()[-2:]
         assert "the compute mode of GPU 0 was set to DEFAULT" in begun.message

@@ -30,8 +30,7 @@ from tranche.hardware.mps_process import MpsProcess
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.mps import mps_daemons
-from tranche.node.mps.daemon_due import IDLE_SECONDS
-from tranche.node.mps.mps_records import DaemonRecordStore
+from tranche.node.mps.mps_records import IDLE_SECONDS, DaemonRecordStore
 from tranche.node.state import session
 from tranche.planning.decide.allocate import decide
 from tranche.planning.steps import StopMps

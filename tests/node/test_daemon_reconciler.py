@@ -17,13 +17,13 @@ from tests.node.processes import Child, isolated
 from tests.node.test_mps_daemons import GIB, asked, end, nothing_left, only, processes_of, share, short, start, t4
 from tranche.core.allocation import FractionalShare, NodeView, Phase, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError
-from tranche.core.events import EventKind
+from tranche.core.events import LimitsLost, PlanUndone
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import ComputeMode
 from tranche.node.host import Host
-from tranche.node.mps.daemon_due import IDLE_SECONDS, PAUSE_SECONDS
+from tranche.node.mps.mps_records import IDLE_SECONDS, PAUSE_SECONDS
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.store import register
 from tranche.planning.decide.allocate import Granted
@@ -35,9 +35,8 @@ __all__ = ["short", "t4"]  # fixtures
 def look_after(host: Host, view: NodeView, working: frozenset[str] = frozenset(), *, whole: bool = False) -> None:
     """Look after the daemons, by a view that was taken before."""
     executor = cast(Any, None)
-    care = DaemonReconciler(
-        host.daemons, host.memory_groups, host.timeslices, host.ledger, executor, clock=lambda: 1.0, new_id=lambda: "p"
-    )
+    host.clock, host.new_id = lambda: 1.0, lambda: "p"
+    care = DaemonReconciler(host, executor)
     care.look_after(view, working, lambda: "session", whole=whole)
 
 
@@ -62,7 +61,7 @@ def test_a_share_that_became_active_since_the_view_keeps_its_limits(t4: Node, ph
         with host.ledger.read() as db:
             stored = {each.id: each for each in register.allocations(db)}
         assert stored["held"].grants == held.grants
-        assert not [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        assert not [event for event in host.events() if isinstance(event.data, LimitsLost)]
 
 
 # A daemon that failed is not started anew beneath those who share its device
@@ -101,7 +100,7 @@ def test_a_daemon_that_died_is_not_started_anew_beneath_who_shares(t4: Node, lat
             end(record.pid)
 
         let_in(host, StateMoved if late else GpuBusy, nothing if late else dies, dies if late else nothing)
-        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view().allocations[0].grants[0].walls.isolation is Isolation.NONE
         assert {str(pid) for pid in processes_of(t4)} <= servers
 
 
@@ -162,7 +161,7 @@ def test_a_kill_while_a_share_is_freed_loses_no_suspicion(t4: Node, how: str, mo
 
 def undone(host: Host) -> int:
     """How many events say that something failed."""
-    return len([event for event in host.events() if event.kind is EventKind.UNDONE])
+    return len([event for event in host.events() if isinstance(event.data, PlanUndone)])
 
 
 @isolated

@@ -197,7 +197,7 @@ def test_errors_while_undoing_are_told_and_the_rest_is_undone(a100: Node) -> Non
             host.change(lambda view: Plan("fails", (first, second, last)), progress=disturb)
         left = [instance.placement.start for instance in gpus(host)[0].instances]
         assert left == [1], "the last one made is undone first, and could not be"
-        (told,) = [event for event in host.events() if event.kind == "UndoIncomplete"]
+        (told,) = [event for event in host.events() if event.name == "UndoIncomplete"]
         assert told.message
         assert host.view().owned == {gpus(host)[0].key(gpus(host)[0].instances[0])}
         change(host, destroy(gpu, "1g.5gb", 1))

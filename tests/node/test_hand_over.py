@@ -71,7 +71,7 @@ def test_whoever_is_killed_in_a_hand_over_leaves_a_pod_with_a_limit_or_nothing(t
         if held:
             assert (daemon_of(host).state, daemon_of(host).limit) == (DaemonState.READY, 3 * GIB)
             host.given_back([grant for each in held for grant in each.grants])
-            host.holders.settle([each.id for each in held], {}, [])
+            host.settle([each.id for each in held], {}, [])
             host.view()
         nothing_left(t4, host)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from tranche.node.held import HeldAllocation, QueuePlace
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
 from tranche.planning.decide.allocate import Waiting, decide
+from tranche.planning.layouts.restore import as_saved
 from tranche.planning.steps import Step
 from tranche.planning.steps.plan import Plan, plan_from_dict, plan_to_dict
 
@@ -163,7 +165,7 @@ def test_a_saved_plan_is_carried_out_when_nothing_moved(a100: Node) -> None:
         change(host, *enable(first_gpu(host)))
         gpu = first_gpu(host)
         plan = Plan("saved", (create(gpu, "1g.5gb", 0), create(gpu, "2g.10gb", 2)), {gpu.uuid: gpu.fingerprint})
-        host.change_as_saved(plan_from_dict(plan_to_dict(plan)))
+        host.change(partial(as_saved, plan_from_dict(plan_to_dict(plan))))
         assert [str(instance.profile) for instance in first_gpu(host).instances] == ["1g.5gb", "2g.10gb"]
 
 
@@ -176,10 +178,10 @@ def test_a_saved_plan_is_refused_when_the_state_has_moved(a100: Node) -> None:
         change(host, create(gpu, "1g.5gb", 6))
         calls = a100.machine.total_change_calls()
         with pytest.raises(StateMoved, match="GPU 0"):
-            host.change_as_saved(plan)
+            host.change(partial(as_saved, plan))
         change(host, destroy(gpu, "1g.5gb", 6))
         assert a100.machine.total_change_calls() > calls
-        host.change_as_saved(plan)
+        host.change(partial(as_saved, plan))
 
 
 @isolated
@@ -187,7 +189,7 @@ def test_a_saved_plan_that_names_no_state_of_a_gpu_is_refused(a100: Node) -> Non
     with a100.host() as host:
         calls = a100.machine.total_change_calls()
         with pytest.raises(StateMoved, match="has no expected state"):
-            host.change_as_saved(Plan("saved", enable(first_gpu(host))))
+            host.change(partial(as_saved, Plan("saved", enable(first_gpu(host)))))
         assert a100.machine.total_change_calls() == calls
 
 

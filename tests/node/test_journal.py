@@ -29,8 +29,7 @@ from tranche.planning.steps import (
     before_to_dict,
     step_from_dict,
 )
-from tranche.planning.steps.plan import Plan, plan_from_dict, plan_to_dict
-from tranche.planning.steps.undo import StepStatus
+from tranche.planning.steps.plan import Plan, StepStatus, plan_from_dict, plan_to_dict
 
 GPU, OTHER = "GPU-0", "GPU-1"
 

@@ -21,7 +21,7 @@ from tests.node.processes import Child, in_child, isolated, kill_at_every_bounda
 from tests.simulator.control_groups import group, hierarchy
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, MpsPathTooLong, VerificationFailed
-from tranche.core.events import EventKind
+from tranche.core.events import LimitsLost, PlanUndone
 from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import parse_profile
@@ -32,7 +32,7 @@ from tranche.hardware import mps_process
 from tranche.hardware.mps_control import MpsControlClient
 from tranche.node.host import Host
 from tranche.node.mps import mps_daemons
-from tranche.node.mps.daemon_due import IDLE_SECONDS
+from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.state.session import process_lives, process_start_time
 from tranche.node.store import register
 from tranche.planning.steps import StartMps, Step, StopMps
@@ -473,7 +473,7 @@ def test_a_daemon_that_nobody_needs_goes_after_a_while(t4: Node) -> None:
         with host.ledger.write() as db:
             register.remove_allocation(db, "held")
         nothing_left(t4, host)
-        assert not [event for event in host.events() if event.kind is EventKind.UNDONE]
+        assert not [event for event in host.events() if isinstance(event.data, PlanUndone)]
 
 
 @isolated
@@ -486,10 +486,10 @@ def test_a_daemon_that_dies_leaves_its_parts_without_limits_and_lets_nobody_in(t
         pid = host.daemons.records.all()[0].pid
         end(pid)
         view = host.view()
-        assert view.allocations[0].grants[0].isolation is Isolation.NONE
+        assert view.allocations[0].grants[0].walls.isolation is Isolation.NONE
         assert view.node.gpus[0].daemons[0].state is DaemonState.LOST
         host.view()
-        (told,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        (told,) = [event for event in host.events() if isinstance(event.data, LimitsLost)]
         assert told.allocation_id == "held"
         assert "memory" in told.message
         # What is written down stays true, whatever daemon comes after this one.

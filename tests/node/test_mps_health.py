@@ -18,7 +18,7 @@ from tests.node.processes import isolated
 from tests.node.test_mps_daemons import GIB, asked, cut, nothing_left, only, place_of, share, short, start, t4
 from tranche.core.allocation import Allocation, FractionalShare, Phase, Slice, WholeGpu
 from tranche.core.errors import GpuBusy, MpsFailed, WaitTimeout
-from tranche.core.events import DaemonFault, EventKind
+from tranche.core.events import DaemonFault, DaemonRecovered, LimitsLost, PlanUndone
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import GpuMemory, Isolation, Request
 from tranche.core.sharing import Sharing
@@ -28,8 +28,7 @@ from tranche.local.run import limits_changed
 from tranche.local.watches import watching_limits
 from tranche.node.health.checkup import check_daemons
 from tranche.node.host import Host
-from tranche.node.mps import mps_health
-from tranche.node.mps.daemon_due import view_as_said
+from tranche.node.mps import mps_daemons
 from tranche.node.state.session import process_stopped
 from tranche.node.store import register
 from tranche.planning.decide.allocate import Granted
@@ -43,7 +42,7 @@ __all__ = ["cut", "short", "t4"]  # fixtures
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that hangs does so for ever; to see that takes no ten seconds."""
-    monkeypatch.setattr(mps_health, "JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(mps_daemons, "JOIN_SECONDS", 1.0)
 
 
 def faults(host: Host) -> list[str]:
@@ -171,10 +170,8 @@ def test_one_that_is_stopped_lets_nobody_in_until_it_goes_on(t4: Node, who: str)
             assert held(host) == [first.allocation.id]
             assert ["is stopped" in each for each in faults(host)] == [True]
         ask_for_part(host)
-        told = [
-            event.kind for event in host.events() if event.kind in (EventKind.DAEMON_FAULT, EventKind.DAEMON_RECOVERED)
-        ]
-        assert told == [EventKind.DAEMON_FAULT, EventKind.DAEMON_RECOVERED]
+        told = [type(event.data) for event in host.events() if isinstance(event.data, DaemonFault | DaemonRecovered)]
+        assert told == [DaemonFault, DaemonRecovered]
 
 
 @isolated
@@ -205,8 +202,8 @@ def test_nobody_is_let_in_beside_a_daemon_whose_sockets_are_gone(cut: Node) -> N
         with pytest.raises(GpuBusy, match="has died or cannot be found"):
             admit(host, part)
         (left,) = host.view().allocations
-        assert left.grants[0].isolation is Isolation.NONE
-        assert [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        assert left.grants[0].walls.isolation is Isolation.NONE
+        assert [event for event in host.events() if isinstance(event.data, LimitsLost)]
         host.release(left.id, why="it ended")
         host.view()
         nothing_left(cut, host)
@@ -235,7 +232,7 @@ def test_a_server_that_does_not_start_is_met_by_nobody(t4: Node, calls: int) -> 
             ask_for_part(host)
         assert held(host) == []
         nothing_left(t4, host)
-        assert [event for event in host.events() if event.kind is EventKind.UNDONE]
+        assert [event for event in host.events() if isinstance(event.data, PlanUndone)]
         t4.machine.clear_injections()
         ask_for_part(host)
         assert len(held(host)) == 1
@@ -295,10 +292,10 @@ def test_nobody_is_let_in_by_a_daemon_whose_limits_somebody_has_changed_and_who_
         with suppress(GpuBusy):
             ask_for_part(host)
         (left,) = host.view().allocations
-        assert (left.id, left.grants[0].isolation) == (first.allocation.id, Isolation.NONE)
+        assert (left.id, left.grants[0].walls.isolation) == (first.allocation.id, Isolation.NONE)
         with host.ledger.read() as db:
             assert register.allocations(db)[0].grants == left.grants
-        (lost,) = [event for event in host.events() if event.kind is EventKind.LIMITS_LOST]
+        (lost,) = [event for event in host.events() if isinstance(event.data, LimitsLost)]
         assert lost.message.startswith("the limits of its device's MPS daemon were changed")
         assert ("compute ceiling is" if "percentage" in command else "memory limit is") in lost.message
         assert "nothing limits its memory" not in lost.message
@@ -315,9 +312,9 @@ def test_who_only_looks_hears_of_changed_limits_from_the_daemon_and_writes_nothi
         admit(host, part_of(host))
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
         before = host.daemons.records.all()
-        seen = view_as_said(host.view(), host.daemons)
+        seen = host.daemons.view_as_said(host.view())
         assert "its limits were changed" in unavailable(seen.node.gpus[0], None)
-        assert [each.grants[0].isolation for each in seen.allocations] == [Isolation.NONE]
+        assert [each.grants[0].walls.isolation for each in seen.allocations] == [Isolation.NONE]
         answer = explain(seen, Request(GpuMemory(part_of(host).memory)))
         assert answer.granted is None
         assert "its limits were changed" in str(answer.gpus[0].text)
@@ -331,8 +328,8 @@ def test_what_a_daemon_says_while_somebody_raises_its_limit_is_no_news(t4: Node)
         admit(host, part_of(host))
         (record,) = host.daemons.records.all()
         change(host, start(only(host), 5 * GIB))
-        assert host.daemons.health.news([record], 5.0) == ()
-        assert view_as_said(host.view(), host.daemons) == host.view()
+        assert host.daemons.news([record], 5.0) == ()
+        assert host.daemons.view_as_said(host.view()) == host.view()
 
 
 @isolated
@@ -341,7 +338,7 @@ def test_a_share_that_raises_the_limit_is_no_change_by_somebody(t4: Node) -> Non
         admit(host, part_of(host))
         admit(host, part_of(host, 5 * GIB))
         ask_for_part(host)
-        assert [each.grants[0].isolation for each in host.view(thorough=True).allocations] == [Isolation.SOFT] * 3
+        assert [each.grants[0].walls.isolation for each in host.view(thorough=True).allocations] == [Isolation.SOFT] * 3
         assert faults(host) == []
 
 
@@ -355,13 +352,13 @@ def test_who_is_killed_while_he_raises_the_limit_has_changed_nothing_behind_anyb
         host.daemons.process(record.device_uuid).control.limit_memory(told)
         assert not limits_changed(host, record._replace(raising=5 * GIB))
         view = host.view(thorough=True)
-        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
+        assert [each.grants[0].walls.isolation for each in view.allocations] == [Isolation.SOFT]
         assert faults(host) == []
         (now,) = host.daemons.records.all()
         assert (now.limit, now.raising) == (5 * GIB, 0)
         assert asked(host, "get_default_device_pinned_mem_limit 0").strip() == "5G"
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
-        assert host.view(thorough=True).allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view(thorough=True).allocations[0].grants[0].walls.isolation is Isolation.NONE
 
 
 @isolated
@@ -371,7 +368,7 @@ def test_a_limit_that_somebody_set_is_not_overwritten_by_who_raises_it(t4: Node)
         asked(host, "set_default_device_pinned_mem_limit 0 15G")
         with pytest.raises(GpuBusy, match="its limits were changed"):
             change(host, start(only(host), 5 * GIB))
-        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view().allocations[0].grants[0].walls.isolation is Isolation.NONE
 
 
 @isolated
@@ -418,7 +415,7 @@ def test_the_command_of_a_share_is_told_that_its_limits_were_changed(
         (line,) = said
         assert line.startswith("the limits of this share's MPS daemon were changed (the memory limit is 15G")
         assert line.endswith("): Tranche now counts it as unlimited")
-        assert host.view().allocations[0].grants[0].isolation is Isolation.NONE
+        assert host.view().allocations[0].grants[0].walls.isolation is Isolation.NONE
 
 
 @isolated

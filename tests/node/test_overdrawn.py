@@ -122,7 +122,7 @@ def test_the_containers_of_a_pod_are_added_up_and_so_are_their_shares(tmp_path: 
     other = share(keeper=POD._replace(container="side"))._replace(id="bbbb0002")
     stranger = share(keeper=POD._replace(name="b", uid="u-2"))._replace(id="cccc0003")
     found = with_overdrawn((one, stranger), NodeState((gpu,)), tmp_path)
-    assert [each.grants[0].isolation for each in found] == [Isolation.NONE, Isolation.SOFT]
+    assert [each.grants[0].walls.isolation for each in found] == [Isolation.NONE, Isolation.SOFT]
     assert with_overdrawn((one, other, stranger), NodeState((gpu,)), tmp_path) == (one, other, stranger)
     unlimited = other._replace(grants=(FractionalShare(WholeGpu("GPU-0"), GIVEN, MPS, limit=9 * GIB),))
     assert with_overdrawn((one, unlimited), NodeState((gpu,)), tmp_path) == (one, unlimited)

@@ -150,7 +150,7 @@ def test_what_somebody_came_to_use_meanwhile_stays_and_is_told(a100: Node) -> No
     def clear() -> tuple[list[int], list[str], bool]:
         with a100.host() as host:
             left = [instance.placement.start for instance in only(host).instances]
-            told = [event.message for event in host.events() if event.kind == "UndoIncomplete"]
+            told = [event.message for event in host.events() if event.name == "UndoIncomplete"]
             return left, told, host.recovery_needed()
 
     left, told, again = in_child(clear)
@@ -365,7 +365,7 @@ def test_a_restart_of_the_machine_frees_everything_and_forgets_the_instances(tmp
         with node.host() as host:
             host.change(lambda view: Plan("nothing"))
             view = host.view()
-            left = [event.name for event in host.events() if event.kind == "UndoIncomplete"]
+            left = [event.name for event in host.events() if event.name == "UndoIncomplete"]
             instances = sum(len(gpu.instances) for gpu in view.node)
             modes = [gpu.mode for gpu in view.node]
             return modes, instances, len(view.allocations), len(view.owned), len(host.waiters()), left

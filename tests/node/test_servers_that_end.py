@@ -50,7 +50,7 @@ def test_a_server_that_ends_while_its_daemon_is_asked_is_no_change_of_limits(
         given = end_server_before(monkeypatch, host, command)
         view = host.view(thorough=True)
         assert given
-        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.SOFT]
+        assert [each.grants[0].walls.isolation for each in view.allocations] == [Isolation.SOFT]
         assert faults(host) == []
         ask_for_part(host)
 
@@ -80,4 +80,4 @@ def test_what_somebody_has_changed_is_found_although_a_server_ends_meanwhile(
         given = end_server_before(monkeypatch, host, "get_active_thread_percentage")
         view = host.view(thorough=True)
         assert given
-        assert [each.grants[0].isolation for each in view.allocations] == [Isolation.NONE]
+        assert [each.grants[0].walls.isolation for each in view.allocations] == [Isolation.NONE]

@@ -13,7 +13,7 @@ from tests.node.machines import Node, change, create, enable
 from tests.node.processes import isolated
 from tranche.core.errors import PlanInvalid
 from tranche.core.state import GpuState
-from tranche.node.execution.step_acts import ACTS
+from tranche.node.execution.executor import ACTS
 from tranche.node.host import Host
 from tranche.node.store import journal
 from tranche.planning.steps import KINDS

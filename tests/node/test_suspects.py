@@ -24,6 +24,7 @@ from tranche.core.request import Request, WholeGpus
 from tranche.core.state import NodeState
 from tranche.local import termination
 from tranche.local.termination import take_back
+from tranche.node.execution.host_context import HostContext
 from tranche.node.health.checkup import check_leftovers
 from tranche.node.processes.processes import Process, process_at
 from tranche.node.recovery.recovery import Recovery
@@ -66,8 +67,8 @@ def hidden() -> Iterator[Process]:
 
 def settle(places: StateFolder, times: int = 1) -> tuple[Allocation, ...]:
     """Settle the share `abcd1234`, whose command has ended, so many times; the allocations left."""
-    ledger = Ledger(places.ledger)
-    recovery = Recovery(ledger, places, cast(Any, None), lambda: 2.0)
+    machine = HostContext(cast(Any, None), places.state_dir, clock=lambda: 2.0)
+    ledger, recovery = machine.ledger, Recovery(machine, cast(Any, None))
     for _ in range(times):
         recovery.settle_share("abcd1234", why="it ended")
     with ledger.read() as db:

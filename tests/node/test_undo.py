@@ -26,7 +26,7 @@ from tranche.planning.steps import (
     TakesRoom,
     TakesSharing,
 )
-from tranche.planning.steps.undo import StepRecord, StepStatus, undo_steps
+from tranche.planning.steps.plan import StepRecord, StepStatus, undo_steps
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 
@@ -112,9 +112,9 @@ def journaled(story: Story, reached: int, *, acted: bool, finished: bool) -> tup
 
 def undo(gpu: GpuState, records: list[StepRecord], *, stop_after: int | None = None) -> GpuState:
     """Carry the undoing out, or only so many of its steps."""
-    for each in undo_steps(records, gpu)[:stop_after]:
-        if not each.step.in_effect(gpu):
-            gpu = carry_out(gpu, each.step)
+    for step, _ in undo_steps(records, gpu)[:stop_after]:
+        if not step.in_effect(gpu):
+            gpu = carry_out(gpu, step)
     return gpu
 
 
@@ -155,8 +155,8 @@ def test_a_plan_that_has_not_begun_needs_no_undoing(story: Story) -> None:
 def test_only_slots_of_the_plan_are_touched(story: Story, reached: int) -> None:
     gpu, records = journaled(story, reached, acted=True, finished=True)
     slots = {step.creates or step.destroys for step in story.steps}
-    for undo in undo_steps(records, gpu):
-        assert (undo.step.creates or undo.step.destroys) in slots | {None}
+    for step, _ in undo_steps(records, gpu):
+        assert (step.creates or step.destroys) in slots | {None}
 
 
 def test_steps_of_other_gpus_are_none_of_this_gpu_s_business() -> None:

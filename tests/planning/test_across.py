@@ -13,8 +13,15 @@ from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import MigMode
-from tranche.planning.decide.across import ChosenMachine, NoMachine, decide_across
-from tranche.planning.decide.allocate import Granted, MachineOption, decide, offer
+from tranche.planning.decide.allocate import (
+    ChosenMachine,
+    Granted,
+    MachineOption,
+    NoMachine,
+    decide,
+    decide_across,
+    offer,
+)
 
 MACHINES = st.dictionaries(st.sampled_from("abcd"), node_views(max_gpus=2), max_size=3)
 

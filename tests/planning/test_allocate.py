@@ -12,6 +12,7 @@ from tests.grid_model import carry_out
 from tests.strategies import (
     boards,
     gpu_on,
+    holders_of,
     instance_of,
     node_views,
     placed,
@@ -195,7 +196,7 @@ def test_only_what_a_request_had_made_is_destroyed_for_a_better_place(data: st.D
         instance = view.node.gpu(slot.gpu_uuid).instance_at(slot.placement)
         assert instance is not None
         assert not instance.processes
-        assert not view.holders_of(slot)
+        assert not holders_of(view, slot)
     sizes = [view.node.gpu(slot.gpu_uuid).memory_slices - slot.placement.size for slot in slots_of(decision)]
     if isinstance(request.demand, MigSlice) and all(sizes) and destroyed - view.requested:
         as_another_tools = decide(replace(view, owned=view.requested & view.owned), request)

@@ -15,7 +15,7 @@ from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.partition import parse_partition
 from tranche.core.profile import parse_profile
 from tranche.core.state import GpuState, MigMode, NodeState
-from tranche.planning.layouts.boot_layout import boot_layout
+from tranche.planning.layouts.named_layouts import boot_layout
 from tranche.planning.layouts.reconfigure import plan_layout
 
 SEVEN = parse_partition("19,19,19,19,19,19,19")

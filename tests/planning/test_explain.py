@@ -131,7 +131,7 @@ def _try_remedies(view: NodeView, request: Request) -> None:
                 for asked in (remedy.request,) if "--isolation hard" in remedy.text else (remedy.request, request):
                     later = decide(ended, asked)
                     assert isinstance(later, Granted)
-                    assert all(grant.isolation is Isolation.HARD for grant in later.grants)
+                    assert all(grant.walls.isolation is Isolation.HARD for grant in later.grants)
 
 
 @given(st.data())

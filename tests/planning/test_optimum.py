@@ -1,26 +1,18 @@
-"""The exact bounds, each against a slower way to the same number."""
+"""What the acceptance study measures policies against, each against a slower way to the same answer."""
 
 from __future__ import annotations
 
-from fractions import Fraction
 from itertools import product
 
 import pytest
-from bench.optimum import fluid_optimum, maximal_packings, packable_on_seven_slices
+from bench.acceptance import fullest, packable
+from bench.machine import GEOMETRY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.core.board import board_by_key
-from tranche.planning.decide.tables import PlacementTable, geometry_of
+from tests.planning.packings import maximal_packings
 
-
-def a100() -> PlacementTable:
-    board = board_by_key("A100-40GB")
-    assert board is not None
-    return geometry_of(8, board.profiles)
-
-
-PACKINGS = maximal_packings(a100())
+PACKINGS = maximal_packings(GEOMETRY)
 
 
 def packable_by_search(counts: tuple[int, ...], gpus: int) -> bool:
@@ -36,24 +28,25 @@ def packable_by_search(counts: tuple[int, ...], gpus: int) -> bool:
 def test_one_gpu_agrees_with_the_packings_everywhere() -> None:
     for counts in product(range(9), range(6), range(5), range(4), range(3), range(3)):
         fits = any(all(c <= p for c, p in zip(counts, packing, strict=True)) for packing in PACKINGS)
-        assert packable_on_seven_slices(counts, 1) == fits, counts
+        assert packable(counts, 1) == fits, counts
 
 
 @given(
     st.tuples(*(st.integers(0, top) for top in (14, 6, 6, 4, 2, 2))),
 )
 def test_two_gpus_agree_with_a_search(counts: tuple[int, ...]) -> None:
-    assert packable_on_seven_slices(counts, 2) == packable_by_search(counts, 2)
+    assert packable(counts, 2) == packable_by_search(counts, 2)
 
 
 @given(st.lists(st.integers(0, 9), min_size=6, max_size=6).filter(any))
-def test_the_fluid_optimum_has_matching_primal_and_dual(weights: list[int]) -> None:
-    """No packing is worth more than one GPU, and the mix at the claimed population is worth exactly one: so it is optimal."""
-    mix = [Fraction(weight, sum(weights)) for weight in weights]
-    found = fluid_optimum(a100(), mix)
-    assert all(price >= 0 for price in found.prices)
-    assert all(sum(n * price for n, price in zip(p, found.prices, strict=True)) <= 1 for p in PACKINGS)
-    assert sum(q * price for q, price in zip(mix, found.prices, strict=True)) * found.population == 1
+def test_a_large_fleet_holds_the_fullest_mix_and_no_more(weights: list[int]) -> None:
+    gpus = 10**9
+
+    def counts(population: float) -> list[int]:
+        return [int(population * gpus * weight / sum(weights)) for weight in weights]
+
+    assert packable(counts(fullest(weights) - 1e-6), gpus)
+    assert not packable(counts(fullest(weights) + 1e-6), gpus)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +60,4 @@ def test_the_fluid_optimum_has_matching_primal_and_dual(weights: list[int]) -> N
     ],
 )
 def test_populations_that_are_obvious(mix: tuple[int, ...], population: int) -> None:
-    assert fluid_optimum(a100(), [Fraction(weight, sum(mix)) for weight in mix]).population == population
+    assert fullest(mix) == pytest.approx(population)

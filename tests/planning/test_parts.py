@@ -122,7 +122,7 @@ def test_nothing_is_given_twice_and_nothing_below_what_is_asked_for(
         if isinstance(decision, Waiting):
             continue
         for grant in decision.grants:
-            assert request.isolation is Isolation.ANY or STRENGTH.index(grant.isolation) <= STRENGTH.index(
+            assert request.isolation is Isolation.ANY or STRENGTH.index(grant.walls.isolation) <= STRENGTH.index(
                 request.isolation
             )
             use = view.use_of(grant.gpu_uuid)
@@ -383,7 +383,7 @@ def test_all_of_a_gpu_is_shared_with_nobody(isolation: str, mode: MigMode, by: M
     for gpu in (gpu_on(A100, mode=mode), uncuttable_gpu()):
         _, decision = served(machine(gpu, by=by), parse_request(gpu="1", isolation=isolation))
         (grant,) = decision.grants
-        assert grant.isolation is Isolation.HARD
+        assert grant.walls.isolation is Isolation.HARD
 
 
 def test_the_first_part_of_a_slice_starts_its_daemon_and_the_others_find_it() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from bench.optimum import maximal_packings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.planning.packings import maximal_packings
 from tests.strategies import boards, gpu_on, placed, view_of
 from tranche.core.board import Board, board_by_key
 from tranche.core.grid import PlacedInstance, Placement, arrange

@@ -1,23 +1,28 @@
-"""The cut at boot: wait for the driver, decide as for any declared layout, carry it out, look again.
+"""The cut at boot: wait for the driver, decide as for any declared layout, carry it out, look again, within a deadline.
 
 It records an event in the machine's ledger, which the node's agent also reads, and reports its progress in the line that
-`systemctl status` shows.
+`systemctl status` shows. At the deadline a signal interrupts the main thread, whatever the driver does. A signal cannot interrupt
+a hanging call of the driver. In that case the thread that listens to the signals ends the process.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import DriverNotFound, HardwareError, TrancheError, VerificationFailed
 from tranche.core.events import Event
 from tranche.core.layout import LayoutFile
-from tranche.core.partition import LayoutName, PartitionSpec
+from tranche.core.partition import PartitionSpec
 from tranche.core.state import NodeState
 from tranche.node.change import Change
 from tranche.node.execution.executor import Progress, no_progress
@@ -28,8 +33,8 @@ from tranche.node.processes.pod_processes import any_pod_runs
 from tranche.node.recovery.recovery import boot_time, free_shares_of_earlier_boots, shares_of_earlier_boots
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.boot_layout import boot_layout
+from tranche.planning.layouts.named_layouts import boot_layout
+from tranche.planning.layouts.present_layout import find_mismatches
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 
 _FIRST_PAUSE_SECONDS = 0.25
@@ -60,7 +65,7 @@ class BootCut:
     seconds, as is `seconds`, the wait for a driver that is not ready.
     """
 
-    wanted: PartitionSpec | LayoutName
+    wanted: PartitionSpec | str
     layouts: LayoutFile
     open_host: Callable[[], AbstractContextManager[Host]]
     has_gpu: Callable[[], bool | None]
@@ -105,7 +110,7 @@ class BootCut:
             return plan_layout(view, boot_layout(self.wanted, self.layouts, view.node))
 
         self._free_shares_of_pods(host.ledger)
-        self.tell(f"cutting the GPUs as {self.wanted.text} asks")
+        self.tell(f"cutting the GPUs as {self.wanted} asks")
         decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=self.progress).to_layout(decide)
         node = host.driver.observe()
         self._verify(node)
@@ -131,7 +136,7 @@ class BootCut:
         layout = boot_layout(self.wanted, self.layouts, node)
         if wrong := [each for each in find_mismatches(node, layout) if not each.gpu.lost]:
             raise VerificationFailed(
-                f"{self.wanted.text}: {'; '.join(map(str, wrong))}", hint="list the shares with: tranche ps"
+                f"{self.wanted}: {'; '.join(map(str, wrong))}", hint="list the shares with: tranche ps"
             )
 
 
@@ -149,24 +154,16 @@ def _pauses() -> Iterator[float]:
 
 def record_outcome(ledger: Path, *, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
     """Record how the cut ended; `time` is in seconds since the epoch. Works without a driver. Raises LedgerUnavailable."""
-    open_ledger = Ledger(ledger)
-    try:
-        with open_ledger.write() as db:
-            chronicle.boot_ended(db, time, boot_id, asked, error)
-    finally:
-        open_ledger.close()
+    with closing(Ledger(ledger)) as opened, opened.write() as db:
+        chronicle.boot_ended(db, time, boot_id, asked, error)
 
 
 def read_outcome(ledger: Path, boot_id: str) -> Event | None:
     """How the cut ended at that start of the machine; None if there is no record."""
     if not ledger.exists():
         return None
-    open_ledger = Ledger(ledger, read_only=True)
-    try:
-        with open_ledger.read() as db:
-            return chronicle.last_boot(db, boot_id)
-    finally:
-        open_ledger.close()
+    with closing(Ledger(ledger, read_only=True)) as opened, opened.read() as db:
+        return chronicle.last_boot(db, boot_id)
 
 
 _MOST_BYTES = 1000
@@ -185,3 +182,67 @@ def say_status(text: str, environ: Mapping[str, str], *, patience: float = 0.0) 
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.settimeout(patience)
         client.sendto(message, "\0" + address[1:] if address.startswith("@") else address)
+
+
+_AGAIN_SECONDS = 20.0  # for undoing what was begun
+_HEARD_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_AT_ONCE_SECONDS = 1.0  # signals that come together are heard as one
+
+
+class CutInterrupted(BaseException):
+    """The time is over, or the service manager asks to end. It is no error of the work, so no handler may treat it as one.
+
+    What was begun is undone if time allows, else by the next command.
+    """
+
+
+@contextmanager
+def ending_after(seconds: float, leave: Callable[[str], None], *, patience: float = _HEARD_SECONDS) -> Iterator[None]:
+    """Raise CutInterrupted in the block once the time is over, and at SIGTERM; only in the process's main thread.
+
+    If that thread hangs in a call and has not heard the signal after `patience` seconds, another thread calls `leave` with the
+    reason. `leave` must end the process.
+    """
+    heard = [float("-inf")]  # when, by the monotonic clock
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        heard[0] = time.monotonic()
+        raise CutInterrupted(_reason(number, seconds))
+
+    def listen(pipe: int) -> None:
+        with open(pipe, "rb", buffering=0) as signals:
+            while number := signals.read(1):
+                if number[0] in before and not _is_heard(heard, patience):
+                    leave(_reason(number[0], seconds))
+                    return
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGALRM, signal.SIGTERM)}
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=listen, args=(reader,), name="deadline", daemon=True).start()
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.set_wakeup_fd(wakeup)
+        os.close(writer)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _reason(number: int, seconds: float) -> str:
+    if number == signal.SIGTERM:
+        return "it received SIGTERM"
+    return f"it did not end within {seconds:g} s: the driver does not answer, or is too slow"
+
+
+def _is_heard(heard: list[float], patience: float) -> bool:
+    begun = time.monotonic()
+    while heard[0] < begun - _AT_ONCE_SECONDS:
+        if time.monotonic() > begun + patience:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

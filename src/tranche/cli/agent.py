@@ -1,30 +1,312 @@
-"""`tranche agent`: serve this node of a Kubernetes cluster."""
+"""`tranche agent`: serve this node of a Kubernetes cluster.
+
+Its options are its own, those of its parts, and the flags that NVIDIA's device plugin takes.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.agent_options import AGENT_OPTIONS, PART_OPTIONS, PLUGIN_OPTIONS, plugin_settings
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import DurationType, extra_missing
 from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
-from tranche.cli.service_options import absolute_path, log_as_json
-from tranche.core.errors import UsageError
+from tranche.cli.service_options import (
+    HEALTH_OPTIONS,
+    LOG_OPTIONS,
+    TIER_OPTION,
+    absolute_path,
+    cluster_options,
+    log_as_json,
+    metric_names_option,
+    port_option,
+)
+from tranche.core.errors import PluginConfigInvalid, UsageError
+from tranche.kubernetes.device_plugin.settings import (
+    SETTINGS,
+    UNSUPPORTED,
+    ConfigOption,
+    FallbackStrategy,
+    UnsupportedOption,
+    ValueKind,
+)
 
 if TYPE_CHECKING:
-    from tranche.boot.installation import NodeInstallation
+    from tranche.boot.unit import NodeInstallation
     from tranche.kubernetes.agent.metrics_server import MetricsSettings
-    from tranche.kubernetes.agent.process import Part
     from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+    from tranche.kubernetes.device_plugin.config_source import StartSettings
+
+AGENT_OPTIONS = (
+    click.Option(
+        ["--node-name"],
+        metavar="NAME",
+        envvar="NODE_NAME",
+        help="Name of this node in the cluster. Default: $NODE_NAME, or the hostname.",
+    ),
+    *cluster_options("the agent and its ConfigMaps"),
+    click.Option(
+        ["--daemon-set"],
+        metavar="NAME",
+        envvar="TRANCHE_DAEMON_SET",
+        default="tranche-agent",
+        show_default=True,
+        help="DaemonSet of the agents. --max-unavailable counts its nodes, and its deletion makes the agents remove their files.",
+    ),
+    click.Option(
+        ["--pod-resources-socket"],
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        default="/var/lib/kubelet/pod-resources/kubelet.sock",
+        show_default=True,
+        help="Socket of the kubelet that lists the devices of each pod.",
+    ),
+    click.Option(
+        ["--refresh-seconds"],
+        metavar="SECONDS",
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        show_default=True,
+        help="Maximum time between two checks of the GPUs, in seconds.",
+    ),
+    *HEALTH_OPTIONS,
+    click.Option(
+        ["--idle-without-gpu"],
+        is_flag=True,
+        help="On a machine without an NVIDIA GPU, be ready and check for a GPU every minute. Default: not ready.",
+    ),
+    click.Option(
+        ["--stand-by"],
+        is_flag=True,
+        help="Be ready while another agent serves this machine, and take over when it ends. Default: not ready until then.",
+    ),
+    click.Option(
+        ["--host-root"],
+        type=click.Path(path_type=Path),
+        envvar="HOST_ROOT_MOUNT",
+        default="/host",
+        show_default=True,
+        help="Mount point of the host's root (--with-reboot), or of the host's folders that --boot-program needs.",
+    ),
+    click.Option(
+        ["--boot-program"],
+        metavar="PATH",
+        help="Install the systemd unit of 'tranche boot' on the host; PATH is the program tranche there. The agent removes "
+        "the unit when its DaemonSet loses this option or is deleted.",
+    ),
+    click.Option(
+        ["--boot-partition"],
+        metavar="TEXT",
+        default="",
+        help="MIG_PARTITION for the host's /etc/default/mig. A file that the agent did not write stays.",
+    ),
+    click.Option(
+        ["--boot-timeout"],
+        type=DurationType(),
+        metavar="TIME",
+        help="Maximum time that the unit waits for the driver, such as 30s or 10m. Default: 2m.",
+    ),
+    click.Option(
+        ["--tell-view"],
+        is_flag=True,
+        help="Publish the node's GPUs, slices and holders in a lease, for tranche cluster-dashboard.",
+    ),
+    *LOG_OPTIONS,
+)
+
+PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
+    "device-plugin": (
+        click.Option(
+            ["--cdi-folder"],
+            type=click.Path(path_type=Path),
+            default="/var/run/cdi",
+            show_default=True,
+            help="Folder for the CDI specifications of claims and of CDI strategies.",
+        ),
+    ),
+    "mig-manager": (
+        click.Option(
+            ["--layouts"],
+            metavar="NAME",
+            envvar="TRANCHE_LAYOUTS",
+            default="tranche-layouts",
+            show_default=True,
+            help="ConfigMap with layouts under the key config.yaml. Without it, a node uses layouts generated for its GPUs.",
+        ),
+        click.Option(
+            ["--default-layout"],
+            metavar="NAME",
+            envvar="TRANCHE_DEFAULT_LAYOUT",
+            default="",
+            help="Layout for nodes without the label nvidia.com/mig.config. Default: leave these nodes unchanged.",
+        ),
+        click.Option(
+            ["--in-use"],
+            type=click.Choice(["wait", "refuse", "drain"]),
+            envvar="TRANCHE_IN_USE",
+            default="wait",
+            show_default=True,
+            help="If a slice in use blocks a layout: wait until it is free, refuse the layout, or drain (evict the pod).",
+        ),
+        click.Option(
+            ["--with-reboot"],
+            is_flag=True,
+            envvar="WITH_REBOOT",
+            help="Reboot the machine if a MIG mode cannot change otherwise.",
+        ),
+        click.Option(
+            ["--operator-namespace"],
+            metavar="NAME",
+            multiple=True,
+            envvar="OPERATOR_NAMESPACES",
+            default=("gpu-operator", "kube-system"),
+            help="Namespace, besides the agent's own, with pods of NVIDIA's MIG manager or operands; repeatable. "
+            "Default: gpu-operator and kube-system.",
+        ),
+        click.Option(
+            ["--max-unavailable"],
+            metavar="N|N%",
+            envvar="TRANCHE_MAX_UNAVAILABLE",
+            default="",
+            help="Maximum number or percentage of nodes that change their layout at the same time. Default: no limit.",
+        ),
+    ),
+    "feature-labels": (),
+    "dra": (
+        click.Option(
+            ["--kubelet-folder"],
+            type=click.Path(path_type=Path),
+            default="/var/lib/kubelet",
+            show_default=True,
+            help="Folder of the kubelet, for the sockets of the driver for claims.",
+        ),
+        click.Option(
+            ["--pod-uid"],
+            metavar="UID",
+            envvar="POD_UID",
+            default="",
+            help="UID of the agent's pod. It keeps the sockets of two agents on one node apart. Default: $POD_UID.",
+        ),
+        TIER_OPTION,
+    ),
+    "metrics": (
+        port_option("--metrics-port", 9441, "Port of /metrics at the address of --health-host"),
+        metric_names_option("--metrics-names"),
+    ),
+}
+"""The parts of the agent, each with its options; --without takes these names."""
 
 
-def _agent(context: click.Context, **values: Any) -> None:
+def _option(setting: ConfigOption) -> click.Option:
+    variables = ", ".join(f"${name}" for name in setting.environment)
+    text = f"{setting.help} [{variables}]"
+    names = [setting.flag, *setting.aliases]
+    if setting.kind is ValueKind.LIST:
+        return click.Option(names, multiple=True, metavar="NAME", help=text)
+    if setting.kind is ValueKind.BOOLEAN:
+        # As Go reads it: the flag alone means true; a value follows `=`.
+        return click.Option(names, is_flag=False, flag_value="true", metavar="BOOL", help=text)
+    if setting.kind is ValueKind.NUMBER:
+        return click.Option(names, is_flag=False, flag_value="10", metavar="N", help=text)
+    if setting.kind is ValueKind.PERCENT:
+        return click.Option(names, metavar="PERCENT", help=text)
+    metavar = "|".join(setting.choices) if setting.choices else "TEXT"
+    return click.Option(names, metavar=metavar, help=text)
+
+
+def _refused(setting: UnsupportedOption) -> click.Option:
+    if setting.boolean:
+        return click.Option([setting.flag], is_flag=False, flag_value="true", hidden=True)
+    return click.Option([setting.flag], hidden=True)
+
+
+PLUGIN_OPTIONS = (
+    *map(_option, SETTINGS),
+    *(_refused(setting) for setting in UNSUPPORTED if setting.flag),
+    click.Option(
+        ["--config-file"],
+        metavar="FILE",
+        envvar="CONFIG_FILE",
+        help="Configuration file in the v1 format of NVIDIA's device plugin. [$CONFIG_FILE]",
+    ),
+    click.Option(
+        ["--plugin-config-map"],
+        metavar="NAME",
+        envvar="PLUGIN_CONFIG_MAP",
+        default="",
+        help="ConfigMap of such files, instead of --config-file. The node label nvidia.com/device-plugin.config names the key.",
+    ),
+    click.Option(
+        ["--default-config"],
+        metavar="KEY",
+        envvar="DEFAULT_CONFIG",
+        default="",
+        help="Key of the ConfigMap for nodes without the label. [$DEFAULT_CONFIG]",
+    ),
+    click.Option(
+        ["--fallback-strategies"],
+        metavar="NAMES",
+        envvar="FALLBACK_STRATEGIES",
+        default="named,single",
+        show_default=True,
+        help="Fallbacks without label and default: the key `default` (named), the only key (single), no file (empty). "
+        "[$FALLBACK_STRATEGIES]",
+    ),
+)
+
+
+def plugin_settings(values: Mapping[str, Any], environ: Mapping[str, str]) -> StartSettings:
+    """The settings from the options and the environment; the file is read, not checked. UsageError for an unknown fallback."""
+    from tranche.kubernetes.device_plugin.config_source import StartSettings
+    from tranche.node.files.files import read_text
+
+    flags: dict[str, str | Sequence[str]] = {}
+    for flag in [*(setting.flag for setting in SETTINGS), *(refused.flag for refused in UNSUPPORTED if refused.flag)]:
+        value = values[flag.removeprefix("--").replace("-", "_")]
+        if value is not None and value != ():
+            flags[flag] = value
+    file: str | None = values["config_file"]
+    return StartSettings(
+        environment=environ,
+        flags=flags,
+        file=read_text(file, PluginConfigInvalid) if file is not None else "",
+        config_map=values["plugin_config_map"],
+        default_key=values["default_config"],
+        fallbacks=tuple(_fallback(name.strip()) for name in values["fallback_strategies"].split(",")),
+    )
+
+
+def _fallback(name: str) -> FallbackStrategy:
+    if name not in tuple(FallbackStrategy):
+        raise UsageError(f"--fallback-strategies: '{name}' is not one of {', '.join(FallbackStrategy)}")
+    return FallbackStrategy(name)
+
+
+_OPTIONS = [
+    *AGENT_OPTIONS,
+    click.Option(
+        ["--without"],
+        type=click.Choice(tuple(PART_OPTIONS)),
+        multiple=True,
+        help="Leave out a part of the agent, because another program does its work; repeatable.",
+    ),
+    *PLUGIN_OPTIONS,
+    *(option for options in PART_OPTIONS.values() for option in options),
+]
+
+
+@click.command("agent", cls=TrancheCommand, params=_OPTIONS)
+@click.pass_context
+def command(context: click.Context, /, **values: Any) -> None:
+    """Run the agent of a Kubernetes node until SIGTERM.
+
+    The chart runs one agent on each node, as a DaemonSet.
+    """
     settings = context.find_object(Settings)
     assert settings is not None
     try:
@@ -36,7 +318,11 @@ def _agent(context: click.Context, **values: Any) -> None:
             values["health_host"], values["health_port"], idle.machine_has_gpu
         ):
             return
-        from tranche.kubernetes.agent.process import AgentOptions, run_agent
+        from tranche.kubernetes.agent.parts import AgentOptions
+        from tranche.kubernetes.agent.process import run_agent
+        from tranche.kubernetes.mig_manager.drain import InUsePolicy
+        from tranche.kubernetes.mig_manager.manager import MigSettings
+        from tranche.kubernetes.rollout.budget import parse_budget
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche agent'", "kubernetes", error) from error
     options = AgentOptions(
@@ -52,6 +338,19 @@ def _agent(context: click.Context, **values: Any) -> None:
         daemon_set=values["daemon_set"],
         cdi_folder=values["cdi_folder"],
         kubelet_folder=values["kubelet_folder"],
+        pod_uid=values["pod_uid"],
+        without=values["without"],
+        layouts=MigSettings(
+            config_map=values["layouts"],
+            default_layout=values["default_layout"],
+            policy=InUsePolicy(values["in_use"]),
+            with_reboot=values["with_reboot"],
+            host_root=values["host_root"],
+            operator_namespaces=frozenset(values["operator_namespace"]),
+            heeds_mode="dra" not in values["without"],
+        ),
+        budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
+        tell_view=values["tell_view"],
         boot=_boot(values),
         stand_by=values["stand_by"],
         backend=_backend(values),
@@ -68,66 +367,7 @@ def _agent(context: click.Context, **values: Any) -> None:
     register_places(settings, anywhere=True).refuse_shared()
     with open_host(settings, anywhere=True) as host:
         host.places.keep_private()
-        run_agent(host, options, _parts(values), os.environ)
-
-
-def _parts(values: dict[str, Any]) -> list[Part]:
-    from tranche.kubernetes.agent import parts
-    from tranche.kubernetes.latest_value import LatestValue
-    from tranche.kubernetes.mig_manager.drain import InUsePolicy
-    from tranche.kubernetes.mig_manager.manager import MigSettings
-    from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
-    from tranche.kubernetes.rollout.budget import parse_budget
-    from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
-
-    by_claims = "dra" not in values["without"]
-    told: LatestValue[LayoutReport] = LatestValue()
-    if "mig-manager" in values["without"]:
-        told.publish(NOT_MANAGED)
-    settings = MigSettings(
-        config_map=values["layouts"],
-        default_layout=values["default_layout"],
-        policy=InUsePolicy(values["in_use"]),
-        with_reboot=values["with_reboot"],
-        host_root=values["host_root"],
-        operator_namespaces=frozenset(values["operator_namespace"]),
-        heeds_mode=by_claims,
-    )
-    manager = partial(
-        parts.mig_manager,
-        settings=settings,
-        budget=parse_budget(values["max_unavailable"]) if values["max_unavailable"] else None,
-        daemon_set=values["daemon_set"],
-        layouts=told,
-    )
-    registered: LatestValue[bool] = LatestValue()
-    reserved: LatestValue[frozenset[str]] = LatestValue()
-    fallen: LatestValue[frozenset[str]] = LatestValue()
-    ways = AdvertisementState() if {"dra", "device-plugin"}.isdisjoint(values["without"]) else None
-    refused: LatestValue[Mapping[str, str]] = LatestValue()
-    shares = partial(parts.share_driver, cdi_folder=values["cdi_folder"], refused=refused)
-    driver = partial(
-        parts.claim_driver,
-        kubelet_folder=values["kubelet_folder"],
-        instance=values["pod_uid"],
-        cdi_folder=values["cdi_folder"],
-        registered=registered,
-        reserved=reserved,
-        fallen=fallen,
-    )
-    slices = partial(parts.claim_slices, registered=registered, reserved=reserved, fallen=fallen, ways=ways)
-    built: dict[str, tuple[Part, ...]] = {
-        "device-plugin": (partial(parts.device_plugin, cdi_folder=values["cdi_folder"], ways=ways),),
-        "mig-manager": (manager,),
-        "feature-labels": (partial(parts.feature_labels, heeds_mode=by_claims),),
-        "dra": (driver, slices, shares),
-    }
-    chosen = [part for name, found in built.items() if name not in values["without"] for part in found]
-    use: LatestValue[str] = LatestValue()
-    report = partial(parts.node_report, to_people=values["tell_view"], layouts=told, refused=refused, use=use)
-    if values["tell_view"]:
-        return [*chosen, partial(parts.gpu_use_watch, use=use), report]
-    return [*chosen, report] if by_claims else chosen
+        run_agent(host, options, os.environ)
 
 
 def _backend(values: dict[str, Any]) -> AllocationBackend | None:
@@ -155,7 +395,7 @@ def _boot(values: dict[str, Any]) -> NodeInstallation | None:
     """What the agent installs for the next boot; None without --boot-program. UsageError for a word the unit cannot hold."""
     if values["boot_program"] is None:
         return None
-    from tranche.boot.installation import WAIT_SECONDS, NodeInstallation
+    from tranche.boot.unit import WAIT_SECONDS, NodeInstallation
     from tranche.core.partition import parse_partition
 
     partition, seconds = values["boot_partition"], values["boot_timeout"]
@@ -177,23 +417,3 @@ def _refuse_to_stop_host_services(environ: Mapping[str, str]) -> None:
             f"{variable} is not supported: the agent does not stop services of the host",
             hint="remove the variable, and stop services that use the GPUs (dcgm, nvsm) before a layout change",
         )
-
-
-command = TrancheCommand(
-    "agent",
-    callback=click.pass_context(_agent),
-    params=[
-        *AGENT_OPTIONS,
-        click.Option(
-            ["--without"],
-            type=click.Choice(tuple(PART_OPTIONS)),
-            multiple=True,
-            help="Leave out a part of the agent, because another program does its work; repeatable.",
-        ),
-        *PLUGIN_OPTIONS,
-        *(option for options in PART_OPTIONS.values() for option in options),
-    ],
-    help="""Run the agent of a Kubernetes node until SIGTERM.
-
-    The chart runs one agent on each node, as a DaemonSet.""",
-)

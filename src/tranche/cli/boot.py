@@ -11,18 +11,17 @@ from typing import NoReturn
 
 import click
 
-from tranche.boot.cut import BootCut, CutResult, read_outcome, record_outcome, say_status
-from tranche.boot.deadline import CutInterrupted, ending_after
-from tranche.boot.installation import WAIT_SECONDS, install_unit
-from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, InstalledUnit
-from tranche.cli.duration import DurationType
-from tranche.cli.layout.options import read_layouts
+from tranche.boot.cut import BootCut, CutInterrupted, CutResult, ending_after, read_outcome, record_outcome, say_status
+from tranche.boot.unit import CUT_SECONDS, SETTINGS_FILE, UNIT, WAIT_SECONDS, InstalledUnit, install_unit
+from tranche.cli.layout_options import read_layouts
+from tranche.cli.options import DurationType
 from tranche.cli.output import fail, leave, print_json, say, show, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option, register_places
-from tranche.cli.service_options import absolute_path
-from tranche.cli.unit_options import (
+from tranche.cli.service_options import (
+    absolute_path,
     options_of_unit,
     program_of_unit,
+    remove_unit,
     tell_systemd,
     unit_program_option,
     unit_root_option,
@@ -111,15 +110,9 @@ def remove(root: Path) -> None:
 
     The GPUs and the file with MIG_PARTITION stay as they are.
     """
-    unit = InstalledUnit(root)
-    if unit.installed:
-        # What has ended well counts as active, and would stay in systemctl's lists.
-        tell_systemd(root, "stop", UNIT)
-    removed = unit.remove()
-    if removed:
-        tell_systemd(root, "daemon-reload")
+    # What has ended well counts as active, so it is stopped, and would stay in systemctl's lists.
+    if remove_unit(InstalledUnit(root)):
         tell_systemd(root, "reset-failed", UNIT)
-    say(f"{unit.file} is {'removed' if removed else 'not there'}")
 
 
 @command.command(cls=TrancheCommand)
@@ -133,7 +126,7 @@ def status(context: click.Context, root: Path, output: str) -> None:
     unit.refuse_elsewhere()
     asked, problem = "", ""
     try:
-        asked = _settings_of(str(root / settings_file.lstrip("/")) if root != Path("/") else settings_file).wanted.text
+        asked = str(_settings_of(str(root / settings_file.lstrip("/")) if root != Path("/") else settings_file).wanted)
     except PartitionInvalid as error:
         problem = error.message
     ended: Event | None = None
@@ -182,7 +175,7 @@ def _boot(settings: Settings, settings_file: str, seconds: float) -> None:
     try:
         with ending_after(seconds + CUT_SECONDS, give_up):
             wanted = _settings_of(settings_file)
-            asked = wanted.wanted.text
+            asked = str(wanted.wanted)
             result = _cut(settings, wanted, seconds, tell)
     except CutInterrupted as end:
         give_up(end)  # a thread may hang in the driver for ever

@@ -5,50 +5,54 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.cluster_checkup import asked_of_cluster
-from tranche.cli.doctor import machine_findings
-from tranche.cli.kubeconfig_option import kubeconfig_option
+from tranche.cli.doctor import finding_document, machine_findings
+from tranche.cli.options import asked_of_cluster, kubeconfig_option, refuse_kubeconfig_alone
 from tranche.cli.output import print_table, say, warn
-from tranche.cli.runtime import Settings, TrancheCommand
+from tranche.cli.runtime import (
+    DriverReader,
+    Settings,
+    TrancheCommand,
+    look_at,
+    observe,
+    open_driver,
+    open_host,
+    register_places,
+    unsettled,
+)
+from tranche.cli.version import versions
 from tranche.core.errors import TrancheError, UsageError
-from tranche.documents.envelope import document
-from tranche.node.files.archive import ArchiveFile, write_archive
-from tranche.node.health.software import software
-
-if TYPE_CHECKING:
-    from tranche.kubernetes.api.connection import ApiConnection
-
-
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any
-
-from tranche.cli.answers import DriverReader
-from tranche.cli.looking import look_at, unsettled
-from tranche.cli.runtime import open_driver, open_host, register_places
 from tranche.core.layout_format import layouts_to_data
 from tranche.core.redaction import SHAPES, reduced
-from tranche.core.state import NodeState
-from tranche.documents.checkup import finding_document
+from tranche.documents.envelope import document
 from tranche.documents.events import event_document
 from tranche.documents.log_extract import log_extract
 from tranche.documents.machine import gpu_document
-from tranche.documents.queue import waiter_documents
-from tranche.documents.shares import allocation_document
+from tranche.documents.overview import allocation_document, waiter_documents
 from tranche.local.wakeup_pipe import silent
+from tranche.node.files.archive import ArchiveFile, write_archive
 from tranche.node.health.checkup import Finding
 from tranche.node.health.machine_facts import kernel_xids, machine_facts
+from tranche.node.health.software import software
 from tranche.node.look import look
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.ledger_extract import journal_extract, ledger_extract
-from tranche.planning.layouts.export import export_layout
+from tranche.planning.layouts.present_layout import export_layout
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+
+LeftOut = dict[str, str]
+"""What is missing from a bundle, by the path it would have, and why."""
 
 
 @click.command(cls=TrancheCommand)
@@ -77,8 +81,7 @@ def command(
     $ tranche bundle --list
     $ tranche bundle --cluster -o bundle.tar.gz
     """
-    if kubeconfig is not None and not cluster:
-        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+    refuse_kubeconfig_alone(kubeconfig, cluster)
     if not (only_list or yes or output or sys.stdin.isatty()):
         raise UsageError(
             "cannot ask whether to write the archive: this is not a terminal",
@@ -89,7 +92,7 @@ def command(
     now = time.time()
     moment = datetime.fromtimestamp(now, UTC)
     left_out: LeftOut = {}
-    entries = list(_machine_entries(settings, machine_findings, left_out))
+    entries = list(_machine_entries(settings, left_out))
     if cluster:
         entries += _of_cluster(kubeconfig, moment, left_out)
     entries.append(_contents(entries, left_out, moment))
@@ -108,7 +111,7 @@ def command(
 
 
 def _of_cluster(kubeconfig: str | None, now: datetime, left_out: LeftOut) -> tuple[ArchiveFile, ...]:
-    async def ask(connection: ApiConnection) -> tuple[ArchiveFile, ...]:
+    async def ask(connection: ApiConnection, _: str) -> tuple[ArchiveFile, ...]:
         from tranche.kubernetes.support.bundle import cluster_entries
 
         return await cluster_entries(connection, now=now, own_version=software().version)
@@ -133,17 +136,12 @@ def _contents(entries: list[ArchiveFile], left_out: LeftOut, now: datetime) -> A
     return ArchiveFile("contents.json", "this list, with checksums", (json.dumps(listed, indent=1) + "\n").encode())
 
 
-LeftOut = dict[str, str]
-"""What is missing from a bundle, by the path it would have, and why."""
-
 _EVENTS = 10_000
 _LOGS = Path("/var/log/pods")
 _LOG_BYTES = 4 << 20
 
 
-def _machine_entries(
-    settings: Settings, findings: Callable[[Settings, DriverReader], Sequence[Finding]], left_out: LeftOut
-) -> Iterator[ArchiveFile]:
+def _machine_entries(settings: Settings, left_out: LeftOut) -> Iterator[ArchiveFile]:
     """Everything of this machine; missing entries are noted in `left_out`.
 
     The ledger comes first, because later looks at the machine clear what dead processes left there.
@@ -161,23 +159,20 @@ def _machine_entries(
         except Exception as error:  # the broken part is what a maintainer looks into: the rest is still in the bundle
             left_out[path] = type(error).__name__
 
-    extracts: list[bytes] = []
-
     def ledger() -> bytes:
         path = register_places(settings, reading=True).ledger
         if not path.is_file():
             raise FileNotFoundError(2, "there is no ledger yet")
-        extracts.append(ledger_extract(path))
-        return extracts[0]
+        return ledger_extract(path)
 
-    yield from entry("ledger.db", "shares, queue, plans and events, as an SQLite file", ledger)
-    for extract in extracts:
+    for found in entry("ledger.db", "shares, queue, plans and events, as an SQLite file", ledger):
+        yield found
         about = "plans with their steps, and what each step found"
-        yield from entry("journal.json", about, partial(_journal, extract))
+        yield from entry("journal.json", about, partial(_journal, found.content))
     yield from entry(
         "version.json", "versions of Tranche, Python, driver and NVML", lambda: _version(settings, answers)
     )
-    yield from entry("doctor.json", "which checks passed", lambda: _checkup(findings(settings, answers)))
+    yield from entry("doctor.json", "which checks passed", lambda: _checkup(machine_findings(settings, answers)))
     yield from entry("gpus.json", "GPUs, slices and their holders", lambda: answers.to(lambda: _gpus(settings)))
     yield from entry("ps.json", "allocations and waiting requests", lambda: answers.to(lambda: _shares(settings)))
     yield from entry("events.json", "what happened, by kind", lambda: _events(settings))
@@ -204,26 +199,7 @@ def _journal(extract: bytes) -> bytes:
 
 
 def _version(settings: Settings, answers: DriverReader) -> bytes:
-    def observed() -> NodeState:
-        with open_driver(settings) as opened:
-            return opened.observe()
-
-    made = software()
-    driver = nvml = None
-    try:
-        node = answers.to(observed)
-        driver, nvml = node.driver_version, node.nvml_version
-    except TrancheError:
-        pass  # the checkup says why
-    return _reduced_document(
-        "Version",
-        version=made.version,
-        commit=made.commit,
-        simulatorVersion=made.simulator_version,
-        pythonVersion=made.python_version,
-        driverVersion=driver,
-        nvmlVersion=nvml,
-    )
+    return _reduced_document("Version", **versions(lambda: answers.to(lambda: observe(settings))))
 
 
 def _checkup(found: Sequence[Finding]) -> bytes:
@@ -247,18 +223,13 @@ def _shares(settings: Settings) -> bytes:
 
 def _events(settings: Settings) -> bytes:
     places = register_places(settings, reading=True)
-    ledger = Ledger(places.ledger, read_only=True)
-    try:
-        with ledger.read() as db:
-            found = chronicle.events(db, last=_EVENTS)
-    finally:
-        ledger.close()
+    with closing(Ledger(places.ledger, read_only=True)) as ledger, ledger.read() as db:
+        found = chronicle.events(db, last=_EVENTS)
     return _reduced_document("EventList", events=[event_document(event) for event in found])
 
 
 def _layout(settings: Settings) -> bytes:
-    with open_driver(settings) as driver:
-        return _as_json(layouts_to_data(export_layout(driver.observe(), "current")))
+    return _as_json(layouts_to_data(export_layout(observe(settings), "current")))
 
 
 def _log(path: Path) -> bytes:

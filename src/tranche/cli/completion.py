@@ -1,4 +1,4 @@
-"""What a shell may complete: ids, layouts, profiles, boards and machines.
+"""`tranche completion`, and what a shell may complete: ids, layouts, profiles, boards and machines.
 
 A person presses a key and expects only words: completion makes nothing, not even a machine, and every failure means no words.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-from tranche.cli.runtime import Settings
+from tranche.cli.runtime import Settings, TrancheCommand, observe, register_places
 from tranche.core.errors import LayoutInvalid
 
 Words = Iterable[tuple[str, str]]
@@ -31,33 +32,34 @@ def _complete(words: Callable[[click.Context], Words]) -> Complete:
     return complete
 
 
-def _ids(context: click.Context) -> Iterator[tuple[str, str]]:
+@_complete
+def ids(context: click.Context) -> Iterator[tuple[str, str]]:
+    """Ids of allocations and of waiting requests."""
     yield from _registered(context, waiting_only=False)
 
 
-def _waiting_ids(context: click.Context) -> Iterator[tuple[str, str]]:
+@_complete
+def waiting_ids(context: click.Context) -> Iterator[tuple[str, str]]:
+    """Ids of waiting requests."""
     yield from _registered(context, waiting_only=True)
 
 
 def _registered(context: click.Context, *, waiting_only: bool) -> Iterator[tuple[str, str]]:
-    from tranche.cli.runtime import register_places
     from tranche.node.store import records, register
     from tranche.node.store.ledger import open_to_read
 
     places = register_places(_settings(context), reading=True)
     if not places.ledger.is_file():
         return
-    ledger = open_to_read(places)
-    try:
-        with ledger.read() as db:
-            if not waiting_only:
-                yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
-            yield from ((each.id, f"waits for {each.request}: {each.command}") for each in records.waiters(db))
-    finally:
-        ledger.close()
+    with closing(open_to_read(places)) as ledger, ledger.read() as db:
+        if not waiting_only:
+            yield from ((each.id, f"{each.request}: {each.command}") for each in register.allocations(db))
+        yield from ((each.id, f"waits for {each.request}: {each.command}") for each in records.waiters(db))
 
 
-def _layouts(context: click.Context) -> Words:
+@_complete
+def layouts(context: click.Context) -> Words:
+    """Layouts of the named file, or those generated for this machine."""
     path = context.params.get("config_file")
     if path:
         from tranche.core.layout_format import parse_layouts
@@ -66,28 +68,29 @@ def _layouts(context: click.Context) -> Words:
         # Neither stdin nor a pipe may be read before the command itself does.
         file = parse_layouts(read_document(path, LayoutInvalid) if os.path.isfile(path) else None)
         return [(name, "") for name in file.names]
-    from tranche.cli.runtime import open_driver
-    from tranche.planning.layouts.generate import generate_layouts
+    from tranche.planning.layouts.named_layouts import generate_layouts
 
-    with open_driver(_settings(context)) as driver:
-        return [(layout.name, "") for layout in generate_layouts(driver.observe()).layouts]
+    return [(layout.name, "") for layout in generate_layouts(observe(_settings(context))).layouts]
 
 
-def _profiles(context: click.Context) -> Words:
-    from tranche.cli.runtime import open_driver
-
-    with open_driver(_settings(context)) as driver:
-        names = sorted({profile.name for gpu in driver.observe() for profile in gpu.profiles})
+@_complete
+def profiles(context: click.Context) -> Words:
+    """Profiles of this machine's GPUs."""
+    names = sorted({profile.name for gpu in observe(_settings(context)) for profile in gpu.profiles})
     return [(str(name), "") for name in names]
 
 
-def _boards(context: click.Context) -> Words:
+@_complete
+def boards(context: click.Context) -> Words:
+    """Boards of the catalogue."""
     from tranche.core.board import catalogue
 
     return [(board.key, ", ".join(board.products)) for board in catalogue()]
 
 
-def _machines(context: click.Context) -> Words:
+@_complete
+def machines(context: click.Context) -> Words:
+    """Simulated machines, and the types to make one of."""
     from tranche_simulator import MACHINE_TYPES
     from tranche_simulator.machine import machines_directory
 
@@ -112,9 +115,29 @@ def _settings(context: click.Context) -> Settings:
     return settings
 
 
-ids = _complete(_ids)
-waiting_ids = _complete(_waiting_ids)
-layouts = _complete(_layouts)
-profiles = _complete(_profiles)
-boards = _complete(_boards)
-machines = _complete(_machines)
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion", cls=TrancheCommand)
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def command(context: click.Context, /, shell: str) -> None:
+    """Print the completion script for bash, zsh or fish.
+
+    The script completes commands, options, ids, layouts, profiles, boards and machines.
+
+    \b
+    $ tranche completion bash > ~/.local/share/bash-completion/completions/tranche
+    $ tranche completion zsh > "${fpath[1]}/_tranche"
+    $ tranche completion fish > ~/.config/fish/completions/tranche.fish
+    """
+    root = context.find_root().command
+    click.echo(script(root, shell), nl=False)
+
+
+def script(root: click.Command, shell: str) -> str:
+    """The script; the same on every machine, whichever shells are there."""
+    found = get_completion_class(shell)
+    assert found is not None, shell
+    # Not the class's own source(), which for bash runs a bash and warns about its version.
+    return ShellComplete.source(found(root, {}, "tranche", "_TRANCHE_COMPLETE")).strip() + "\n"

@@ -6,97 +6,71 @@ import os
 import platform
 import sys
 from datetime import timedelta
+from typing import Any
 
 import click
 
-from tranche.cli.duration import DurationType
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import DurationType, extra_missing
 from tranche.cli.runtime import TrancheCommand
 from tranche.cli.service_options import (
-    ANY_PORT,
-    SERVICE_KUBECONFIG_HELP,
-    SERVICE_NAMESPACE_HELP,
-    TIER_HELP,
-    health_options,
+    HEALTH_OPTIONS,
+    LOG_OPTIONS,
+    TIER_OPTION,
+    cluster_options,
     log_as_json,
-    log_options,
+    port_option,
 )
 
+_OPTIONS = [
+    *cluster_options("the controller"),
+    click.Option(
+        ["--service"],
+        metavar="NAME",
+        default="tranche-agent-controller",
+        show_default=True,
+        help="Service of the webhook.",
+    ),
+    click.Option(
+        ["--webhook-configuration", "configuration"],
+        metavar="NAME",
+        default="tranche-agent-controller",
+        show_default=True,
+        help="MutatingWebhookConfiguration in which the controller keeps its certificate trusted.",
+    ),
+    click.Option(
+        ["--replica"],
+        metavar="NAME",
+        envvar="POD_NAME",
+        help="Name of this replica. Default: $POD_NAME, or the hostname.",
+    ),
+    click.Option(
+        ["--webhook-host"], metavar="ADDRESS", default="", help="Address of the webhook. Default: all addresses."
+    ),
+    port_option("--webhook-port", 9443, "Port of the webhook"),
+    *HEALTH_OPTIONS,
+    click.Option(
+        ["--certificate-lifetime"],
+        type=DurationType(least=10.0),
+        metavar="TIME",
+        default="7d",
+        show_default=True,
+        help="Lifetime of a certificate, such as 12h or 7d. The controller renews it at half of this time.",
+    ),
+    click.Option(
+        ["--take-over-scheduler", "take_over"],
+        metavar="NAME",
+        multiple=True,
+        help="Scheduler to replace by the cluster's default scheduler in pods with a share, such as kai-scheduler; repeatable.",
+    ),
+    TIER_OPTION,
+    *LOG_OPTIONS,
+]
+"""Those that need no reading have the names of `ControllerOptions`."""
 
-@click.command("controller", cls=TrancheCommand)
-@click.option("--kubeconfig", metavar="FILE", help=SERVICE_KUBECONFIG_HELP)
-@click.option(
-    "--namespace",
-    metavar="NAME",
-    envvar="POD_NAMESPACE",
-    default="",
-    help=f"Namespace of the controller. {SERVICE_NAMESPACE_HELP}",
-)
-@click.option(
-    "--service",
-    metavar="NAME",
-    default="tranche-agent-controller",
-    show_default=True,
-    help="Service of the webhook.",
-)
-@click.option(
-    "--webhook-configuration",
-    metavar="NAME",
-    default="tranche-agent-controller",
-    show_default=True,
-    help="MutatingWebhookConfiguration in which the controller keeps its certificate trusted.",
-)
-@click.option(
-    "--replica", metavar="NAME", envvar="POD_NAME", help="Name of this replica. Default: $POD_NAME, or the hostname."
-)
-@click.option("--webhook-host", metavar="ADDRESS", default="", help="Address of the webhook. Default: all addresses.")
-@click.option(
-    "--webhook-port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=9443,
-    show_default=True,
-    help=f"Port of the webhook; {ANY_PORT}.",
-)
-@health_options
-@click.option(
-    "--certificate-lifetime",
-    type=DurationType(least=10.0),
-    metavar="TIME",
-    default="7d",
-    show_default=True,
-    help="Lifetime of a certificate, such as 12h or 7d. The controller renews it at half of this time.",
-)
-@click.option(
-    "--take-over-scheduler",
-    metavar="NAME",
-    multiple=True,
-    help="Scheduler to replace by the cluster's default scheduler in pods with a share, such as kai-scheduler; repeatable.",
-)
-@click.option(
-    "--tier",
-    "backend",
-    type=click.Choice(["auto", "claims", "gates"]),
-    default="auto",
-    show_default=True,
-    help=TIER_HELP,
-)
-@log_options
+
+@click.command("controller", cls=TrancheCommand, params=_OPTIONS)
 def command(
-    kubeconfig: str | None,
-    namespace: str,
-    service: str,
-    webhook_configuration: str,
-    replica: str | None,
-    webhook_host: str,
-    webhook_port: int,
-    health_host: str,
-    health_port: int,
-    certificate_lifetime: float,
-    take_over_scheduler: tuple[str, ...],
-    backend: str,
-    log_format: str,
-    verbose: bool,
+    replica: str | None, certificate_lifetime: float, tier: str, log_format: str, verbose: bool, **options: Any
 ) -> None:
     """Run the controller of a Kubernetes cluster until SIGTERM.
 
@@ -114,17 +88,9 @@ def command(
     os.umask(0o077)
     run_controller(
         ControllerOptions(
-            kubeconfig=kubeconfig,
-            namespace=namespace,
-            service=service,
-            configuration=webhook_configuration,
+            **options,
             replica=replica or platform.node().lower(),
-            webhook_host=webhook_host,
-            webhook_port=webhook_port,
-            health_host=health_host,
-            health_port=health_port,
             lifetime=timedelta(seconds=certificate_lifetime),
-            take_over=take_over_scheduler,
-            backend=backend_by_word(backend),
+            backend=backend_by_word(tier),
         )
     )

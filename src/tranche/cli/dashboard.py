@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import platform
+from contextlib import closing
 from functools import partial
 
 import click
 
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, register_places, user_name
-from tranche.cli.service_options import ANY_PORT
+from tranche.cli.service_options import port_option
 from tranche.core.keeper import Actor
 from tranche.documents.blocks import Document
 from tranche.documents.events import event_document
-from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import open_to_read
 
 
-@click.command(cls=TrancheCommand)
-@click.option(
-    "--port",
-    metavar="PORT",
-    type=click.IntRange(0, 65535),
-    default=8899,
-    show_default=True,
-    help=f"Port on 127.0.0.1; {ANY_PORT}.",
-)
+@click.command(cls=TrancheCommand, params=[port_option("--port", 8899, "Port on 127.0.0.1")])
 @click.option(
     "--act",
     is_flag=True,
@@ -44,25 +36,20 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
     machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:
-        from tranche.dashboard.app import MachineContext
-        from tranche.dashboard.server import serve_dashboard
+        from tranche.dashboard.app import MachineContext, serve_dashboard
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche dashboard'", "dashboard", error) from error
     from tranche.dashboard.access import TokenAuthenticator
     from tranche.dashboard.token_file import read_token, token_path
-    from tranche.dashboard.use_file import UseFile
+    from tranche.dashboard.watch import UseFile
 
     token = read_token(token_path(acts=act))
     with open_host(settings, reading=not act):
         pass  # a machine without a driver, or one that may not be changed, is an error of the command, not of a page
 
     def events(after: int) -> list[Document]:
-        ledger = open_to_read(register_places(settings, reading=True))
-        try:
-            with ledger.read() as db:
-                return [event_document(each) for each in chronicle.events(db, after=after)]
-        finally:
-            ledger.close()
+        with closing(open_to_read(register_places(settings, reading=True))) as ledger, ledger.read() as db:
+            return [event_document(each) for each in chronicle.events(db, after=after)]
 
     def ready(gate: TokenAuthenticator) -> None:
         say(f"tranche: open http://127.0.0.1:{gate.port}/enter?token={token}")
@@ -74,7 +61,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
         places,
         lambda: open_host(settings, reading=True),
         events,
-        partial(view_as_said, daemons=MpsDaemonManager(places, child_environment(settings))),
+        MpsDaemonManager(places, child_environment(settings)).view_as_said,
         partial(open_host, settings, actor=Actor("dashboard", user_name())) if act else None,
         UseFile(token_path().with_name("gpu-use")),
     )

@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from tranche.cli.answers import DriverReader
-from tranche.cli.cluster_checkup import cluster_checkup, print_finding
-from tranche.cli.kubeconfig_option import kubeconfig_option
+from tranche.cli.options import asked_of_cluster, kubeconfig_option, refuse_kubeconfig_alone
 from tranche.cli.output import print_json, show
-from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option, register_places, socket_of_service
-from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError, UsageError
+from tranche.cli.runtime import (
+    DriverReader,
+    Settings,
+    TrancheCommand,
+    open_driver,
+    output_option,
+    register_places,
+    socket_of_service,
+)
+from tranche.core.allocation import NodeView, shared_by_mps
+from tranche.core.errors import TrancheError
 from tranche.core.state import NodeState
 from tranche.documents import describe
-from tranche.documents.checkup import finding_document
 from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.health.checkup import (
     Finding,
@@ -36,15 +44,22 @@ from tranche.node.health.checkup import (
     check_strays,
     failed,
 )
+from tranche.node.health.software import software
 from tranche.node.host import Host
 from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
-from tranche.node.mps.daemon_due import node_as_said, shared_by_mps
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.recovery.adoption import find_strays
 from tranche.node.state.connection import connect
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import register
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.support.facts import ClusterFinding
+
+_COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
+_NAMED = 8
 
 
 @click.command(cls=TrancheCommand)
@@ -61,10 +76,9 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
 
     The command leaves everything as it was. The exit code is 1 if a check fails, else 0. Warnings do not count.
     """
-    if kubeconfig is not None and not cluster:
-        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+    refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster:
-        sys.exit(cluster_checkup(kubeconfig, as_json=output == "json"))
+        _check_cluster(kubeconfig, as_json=output == "json")
     findings = machine_findings(settings)
     failures = [each for each in findings if each.status is Status.FAIL]
     if output == "json":
@@ -129,18 +143,16 @@ def _of_driver(settings: Settings, places: StateFolder | None) -> list[Finding]:
 
 
 def _leftovers(driver: Driver, node: NodeState, places: StateFolder) -> list[Finding]:
-    host = Host(driver, places.state_dir)
-    try:
-        with host.ledger.read() as db:
-            allocations = register.allocations(db)
-        leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
-        seen = node_as_said(host.observe(), shared_by_mps(allocations), host.daemons)
-        daemons = check_daemons(seen, allocations, host.daemons.records)
-        return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
-    except TrancheError as error:
-        return [failed("leftovers", error)]
-    finally:
-        host.close()
+    with closing(Host(driver, places.state_dir)) as host:
+        try:
+            with host.ledger.read() as db:
+                allocations = register.allocations(db)
+            leftovers = check_leftovers(host.recovery_needed(), NodeView(node, allocations))
+            seen = host.daemons.node_as_said(host.observe(), shared_by_mps(allocations))
+            daemons = check_daemons(seen, allocations, host.daemons.records)
+            return [check_decisions(places), *leftovers, *check_pods(allocations), *daemons]
+        except TrancheError as error:
+            return [failed("leftovers", error)]
 
 
 def _strays(places: StateFolder) -> list[Finding]:
@@ -162,3 +174,52 @@ def _print(findings: Sequence[Finding]) -> None:
     for (_, status, text, hint), indexes in together.items():
         where = f"GPU {describe.ranges(indexes)}: " if indexes else ""
         print_finding(status, where + text, hint)
+
+
+def finding_document(found: Finding) -> dict[str, object]:
+    """One finding; `check` and `status` are stable words."""
+    return {
+        "check": found.check,
+        "status": str(found.status),
+        "gpu": found.gpu,
+        "message": found.text,
+        "hint": found.hint,
+    }
+
+
+def print_finding(status: Status, text: str, hint: str) -> None:
+    """One finding, as a line, and what to do about it below."""
+    show(f"  {text}", mark=click.style(f"{status:<4}", fg=_COLOURS[status]))
+    if hint:
+        show(f"      hint: {hint}")
+
+
+def _check_cluster(kubeconfig: str | None, *, as_json: bool) -> NoReturn:
+    """Check the cluster, print what was found, and end with the exit code."""
+
+    async def ask(connection: ApiConnection, _: str) -> Sequence[ClusterFinding]:
+        from tranche.kubernetes.support.checkup import check_cluster
+        from tranche.kubernetes.support.survey import survey
+
+        return check_cluster(await survey(connection), now=datetime.now(UTC), own_version=software().version)
+
+    findings = asked_of_cluster(kubeconfig, ask)
+    failed = any(each.status is Status.FAIL for each in findings)
+    if as_json:
+        from tranche.kubernetes.support.checkup import cluster_finding_document
+
+        print_json("ClusterCheckup", healthy=not failed, findings=[cluster_finding_document(each) for each in findings])
+    else:
+        for each in findings:
+            print_finding(each.status, _where(each) + each.text, each.hint)
+    sys.exit(1 if failed else 0)
+
+
+def _where(found: ClusterFinding) -> str:
+    """The nodes it concerns, and the pod if it is one."""
+    named = ", ".join(found.nodes[:_NAMED])
+    more = f" and {len(found.nodes) - _NAMED} more" if len(found.nodes) > _NAMED else ""
+    nodes = f"node{'s' if len(found.nodes) > 1 else ''} {named}{more}" if found.nodes else ""
+    pods = f"pod {found.pods[0]}" if len(found.pods) == 1 else ""
+    where = ", ".join(part for part in (nodes, pods) if part)
+    return f"{where}: " if where else ""

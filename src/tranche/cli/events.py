@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 
 import click
 
@@ -37,8 +38,7 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
     events. With --follow and -o json, the output is one JSON document per line.
     """
     places = register_places(settings, reading=True)
-    ledger = open_to_read(places)
-    try:
+    with closing(open_to_read(places)) as ledger:
         with ledger.read() as db:
             found = chronicle.events(db, last=last)
             newest = chronicle.events(db, last=1)
@@ -53,8 +53,6 @@ def command(settings: Settings, /, follow: bool, last: int, output: str) -> None
                 found = chronicle.events(db, after=position)
             _print(found, output)
             position = found[-1].position if found else position
-    finally:
-        ledger.close()
 
 
 def _print(found: tuple[Event, ...], output: str) -> None:

@@ -11,22 +11,19 @@ from typing import Any
 import click
 
 from tranche.cli import completion
-from tranche.cli.ids import full_id
-from tranche.cli.jobs.target import asked_as_person, target_options
-from tranche.cli.looking import look_at
+from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
+from tranche.cli.request_options import adopt_foreign_option, request_options
+from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
-from tranche.core.request import Request
+from tranche.core.request import Request, parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, reasons, status
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.wakeup_pipe import attending
-from tranche.node.mps.daemon_due import view_as_said
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.answers import GpuFit
@@ -80,9 +77,9 @@ def command(
         return
     if namespace is not None or kubeconfig is not None:
         raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod: pod/NAME")
-    asked = None if waiter_id else request_from(**request)
+    asked = None if waiter_id else parse_request(**request)
     with open_host(settings, reading=True) as host:
-        view = view_as_said(look_at(host), host.daemons)
+        view = host.daemons.view_as_said(look_at(host))
         queue = host.waiters()
         names = names_of(view.allocations, queue, process_owners(view.allocations, queue))
         if asked is None:
@@ -109,11 +106,11 @@ def _pod_name(kind: str, name: str) -> str:
 
 
 def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
-    from tranche.cli.jobs.explaining import explained_pod, print_explanation
+    from tranche.cli.job import explained_pod, print_explanation
 
     found = asked_as_person(kubeconfig, namespace, lambda api, where: explained_pod(api, where, name))
     if output == "json":
-        from tranche.kubernetes.fleet.documents import explanation_document as pod_explanation_document
+        from tranche.kubernetes.fleet.explanation import explanation_document as pod_explanation_document
 
         print_json("PodExplanation", **pod_explanation_document(found))
     else:

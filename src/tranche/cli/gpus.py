@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
 import click
 
-from tranche.cli.kubeconfig_option import kubeconfig_option
+from tranche.cli.options import kubeconfig_option, refuse_kubeconfig_alone
 from tranche.cli.output import print_json, print_table, warn
-from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_driver, output_option, register_places
+from tranche.cli.runtime import (
+    Settings,
+    TrancheCommand,
+    child_environment,
+    open_driver,
+    output_option,
+    register_places,
+    unsettled,
+)
 from tranche.core.allocation import NodeView
-from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError, UsageError
+from tranche.core.errors import LedgerUnavailable, PermissionDenied, UsageError
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuState
 from tranche.documents import describe
@@ -39,12 +52,11 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     With --cluster, the list contains the GPUs that nodes offer to claims and the shares that pods hold, as far as your
     account can read them. Kubernetes knows only the number of devices of a device plugin: see tranche nodes.
     """
-    if kubeconfig is not None and not cluster:
-        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+    refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":
         raise UsageError("-o svg draws only one machine", hint="leave out --cluster")
     if cluster:
-        from tranche.cli.cluster_gpus import show_gpus  # seldom needed, and slow to import
+        from tranche.cli.nodes import show_gpus  # seldom needed, and slow to import
 
         show_gpus(kubeconfig, as_json=output == "json")
         return
@@ -52,9 +64,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     if output in ("json", "svg"):
         documents = [gpu_document(view, gpu, ledger_read=ledger_read) for gpu in view.node]
         if output == "svg":
-            from tranche.cli.gpus_picture import show_picture  # seldom needed, and slow to import
-
-            show_picture(settings, view, documents, ledger_read=ledger_read)
+            _show_picture(settings, view, documents, ledger_read=ledger_read)
             return
         versions = {"driverVersion": view.node.driver_version, "nvmlVersion": view.node.nvml_version}
         print_json("GpuList", **versions, ledgerRead=ledger_read, gpus=documents)
@@ -76,16 +86,27 @@ def _look(settings: Settings) -> tuple[NodeView, bool]:
     with open_driver(settings) as driver:
         try:
             places = register_places(settings, reading=True)
-            return look(driver, places, _unsettled, lambda: child_environment(settings)), True
+            return look(driver, places, unsettled, lambda: child_environment(settings)), True
         except (PermissionDenied, LedgerUnavailable) as error:
             warn(f"{error.message}; the holders of slices are not shown")
             return NodeView(driver.observe()), False
 
 
-def _unsettled(error: TrancheError) -> None:
-    from tranche.cli.looking import unsettled  # seldom needed, and slow to import
+def _show_picture(settings: Settings, view: NodeView, gpus: Sequence[dict[str, Any]], *, ledger_read: bool) -> None:
+    """Print the picture of what GpuList and AllocationList say now, for tickets and reports."""
+    import platform  # seldom needed, and slow to import, as all here
 
-    unsettled(error)
+    from tranche.documents.overview import allocation_document
+    from tranche.documents.picture import draw_picture
+
+    owners = process_owners(view.allocations)
+    allocations = [allocation_document(each, view, owners) for each in view.allocations]
+    unknown = "" if ledger_read else "; the holders of slices are unknown"
+    machine = "a simulated machine" if os.environ.get("TRANCHE_SIM_STATE") else platform.node()
+    if settings.simulate is not None:
+        machine = f"simulated {settings.simulate}"
+    caption = f"{machine}, {describe.said_in_utc(time.time())}{unknown}"
+    click.echo(draw_picture(gpus, allocations, caption), nl=False)
 
 
 def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], owners: Owners) -> list[object]:
@@ -103,21 +124,18 @@ def _gpu_row(view: NodeView, gpu: GpuState, slices: tuple[SliceRow, ...], owners
 
 
 def _slice_row(each: SliceRow, ledger_read: bool, owners: Owners) -> list[object]:
-    devices = () if each.instance is None else each.instance.compute_instances
-    memory = None if each.instance is None else each.instance.memory
-    parts = "" if not devices or each.instance is None or each.instance.whole_slice else f" ({_names(each)})"
+    found = each.instance
+    devices = () if found is None else found.compute_instances
+    memory = None if found is None else found.memory
+    inside = "" if found is None or not devices or found.whole_slice else f" ({', '.join(map(str, found.slices))})"
     return [
         "  MIG " + (",".join(str(device.mig_index) for device in devices) or "-"),
-        f"{each.profile} at {each.placement}{parts}",
+        f"{each.profile} at {each.placement}{inside}",
         "" if memory is None else format_memory(memory),
         ("tranche" if each.owned else "foreign") if ledger_read else "",
         describe.slice_state(each, owners),
-        "" if each.instance is None else describe.processes(each.instance.processes),
+        "" if found is None else describe.processes(found.processes),
         "",
         ",".join(device.uuid for device in devices),
         "",
     ]
-
-
-def _names(each: SliceRow) -> str:
-    return ", ".join(map(str, each.instance.slices)) if each.instance is not None else ""

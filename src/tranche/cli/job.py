@@ -1,11 +1,50 @@
-"""`tranche job`: the jobs that were submitted to a cluster."""
+"""`tranche job`: the jobs that were submitted to a cluster, and why their pods wait.
+
+A terminal in a job's container is handed to kubectl, which speaks the API server's protocols for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import random
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
 import click
 
-from tranche.cli.jobs import delete, describe, kubectl, listing, logs, wait
-from tranche.cli.runtime import TrancheGroup
+from tranche.cli.options import TIMEOUT_HELP, DurationType, asked_as_person, target_options
+from tranche.cli.output import fail, print_json, print_table, say, show, warn
+from tranche.cli.runtime import TrancheGroup, output_option
+from tranche.core.errors import (
+    CommandNotFound,
+    JobFailed,
+    KubernetesForbidden,
+    KubernetesNotFound,
+    KubernetesRejected,
+    WaitTimeout,
+)
+from tranche.documents import describe
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+    from tranche.kubernetes.fleet.explanation import FleetExplanation
+    from tranche.kubernetes.jobs.client import JobClient
+    from tranche.kubernetes.jobs.description import JobSummary
+    from tranche.kubernetes.jobs.job import JobPod, KubeJob
+
+Result = TypeVar("Result")
+
+_JOB_COLUMNS = ("NAME", "REQUEST", "STATUS", "RUNNING", "DONE", "AGE")
+_POD_COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
+_WORDS = 5
+"""For how many pods the kubelet's word is shown."""
+
+_pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Default: the first that runs.")
 
 
 @click.group("job", cls=TrancheGroup)
@@ -19,13 +58,318 @@ def command() -> None:
     """
 
 
-for each in (
-    listing.command,
-    describe.command,
-    logs.command,
-    kubectl.attach,
-    kubectl.execute,
-    wait.command,
-    delete.command,
-):
-    command.add_command(each)
+def _asked(kubeconfig: str | None, namespace: str | None, ask: Callable[[JobClient, str], Awaitable[Result]]) -> Result:
+    """What `ask` finds out about the jobs of the chosen namespace."""
+
+    async def of_jobs(api: ApiConnection, where: str) -> Result:
+        from tranche.kubernetes.jobs.client import JobClient
+
+        return await ask(JobClient(api), where)
+
+    return asked_as_person(kubeconfig, namespace, of_jobs)
+
+
+@command.command("list")
+@target_options
+@click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
+@output_option()
+def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, output: str) -> None:
+    """List the jobs that tranche submit created, oldest first.
+
+    RUNNING is the number of pods with a running container. DONE is the number of pods that succeeded, out of all.
+    """
+
+    async def ask(client: JobClient, where: str) -> tuple[tuple[KubeJob, ...], str]:
+        return await client.jobs(None if all_namespaces else where), where
+
+    jobs, where = _asked(kubeconfig, namespace, ask)
+    if output == "json":
+        from tranche.kubernetes.jobs.job import job_document
+
+        print_json("JobList", jobs=[job_document(each) for each in jobs])
+        return
+    if not jobs:
+        say("no jobs in any namespace" if all_namespaces else f"no jobs in namespace {where}")
+    now = datetime.now(UTC)
+    rows = [_job_row(each, now) for each in jobs]
+    if all_namespaces:
+        print_table(("NAMESPACE", *_JOB_COLUMNS), [(job.namespace, *row) for job, row in zip(jobs, rows, strict=True)])
+    else:
+        print_table(_JOB_COLUMNS, rows)
+
+
+def _job_row(job: KubeJob, now: datetime) -> tuple[object, ...]:
+    age = "" if job.created is None else describe.age(max((now - job.created).total_seconds(), 0))
+    return (job.name, job.request, job.status, job.ready, f"{job.succeeded}/{job.completions}", age)
+
+
+@command.command("describe", short_help="Show a job, its pods and why they wait.")
+@click.argument("name")
+@target_options
+@output_option()
+def describe_(name: str, namespace: str | None, kubeconfig: str | None, output: str) -> None:
+    """Show a job, its pods and why they wait.
+
+    The output lists the share of each pod, and explains why the first waiting pod waits. For other pods, use tranche
+    explain with pod/NAME.
+    """
+
+    async def ask(api: ApiConnection, where: str) -> JobSummary:
+        from tranche.kubernetes.jobs.description import describe_job
+
+        return await describe_job(api, where, name)
+
+    found = asked_as_person(kubeconfig, namespace, ask)
+    if output == "json":
+        from tranche.kubernetes.jobs.description import description_document
+
+        print_json("JobDescription", **description_document(found))
+    else:
+        print_description(found)
+
+
+def print_description(found: JobSummary) -> None:
+    """A job, its pods, and why the first of them waits."""
+    job = found.job
+    show(f"job        {job}")
+    show(f"request    {job.request}")
+    show(f"status     {job.status}{f': {job.message}' if job.message else ''}")
+    show(f"pods       {job.ready} running, {job.succeeded} of {job.completions} done, {job.failed} failed")
+    if found.pods:
+        show()
+        print_table(_POD_COLUMNS, [_pod_row(each, found) for each in found.pods])
+    for pod, word in [(each, each.kubelets_word) for each in found.pods if each.kubelets_word][:_WORDS]:
+        show(f"{pod.name}: {word}")
+    for what in found.unread if not found.waiting else ():
+        warn(f"your account may not read {what}: the shares of its pods may be missing")
+    for explanation in found.waiting[:1]:
+        more = len(found.waiting) - 1
+        show()
+        show(f"why {explanation.pod} waits{f' ({more} more wait)' if more else ''}:")
+        print_explanation(explanation)
+    if found.events:
+        show()
+        show("events:")
+        for event in found.events:
+            show(f"  {event}")
+
+
+def _pod_row(pod: JobPod, found: JobSummary) -> tuple[object, ...]:
+    state = pod.phase if not pod.waiting else f"{pod.phase} ({pod.waiting})"
+    if pod.exit_code:
+        state = f"{pod.phase} (exit code {pod.exit_code})"
+    return (pod.name, state, pod.node, "; ".join(found.has(pod)), pod.created)
+
+
+async def explained_pod(api: ApiConnection, namespace: str, name: str) -> FleetExplanation:
+    """Why that pod waits, or what it has."""
+    from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet, read_pod
+    from tranche.kubernetes.gated.explaining import explain_waiting
+    from tranche.kubernetes.gated.reading import read_gate_fleet
+
+    pod, backend = await read_pod(api, namespace, name), await backend_in_force(api)
+    fleet = await read_gate_fleet(api, pod) if pod.asks_at_gate else await read_fleet(api, namespace)
+    return explain_waiting(pod, fleet, backend)
+
+
+def print_explanation(found: FleetExplanation) -> None:
+    """The answer, the nodes, and what would help."""
+    from tranche.kubernetes.fleet.explanation import GROUP_COLUMNS, group_row, head_lines, tail_lines
+
+    for line in head_lines(found):
+        show(line)
+    if found.groups:
+        show()
+        print_table(GROUP_COLUMNS, [group_row(each) for each in found.groups])
+    for line in tail_lines(found):
+        show(line)
+
+
+@command.command()
+@click.argument("name")
+@target_options
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the job ends.")
+@click.option("--pod", metavar="NAME", help="Print the logs of this pod only. Default: all pods.")
+@click.option(
+    "--tail", metavar="N", type=click.IntRange(0), help="Print the last N lines of each pod. Default: all lines."
+)
+def logs(
+    name: str, namespace: str | None, kubeconfig: str | None, follow: bool, pod: str | None, tail: int | None
+) -> None:
+    """Print the logs of a job.
+
+    If the job has several pods, each line begins with the name of its pod. With --follow, the command also waits for
+    pods that have not started. If a container did not start or was killed, stderr gives the kubelet's reason.
+    """
+
+    async def ask(client: JobClient, where: str) -> None:
+        from tranche.kubernetes.jobs.client import follow_logs, print_logs
+
+        job = await client.job(where, name)
+        pods = await client.pods(where, name)
+        if pod is not None and pod not in {each.name for each in pods}:
+            names = ", ".join(each.name for each in pods) or "none"
+            raise KubernetesNotFound(f"job {job} has no pod '{pod}'", hint=f"its pods: {names}")
+        several = pod is None and job.completions > 1
+
+        def print_line(each: JobPod, line: str) -> None:
+            if pod in (None, each.name):
+                click.echo(f"[{each.name}] {line}" if several else line)
+
+        if follow:
+            await follow_logs(client, where, name, print_line, random=random.random, tail=tail)
+            pods = await client.pods(where, name)
+        else:
+            begun = [each for each in pods if each.started or each.over]
+            if not begun:
+                say(f"no pod of job {job} has started; see why: tranche job describe {name} -n {where}")
+            await print_logs(client, [each for each in begun if pod in (None, each.name)], print_line, tail=tail)
+        for each in pods:
+            if pod in (None, each.name) and each.kubelets_word:
+                say(f"{each.name}: {each.kubelets_word}")
+
+    _asked(kubeconfig, namespace, ask)
+
+
+@command.command(short_help="Attach the terminal to a running job.")
+@click.argument("name")
+@target_options
+@_pod_option
+def attach(name: str, namespace: str | None, kubeconfig: str | None, pod: str | None) -> None:
+    """Attach the terminal to the command of a running job.
+
+    The command reads input only if the job was submitted with --interactive. The program kubectl must be installed.
+    """
+    _hand_to_kubectl("attach", name, pod, namespace, kubeconfig)
+
+
+@command.command("exec", short_help="Run another command on the share of a job.")
+@click.argument("name")
+@target_options
+@_pod_option
+@click.argument("command_line", metavar="-- COMMAND [ARGUMENT]...", nargs=-1, type=click.UNPROCESSED, required=True)
+def execute(
+    name: str, namespace: str | None, kubeconfig: str | None, pod: str | None, command_line: tuple[str, ...]
+) -> None:
+    """Run another command in the container of a running job.
+
+    The command uses the share of the job. The program kubectl must be installed.
+
+    \b
+    $ tranche job exec train-x7k2p -- nvidia-smi
+    """
+    _hand_to_kubectl("exec", name, pod, namespace, kubeconfig, command_line)
+
+
+def _hand_to_kubectl(
+    verb: str, name: str, pod: str | None, namespace: str | None, kubeconfig: str | None, words: Sequence[str] = ()
+) -> None:
+    """Become `kubectl attach` or `kubectl exec` for a running pod of the job.
+
+    Raises:
+        CommandNotFound: there is no kubectl.
+        KubernetesNotFound: no pod of the job runs.
+    """
+    program = shutil.which("kubectl")
+    if program is None:
+        raise CommandNotFound(
+            f"'tranche job {verb}' needs kubectl, which is not on PATH",
+            hint=f"install kubectl; without it, tranche job logs -f {name} shows the job's output",
+        )
+
+    async def running_pod(client: JobClient, where: str) -> JobPod:
+        job = await client.job(where, name)
+        pods = await client.pods(where, name)
+        running = [each for each in pods if each.started and not each.over and pod in (None, each.name)]
+        if not running:
+            which = f"pod '{pod}' of job {job} does not run" if pod else f"no pod of job {job} runs"
+            raise KubernetesNotFound(which, hint=f"wait with: tranche job wait {name} --for running -n {where}")
+        return running[0]
+
+    chosen = _asked(kubeconfig, namespace, running_pod)
+    line = [program, *(["--kubeconfig", kubeconfig] if kubeconfig else []), "-n", chosen.namespace, verb]
+    if verb == "attach":
+        line += ["--stdin", "--tty"] if chosen.interactive else []
+    else:
+        line += ["--stdin", *(["--tty"] if sys.stdin.isatty() else [])]
+    line += [chosen.name, "-c", "main", *(["--", *words] if words else [])]
+    sys.stdout.flush()
+    os.execv(program, line)
+
+
+@command.command()
+@click.argument("name")
+@target_options
+@click.option(
+    "--for",
+    "state",
+    type=click.Choice(["completion", "running"]),
+    default="completion",
+    show_default=True,
+    help="Wait until all pods have succeeded, or until one pod runs.",
+)
+@click.option("--timeout", metavar="TIME", type=DurationType(), help=TIMEOUT_HELP)
+def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
+    """Wait until a job succeeds or runs.
+
+    The exit code is 48 if the job fails or is deleted, and 70 after the timeout.
+    """
+
+    async def ask(client: JobClient, where: str) -> str:
+        seen = await client.job(where, name)  # says at once when there is none, or the person may not look
+        try:
+            async with asyncio.timeout(timeout), aclosing(client.watch_job(where, name, random.random)) as changes:
+                async for job in changes:
+                    if job is None:
+                        raise JobFailed(f"job {seen} was deleted", hint="list jobs with: tranche job list")
+                    seen = job
+                    if word := _reached(job, state):
+                        return word
+        except TimeoutError as error:
+            raise WaitTimeout(
+                f"job {seen} is {seen.status} after {timeout:g} s", hint=f"why: tranche job describe {name} -n {where}"
+            ) from error
+        raise AssertionError("a watch lasts until it is closed")
+
+    say(_asked(kubeconfig, namespace, ask))
+
+
+def _reached(job: KubeJob, state: str) -> str:
+    """What there is to say when the wait is over; "" while it is not."""
+    from tranche.kubernetes.jobs.job import JobStatus
+
+    if job.status is JobStatus.FAILED:
+        raise JobFailed(
+            f"job {job} has failed: {job.message}", hint=f"see: tranche job logs {job.name} -n {job.namespace}"
+        )
+    if job.status is JobStatus.SUCCEEDED:
+        return f"job {job} has succeeded"
+    if state == "running" and job.status is JobStatus.RUNNING:
+        return f"job {job} runs"
+    return ""
+
+
+@command.command()
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@target_options
+def delete(names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
+    """Delete jobs with their pods and claims.
+
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Jobs that tranche submit did not create stay. If one
+    job cannot be deleted, the others still are, and the exit code is that of the first error.
+    """
+
+    async def ask(client: JobClient, where: str) -> None:
+        failures = []
+        for name in dict.fromkeys(names):
+            try:
+                await client.delete(where, name)
+                say(f"deleted {where}/{name}")
+            except (KubernetesForbidden, KubernetesNotFound, KubernetesRejected) as error:
+                failures.append(error)
+        for each in failures[1:]:
+            fail(each.message, each.hint)
+        if failures:
+            raise failures[0]
+
+    _asked(kubeconfig, namespace, ask)

@@ -6,14 +6,13 @@ import os
 
 import click
 
-from tranche.cli.extras import extra_missing
+from tranche.cli.options import extra_missing
 from tranche.cli.output import say
 from tranche.cli.runtime import TrancheCommand
-from tranche.cli.service_options import SERVICE_KUBECONFIG_HELP
+from tranche.cli.service_options import KUBECONFIG_OPTION
 
 
-@click.command("leave", cls=TrancheCommand)
-@click.option("--kubeconfig", metavar="FILE", help=SERVICE_KUBECONFIG_HELP)
+@click.command("leave", cls=TrancheCommand, params=[KUBECONFIG_OPTION])
 @click.option(
     "--namespace",
     metavar="NAME",
@@ -50,9 +49,7 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     needs them. It prints one line per node on stderr.
     """
     try:
-        from tranche.kubernetes.agent.claims_left import say_claims_left
-        from tranche.kubernetes.agent.leaving import leave
-        from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER
+        from tranche.kubernetes.agent.leaving import FEATURE_LABELS, MIG_MANAGER, leave, say_claims_left
         from tranche.kubernetes.webhook.template_store import remove_templates
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche leave'", "kubernetes", error) from error

@@ -30,12 +30,12 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "release": ("tranche.cli.release", "Release a share or cancel a waiting request"),
         "events": ("tranche.cli.events", "List the events of this machine, newest last"),
         "doctor": ("tranche.cli.doctor", "Check this machine or a cluster for problems"),
-        "cordon": ("tranche.cli.cordon", "Stop allocating GPUs to new requests"),
-        "uncordon": ("tranche.cli.uncordon", "Allocate cordoned GPUs to requests again"),
+        "cordon": ("tranche.cli.cordon:cordon", "Stop allocating GPUs to new requests"),
+        "uncordon": ("tranche.cli.cordon:uncordon", "Allocate cordoned GPUs to requests again"),
         "policy": ("tranche.cli.policy", "Set and list the sharing policies of GPUs"),
         "bundle": ("tranche.cli.bundle", "Write an archive for a bug report"),
         "version": ("tranche.cli.version", "Print the versions of Tranche, the driver and NVML"),
-        "completion": ("tranche.cli.shell_completion", "Print the completion script for bash, zsh or fish"),
+        "completion": ("tranche.cli.completion", "Print the completion script for bash, zsh or fish"),
     },
     "Layouts": {
         "layout": ("tranche.cli.layout", "Plan, apply, check and save the layouts of GPUs"),
@@ -43,7 +43,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "boot": ("tranche.cli.boot", "Cut GPUs into slices when the machine boots"),
     },
     "Jobs on a cluster": {
-        "submit": ("tranche.cli.jobs.submit", "Run a command as a job on a Kubernetes cluster"),
+        "submit": ("tranche.cli.submit", "Run a command as a job on a Kubernetes cluster"),
         "job": ("tranche.cli.job", "List, inspect and delete submitted jobs"),
     },
     "Cluster operations": {
@@ -62,7 +62,9 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "replay": ("tranche.cli.replay", "Replay recorded decisions"),
     },
 }
-"""What `tranche --help` shows: each group with its commands, each with its module and a line of help."""
+"""What `tranche --help` shows: each group with its commands, each with its module, its name there unless that is `command`,
+and a line of help.
+"""
 
 _STARTED_BY_KUBERNETES = {
     "agent": ("tranche.cli.agent", "Run the agent of a Kubernetes node"),
@@ -87,8 +89,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(_COMMANDS[cmd_name][0])
-        command: click.Command = module.command
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

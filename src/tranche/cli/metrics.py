@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from tranche.cli.answers import DriverReader
-from tranche.cli.extras import extra_missing
-from tranche.cli.looking import look_at
-from tranche.cli.runtime import Settings, TrancheCommand, open_host
-from tranche.cli.service_options import METRIC_NAMES_HELP
+from tranche.cli.options import extra_missing
+from tranche.cli.runtime import DriverReader, Settings, TrancheCommand, look_at, open_host
+from tranche.cli.service_options import metric_names_option
 from tranche.core.errors import TrancheError, UsageError
 from tranche.node.files.files import write_text
 
@@ -21,20 +18,18 @@ if TYPE_CHECKING:
     from tranche.metrics.facts import NodeFacts
 
 
-@click.command(cls=TrancheCommand)
-@click.option(
-    "--textfile",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the metrics atomically to FILE, for the textfile collector of node exporter. Default: stdout.",
-)
-@click.option(
-    "--names",
-    type=click.Choice(["tranche", "dcgm", "both"]),
-    default="tranche",
-    show_default=True,
-    help=METRIC_NAMES_HELP,
-)
+_OPTIONS = [
+    click.Option(
+        ["--textfile"],
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Write the metrics atomically to FILE, for the textfile collector of node exporter. Default: stdout.",
+    ),
+    metric_names_option("--names"),
+]
+
+
+@click.command(cls=TrancheCommand, params=_OPTIONS)
 @click.pass_obj
 def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     """Print the metrics of this machine for Prometheus.
@@ -44,7 +39,7 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
     serves these metrics and more at /metrics.
     """
     try:
-        from tranche.metrics import exposition
+        from tranche.metrics.exposition import exposed
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche metrics'", "metrics", error) from error
     from tranche.metrics.machine import facts_of_machine, facts_without_machine
@@ -60,17 +55,18 @@ def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
         with open_host(settings, reading=True) as host:
             return facts_of_machine(host, look_at(host))
 
-    def text(facts: NodeFacts, written: Callable[..., str]) -> str:
-        return written(*named_samples(facts, MetricNameSet(names), platform.node()))
+    def text(facts: NodeFacts) -> str:
+        named = named_samples(facts, MetricNameSet(names), platform.node())
+        return exposed(*named, in_openmetrics=textfile is None)[0].decode()
 
     try:
         facts = DriverReader().to(look)
     except TrancheError:
         if textfile is not None:
             # What stands there would be collected for ever, as if it had been measured now.
-            write_text(str(textfile), text(facts_without_machine(), exposition.textfile_text))
+            write_text(str(textfile), text(facts_without_machine()))
         raise
     if textfile is None:
-        click.echo(text(facts, exposition.openmetrics_text), nl=False)
+        click.echo(text(facts), nl=False)
     else:
-        write_text(str(textfile), text(facts, exposition.textfile_text))
+        write_text(str(textfile), text(facts))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import click
 
-from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, say
-from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
-from tranche.documents.policy import policy_documents, source_of
 from tranche.node.files.files import read_document, told_of
 from tranche.node.policy_change import change_policy
 from tranche.node.store import records
@@ -116,12 +115,12 @@ def list_(settings: Settings, /, output: str) -> None:
             policy = records.sharing_policy(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
-        print_json("PolicyList", sharing=every, gpus=policy_documents(policy, node))
+        print_json("PolicyList", sharing=every, gpus=_documents(policy, node))
         return
     print_table(
         ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"),
         [
-            (gpu.index, gpu.name, policy.use_of(gpu.uuid), source_of(policy, gpu.uuid), gpu.timeslice_wanted or "-")
+            (gpu.index, gpu.name, policy.use_of(gpu.uuid), _source(policy, gpu.uuid), gpu.timeslice_wanted or "-")
             for gpu in node
         ],
     )
@@ -157,3 +156,24 @@ def _said(policy: SharingPolicy, node: NodeState, uuids: tuple[str, ...]) -> str
     if not uuids:
         return f"all GPUs without their own policy: sharing={policy.every or GpuPolicy.AUTO}"
     return ", ".join(f"{node.gpu(uuid).label}: sharing={policy.use_of(uuid)}" for uuid in uuids)
+
+
+def _documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
+    """Each GPU with the policy in force, and where it was set."""
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "sharing": str(policy.use_of(gpu.uuid)),
+            "saidFor": _source(policy, gpu.uuid),
+            "timeslice": None if gpu.timeslice_wanted is None else str(gpu.timeslice_wanted),
+        }
+        for gpu in node
+    ]
+
+
+def _source(policy: SharingPolicy, gpu_uuid: str) -> str:
+    """Where a GPU's policy was set: `gpu`, `all`, or `nothing`."""
+    if gpu_uuid in policy.gpus:
+        return "gpu"
+    return "nothing" if policy.every is None else "all"

@@ -10,7 +10,7 @@ import click
 
 from tranche.cli import completion
 from tranche.cli.output import print_json, print_table, say, show
-from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, observe, output_option
 from tranche.core.board import Board, GpuInstanceProfile, board_by_key, board_of, catalogue
 from tranche.core.board_difference import unverified_fields
 from tranche.core.errors import DriverNotFound, HardwareError, MigNotSupported, UsageError
@@ -18,7 +18,6 @@ from tranche.core.grid import remaining_capacity
 from tranche.core.quantity import GIB, format_memory
 from tranche.core.state import GpuState, NodeState
 from tranche.documents import describe
-from tranche.documents.profiles import board_document, profile_document
 
 
 @click.command(cls=TrancheCommand)
@@ -102,7 +101,8 @@ class _Sheet:
             "gpus": list(self.gpus),
             "unverified": list(self.unverified),
             "profiles": [
-                {**profile_document(p), "free": None if self.free is None else self.free[p.enum]} for p in self.profiles
+                {**_profile_document(p), "free": None if self.free is None else self.free[p.enum]}
+                for p in self.profiles
             ],
         }
 
@@ -127,8 +127,7 @@ def _sorted(profiles: Iterable[GpuInstanceProfile]) -> tuple[GpuInstanceProfile,
 
 def _observe(settings: Settings) -> NodeState:
     try:
-        with open_driver(settings) as driver:
-            return driver.observe()
+        return observe(settings)
     except DriverNotFound as error:
         raise DriverNotFound(
             error.message,
@@ -188,16 +187,15 @@ def _show(sheets: Sequence[_Sheet], output: str) -> None:
         print_table(columns, rows)
         if sheet.gpus and sheet.source == "catalogue":
             say("this driver describes profiles only with MIG mode on; the table shows the catalogue's")
-        note = _unverified_note(sheet.profiles)
-        if note:
-            show(note)
+        if any("?" in str(cell) for row in rows for cell in row):
+            show(_UNVERIFIED)
         if sheet.unverified:
             show(f"? of the board: {'; '.join(sheet.unverified)}")
 
 
 def _show_catalogue(output: str) -> None:
     if output == "json":
-        print_json("BoardList", boards=[board_document(board) for board in catalogue()])
+        print_json("BoardList", boards=[_board_document(board) for board in catalogue()])
         return
     rows = [
         (
@@ -218,6 +216,9 @@ def _show_catalogue(output: str) -> None:
 
 _COLUMNS = ("PROFILE", "ID", "MEMORY GiB", "SM", "SLICES", "CE", "DEC", "ENC", "JPEG", "OFA", "MAX", "PLACEMENTS")
 _WIDE_COLUMNS = (*_COLUMNS, "COMPUTE INSTANCES")
+_UNVERIFIED = (
+    "? after a value: unverified, copied or inferred from a board of the same family; ? alone: no known source"
+)
 
 
 def _profile_row(profile: GpuInstanceProfile, *, wide: bool) -> list[object]:
@@ -250,10 +251,54 @@ def _profile_row(profile: GpuInstanceProfile, *, wide: bool) -> list[object]:
     return row
 
 
-def _unverified_note(profiles: Iterable[GpuInstanceProfile]) -> str:
-    """The footnote that explains the question marks; empty when there are none."""
-    if any("?" in str(cell) for profile in profiles for cell in _profile_row(profile, wide=False)):
-        return (
-            "? after a value: unverified, copied or inferred from a board of the same family; ? alone: no known source"
-        )
-    return ""
+def _board_document(board: Board) -> dict[str, Any]:
+    """One board of the catalogue; fields named in `unverified` have no first-hand source."""
+    return {
+        "board": board.key,
+        "products": list(board.products),
+        "architecture": board.architecture,
+        "computeCapability": board.compute_capability,
+        "pciDeviceIds": list(board.pci_device_ids),
+        "memoryBytes": board.memory,
+        "sm": board.sm,
+        "computeSlices": board.compute_slices,
+        "memorySlices": board.memory_slices,
+        "maxMigDevices": board.max_mig_devices,
+        "modeChangeNeedsReset": board.mode_change_needs_reset,
+        "profiles": [str(profile.name) for profile in board.profiles],
+        "unverified": list(board.unverified),
+        "note": board.note,
+    }
+
+
+def _profile_document(profile: GpuInstanceProfile) -> dict[str, Any]:
+    """One GPU-instance profile of a board; fields named in `unverified` have no first-hand source."""
+    return {
+        "name": str(profile.name),
+        "enum": profile.enum,
+        "id": profile.id,
+        "memoryBytes": profile.memory,
+        "otherMemoryBytes": list(profile.other_memory),
+        "sm": profile.sm,
+        "slices": profile.slices,
+        "copyEngines": profile.copy_engines,
+        "decoders": profile.decoders,
+        "encoders": profile.encoders,
+        "jpeg": profile.jpeg,
+        "ofa": profile.ofa,
+        "maxInstances": profile.max_instances,
+        "placements": [{"start": start, "size": profile.size} for start in profile.starts],
+        "computeProfiles": [
+            {
+                "name": str(inside.name),
+                "enum": inside.enum,
+                "id": inside.id,
+                "slices": inside.slices,
+                "sm": inside.sm,
+                "maxInstances": inside.max_instances,
+                "unverified": sorted(inside.unverified),
+            }
+            for inside in profile.compute_profiles
+        ],
+        "unverified": sorted(profile.unverified),
+    }

@@ -6,15 +6,12 @@ import time
 
 import click
 
-from tranche.cli.looking import look_at
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, look_at, open_host, output_option
 from tranche.documents import describe
 from tranche.documents.holder_names import owner_name, owner_now
-from tranche.documents.queue import waiter_documents, why_they_wait
-from tranche.documents.shares import allocation_document
+from tranche.documents.overview import allocation_document, waiter_documents, why_they_wait
 from tranche.local.wakeup_pipe import silent
-from tranche.node.store import records
 from tranche.node.store.register import process_owners
 
 _ALLOCATION_COLUMNS = ("ID", "USER", "REQUEST", "GIVEN", "ISOLATION", "PHASE", "AGE", "PID", "COMMAND")
@@ -61,20 +58,16 @@ def command(settings: Settings, /, output: str) -> None:
         show()
         reasons = why_they_wait(view, queue, away, owners)
         waiting = [
-            _waiter_row(position, waiter, owner_name(owners.get(waiter.id)), why, now)
+            (
+                position,
+                waiter.id,
+                owner_name(owners.get(waiter.id)),
+                waiter.request,
+                describe.age(now - waiter.created),
+                waiter.pid,
+                waiter.command,
+                why,
+            )
             for position, (waiter, (why, _)) in enumerate(zip(queue, reasons, strict=True), start=1)
         ]
         print_table(_WAITER_COLUMNS, waiting)
-
-
-def _waiter_row(position: int, waiter: records.Waiter, user: str, why: str, now: float) -> tuple[object, ...]:
-    return (
-        position,
-        waiter.id,
-        user,
-        waiter.request,
-        describe.age(now - waiter.created),
-        waiter.pid,
-        waiter.command,
-        why,
-    )

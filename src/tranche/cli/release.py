@@ -7,10 +7,9 @@ import signal
 import click
 
 from tranche.cli import completion
-from tranche.cli.duration import DurationType
-from tranche.cli.ids import full_id
+from tranche.cli.options import DurationType
 from tranche.cli.output import say, warn
-from tranche.cli.runtime import Settings, TrancheCommand, open_host, register_places
+from tranche.cli.runtime import Settings, TrancheCommand, full_id, open_host, register_places
 from tranche.local.termination import cancel_waiter, take_back
 
 

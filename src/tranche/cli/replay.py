@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
 from io import BufferedReader
 from typing import IO
 
@@ -16,21 +15,11 @@ from tranche.cli.output import print_json, print_table
 from tranche.cli.runtime import TrancheCommand, output_option
 from tranche.core.errors import DecisionChanged, UsageError
 from tranche.documents import describe
-from tranche.node.files.bounded import BoundedStream
-from tranche.node.files.files import STANDARD_STREAM
+from tranche.node.files.files import STANDARD_STREAM, BoundedStream
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.decide.recording import Impossible, Outcome, RecordedDecision, answer, decision_from_dict
 
 _LONGEST_LINE = 2**26  # 64 MiB: the machines of a whole rack
-
-
-@dataclass(frozen=True, slots=True)
-class _Replayed:
-    time: str
-    request: str
-    recorded: str
-    now: str
-    same: bool
 
 
 @click.command(cls=TrancheCommand)
@@ -48,22 +37,29 @@ def command(file: str, output: str) -> None:
     """
     replayed = [_replay(decision) for decision in _decisions(file)]
     if output == "json":
-        print_json("Replay", decisions=[asdict(each) for each in replayed])
+        print_json("Replay", decisions=replayed)
     else:
-        rows = [(each.time, each.request, each.recorded, "the same" if each.same else each.now) for each in replayed]
+        rows = [
+            (each["time"], each["request"], each["recorded"], "the same" if each["same"] else each["now"])
+            for each in replayed
+        ]
         print_table(("TIME", "REQUEST", "DECIDED", "NOW"), rows)
-    if changed := sum(not each.same for each in replayed):
+    if changed := sum(not each["same"] for each in replayed):
         raise DecisionChanged(
             f"{changed} of {len(replayed)} decisions would be different now",
             hint="another version of Tranche recorded them, or the record was changed",
         )
 
 
-def _replay(decision: RecordedDecision) -> _Replayed:
+def _replay(decision: RecordedDecision) -> dict[str, str | bool]:
     now = answer(decision.question)
-    request = str(decision.question.request)
-    when = describe.timestamp(decision.time)
-    return _Replayed(when, request, _text(decision.outcome), _text(now), now == decision.outcome)
+    return {
+        "time": describe.timestamp(decision.time),
+        "request": str(decision.question.request),
+        "recorded": _text(decision.outcome),
+        "now": _text(now),
+        "same": now == decision.outcome,
+    }
 
 
 def _text(outcome: Outcome) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import click
 
 from tranche.cli import completion
-from tranche.core.request import Request, parse_request
+from tranche.cli.options import together
 
-_OPTIONS = (
+request_options = together(
     click.option("--gpus", metavar="N", help="Number of whole GPUs."),
     click.option("--gpu", metavar="SHARE", help="Fraction of one GPU, such as 0.5."),
     click.option(
@@ -44,6 +41,7 @@ _OPTIONS = (
         help="Use only GPUs with TEXT in their product name; case does not matter.",
     ),
 )
+"""The options that parse_request takes."""
 
 adopt_foreign_option = click.option(
     "--adopt-foreign",
@@ -52,33 +50,3 @@ adopt_foreign_option = click.option(
     show_default=True,
     help="Keep or destroy idle instances that Tranche did not create, if they block the request.",
 )
-
-
-def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the request's options to a command; pass its keyword arguments to request_from."""
-    for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
-
-
-def request_from(
-    gpus: str | None,
-    gpu: str | None,
-    gpu_memory: str | None,
-    mig_profile: str | None,
-    count: str | None,
-    compute: str | None,
-    isolation: str,
-    gpu_model: str,
-) -> Request:
-    """The request that the options make; UsageError when they make none."""
-    return parse_request(
-        gpus=gpus,
-        gpu=gpu,
-        gpu_memory=gpu_memory,
-        mig_profile=mig_profile,
-        count=count,
-        compute=compute,
-        isolation=isolation,
-        gpu_model=gpu_model,
-    )

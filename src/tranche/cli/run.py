@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.duration import TIMEOUT_HELP, DurationType
+from tranche.cli.options import TIMEOUT_HELP, DurationType
 from tranche.cli.output import say, warn
-from tranche.cli.request_options import adopt_foreign_option, request_from, request_options
+from tranche.cli.request_options import adopt_foreign_option, request_options
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
 from tranche.core.errors import PermissionDenied, UsageError
+from tranche.core.request import parse_request
 from tranche.local.run import RunRequest, run
-from tranche.local.run_report import SentenceReporter, WarningReporter
+from tranche.local.run_report import RunReporter
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 
@@ -69,7 +70,7 @@ def command(
         raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
     if not wait and timeout is not None:
         raise UsageError("--no-wait and --timeout exclude each other", hint="--no-wait fails at once, --timeout waits")
-    asked, patience = request_from(**request), WaitLimit(wait=wait, seconds=timeout)
+    asked, patience = parse_request(**request), WaitLimit(wait=wait, seconds=timeout)
     say_of_run = (lambda line: None) if quiet else (lambda line: say(f"tranche: {line}"))
     socket = socket_of_service(settings)
     if socket is not None:
@@ -87,8 +88,7 @@ def command(
             adopt_foreign_destroy=adopt_foreign == "destroy",
             record=None if record is None else stack.enter_context(closing(_recorder(record))),
         )
-        reporter = WarningReporter(warn) if quiet else SentenceReporter(say_of_run, warn)
-        sys.exit(run(stack.enter_context(open_host(settings)), to_run, reporter))
+        sys.exit(run(stack.enter_context(open_host(settings)), to_run, RunReporter(say_of_run, warn)))
 
 
 def _run_by_service(

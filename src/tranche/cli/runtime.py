@@ -1,4 +1,4 @@
-"""What every command works with: the chosen machine, its driver, and the host with its ledger.
+"""What every command works with: the chosen machine, its driver, the host with its ledger, and a look at them.
 
 `--simulate` and `--state-dir` may stand before or after the subcommand's name.
 """
@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,18 +16,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tranche.cli.output import say, warn
-from tranche.core.errors import UsageError
+from tranche.core.errors import AllocationUnknown, HardwareError, TrancheError, UsageError
 from tranche.hardware.simulator_errors import simulator_errors
 from tranche.node.state.session import StateFolder
 
 if TYPE_CHECKING:
+    from tranche.core.allocation import NodeView
     from tranche.core.keeper import Actor
+    from tranche.core.state import NodeState
     from tranche.hardware.nvml import NvmlDriver
     from tranche.node.host import Host
     from tranche_simulator.machine import SimulatedMachine
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Seen = TypeVar("Seen")
+
+SECONDS = 60.0
+"""How long a command waits for a driver that may hang."""
+_SECONDS_AFTERWARDS = 1.0
 
 
 @dataclass(slots=True)
@@ -116,11 +124,14 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
             reset_command = str(preload(machine.state).nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
-    driver = NvmlDriver(reset_command=reset_command)
-    try:
+    with closing(NvmlDriver(reset_command=reset_command)) as driver:
         yield driver
-    finally:
-        driver.close()
+
+
+def observe(settings: Settings) -> NodeState:
+    """That machine as its driver shows it, without its register."""
+    with open_driver(settings) as driver:
+        return driver.observe()
 
 
 @contextmanager
@@ -145,21 +156,19 @@ def open_host(
 
         places = register_places(settings, reading=reading, anywhere=anywhere)
         recovered = _say_recovered if reading else lambda purpose: None
-        host = Host(
+        opened = Host(
             driver,
             places.state_dir,
             environment=child_environment(settings),
             reading=reading,
             recovered=recovered,
             actor=actor,
-            uid=uid,
+            uid=os.getuid() if uid is None else uid,
         )
-        try:
+        with closing(opened) as host:
             if not reading and not anywhere:
                 _refuse_inside_share(host, but=changes_own_share)
             yield host
-        finally:
-            host.close()
 
 
 def _refuse_inside_share(host: Host, *, but: str) -> None:
@@ -258,3 +267,71 @@ def child_environment(settings: Settings) -> dict[str, str]:
     """This process's environment, with what makes a child see the simulated machine where one is meant."""
     machine = simulated_machine(settings)
     return {**os.environ, **(machine.environment() if machine is not None else {})}
+
+
+def look_at(host: Host) -> NodeView:
+    """The machine as it is now, for a command that only shows it. Clears what dead processes left, if that is possible now."""
+    from tranche.node.locks.deciding import slow_decision
+
+    view = host.look(unsettled)
+    if (slow := slow_decision(host.places)) is not None:
+        warn(f"{slow}; {slow.hint}")
+    return view
+
+
+def unsettled(error: TrancheError) -> None:
+    """Say that what dead processes left is still there, and why."""
+    warn(f"cannot clear what dead processes left, so this list still shows it: {error.message}")
+
+
+def full_id(host: Host, typed: str) -> str:
+    """The id of the allocation or waiting request that begins with `typed`; `typed` itself if there is none.
+
+    AllocationUnknown if several begin with it.
+    """
+    from tranche.node.store import register
+
+    with host.ledger.read() as db:
+        ids = [each.id for each in register.allocations(db)] + [each.id for each in host.waiters()]
+    if typed in ids:
+        return typed
+    found = sorted(each for each in ids if typed and each.startswith(typed))
+    if len(found) > 1:
+        raise AllocationUnknown(f"several ids begin with {typed}: {', '.join(found)}", hint="type more of the id")
+    return found[0] if found else typed
+
+
+class DriverReader:
+    """Asks a driver that may hang, on its own threads, one after the other. After one unanswered call, each further call gets a
+    second.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = SECONDS
+
+    def to(self, look: Callable[[], Seen]) -> Seen:
+        """What `look` returns or raises; HardwareError if it does neither in time, leaving its thread behind."""
+        from contextvars import copy_context
+
+        seen: list[Seen] = []
+        failures: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                seen.append(look())
+            except BaseException as error:
+                failures.append(error)
+
+        # click finds its command by the context.
+        asking = threading.Thread(target=copy_context().run, args=(ask,), daemon=True)
+        asking.start()
+        asking.join(self._seconds)
+        if failures:
+            raise failures[0]
+        if seen:
+            return seen[0]
+        waited, self._seconds = self._seconds, min(self._seconds, _SECONDS_AFTERWARDS)
+        raise HardwareError(
+            f"the NVIDIA driver has not answered for {waited:g} s",
+            hint="check whether nvidia-smi hangs too, and read the kernel log: dmesg",
+        )

@@ -14,9 +14,10 @@ import click
 from tranche.boot.unit import InstalledUnit, command_line
 from tranche.cli.output import say, warn
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, open_host, register_places
-from tranche.cli.unit_options import (
+from tranche.cli.service_options import (
     options_of_unit,
     program_of_unit,
+    remove_unit,
     systemd_runs,
     tell_systemd,
     unit_program_option,
@@ -80,13 +81,7 @@ def remove(root: Path) -> None:
 
     Commands that run keep running and keep their shares.
     """
-    unit = InstalledUnit(root, _UNIT)
-    if unit.installed:
-        tell_systemd(root, "stop", _UNIT)
-    removed = unit.remove()
-    if removed:
-        tell_systemd(root, "daemon-reload")
-    say(f"{unit.file} is {'removed' if removed else 'not there'}")
+    remove_unit(InstalledUnit(root, _UNIT))
 
 
 def _serve(settings: Settings) -> None:

@@ -1,23 +1,32 @@
-"""`tranche sim`: simulated machines that unmodified NVML programs take for real ones."""
+"""`tranche sim`: simulated machines that unmodified NVML programs take for real ones, clients of their GPUs, and faults."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import shutil
+import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from tranche.cli.output import print_json, print_table, say, warn
-from tranche.cli.runtime import TrancheGroup, output_option
-from tranche.cli.sim_attach import attach
-from tranche.cli.sim_inject import inject
-from tranche.core.errors import CommandNotFound, UsageError
-from tranche_simulator import MACHINE_TYPES, SimulatedMachine, SimulatorError
+from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, output_option
+from tranche.core.errors import CommandNotFound, GpuNotFound, SimulatorError, UsageError
+from tranche.core.quantity import parse_memory
+from tranche.local.child import run_child
+from tranche_simulator import MACHINE_TYPES, SimulatedMachine
+from tranche_simulator import SimulatorError as MachineError
+from tranche_simulator.library import can_fail, special_faults
+
+Machine = Callable[[], SimulatedMachine]
+"""Opens the machine that faults are for."""
 
 
 @click.group("sim", cls=TrancheGroup)
@@ -27,10 +36,6 @@ def command() -> None:
     A simulated machine consists of a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that run with the
     variables of `tranche sim env` see its GPUs. They need no driver and no GPU.
     """
-
-
-command.add_command(attach)
-command.add_command(inject)
 
 
 @command.command()
@@ -138,7 +143,7 @@ def _readable() -> Iterator[SimulatedMachine]:
     for machine in SimulatedMachine.list():
         try:
             machine.gpus()
-        except SimulatorError as error:
+        except MachineError as error:
             warn(f"{machine.name} is left out: {error.message}")
         else:
             yield machine
@@ -216,3 +221,227 @@ def exec_(name: str, command: tuple[str, ...]) -> int:
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
         return 126
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_CONTAINER_STATE = "/run/tranche/simulator/state"
+_COMMAND_KEY = "tranche.sim.attach.command"
+
+
+class _CommandAfterDashes(TrancheCommand):
+    """Takes what follows `--` as the command to run, so that TARGET may be left out before it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_COMMAND_KEY] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args)
+
+
+@command.command(cls=_CommandAfterDashes, options_metavar="[OPTIONS]")
+@click.argument("target", required=False, metavar="[TARGET] [-- COMMAND...]")
+@click.option("--memory", metavar="AMOUNT", help="GPU memory to use on each target, such as 512Mi or 4G. Default: 0.")
+@click.pass_context
+def attach(context: click.Context, target: str | None, memory: str | None) -> int:
+    """Use a simulated GPU or slice while a command runs.
+
+    TARGET is a GPU index, a GPU UUID, a MIG UUID, or a comma-separated list. It defaults to $CUDA_VISIBLE_DEVICES.
+    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is the command's. The machine is that
+    of --simulate, or of $TRANCHE_SIM_STATE.
+    """
+    targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    machine = _machine(context.ensure_object(Settings))
+    amount = parse_memory(memory) if memory else 0
+    uuids = [target_uuid(machine, target) for target in targets]
+    with contextlib.ExitStack() as held:
+        for uuid in uuids:
+            held.enter_context(machine.attached(uuid, memory=amount))
+        command: list[str] = context.meta.get(_COMMAND_KEY, [])
+        return _run(command) if command else _hold(uuids)
+
+
+def _machine(settings: Settings) -> SimulatedMachine:
+    if settings.simulate:
+        return SimulatedMachine.open(settings.simulate)
+    state = Path(os.environ.get("TRANCHE_SIM_STATE") or _CONTAINER_STATE)
+    if not state.is_file():
+        raise SimulatorError(
+            f"no simulated machine at {state}",
+            hint="name one with --simulate, or set the variables of `tranche sim env`",
+        )
+    return SimulatedMachine(state.parent)
+
+
+def _targets(text: str) -> list[str]:
+    targets = [part.strip() for part in text.split(",") if part.strip()]
+    if not targets:
+        raise UsageError("nothing to attach to", hint="give a GPU or MIG UUID, or set CUDA_VISIBLE_DEVICES")
+    return targets
+
+
+def _run(command: Sequence[str]) -> int:
+    """The command's exit code; 127 or 126, as from a shell, if it cannot start."""
+    path = shutil.which(command[0])
+    if path is None:
+        say(f"{command[0]}: command not found")
+        return 127
+    try:
+        return run_child(path, command, os.environ)
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return 126
+
+
+def _hold(uuids: Sequence[str]) -> int:
+    # What is ignored stays ignored, so that nohup works: a blocked signal would be waited for all the same.
+    heeded = [each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN]
+    signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+    say(f"attached to {', '.join(uuids)} as process {os.getpid()}; end with Ctrl-C")
+    signal.sigwait(heeded)
+    return 0
+
+
+def target_uuid(machine: SimulatedMachine, target: str) -> str:
+    """The UUID that a GPU index stands for; anything else is taken for a UUID. GpuNotFound past the last GPU."""
+    if not target.isdecimal():
+        return target
+    gpus = machine.gpus()
+    if int(target) >= len(gpus):
+        raise GpuNotFound(f"{machine.name} has no GPU {target}", hint=f"its GPUs are 0 to {len(gpus) - 1}")
+    return gpus[int(target)].uuid
+
+
+_UNKNOWN = 999  # NVML's UNKNOWN and CUDA's; a function of neither fails whatever the code
+_PHANTOM_PID = 4_100_000  # near the kernel's highest pid, so that no process has it
+
+_gpu_option = click.option("--gpu", metavar="GPU", type=click.IntRange(0), help="Index of the GPU. Default: all GPUs.")
+
+
+@command.group(cls=TrancheGroup)
+@click.argument("name")
+@click.pass_context
+def inject(context: click.Context, name: str) -> None:
+    """Inject faults into a simulated machine.
+
+    The driver of machine NAME fails, slows down or loses a GPU. Running programs are affected too.
+    """
+    context.obj = partial(SimulatedMachine.open, name)
+
+
+def _driver_function(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """An injection into a name that no program can call would silently do nothing."""
+    if not can_fail(name):
+        raise UsageError(
+            f"neither NVML nor CUDA has a function '{name}'",
+            hint=f"for example nvmlDeviceCreateGpuInstance, or cuMemAlloc; and also {', '.join(special_faults())}",
+        )
+    return name
+
+
+@inject.command()
+@click.argument("function", callback=_driver_function)
+@click.option(
+    "--code",
+    metavar="CODE",
+    type=click.IntRange(1, 999),
+    default=_UNKNOWN,
+    show_default=True,
+    help="Error code to return: an nvmlReturn_t, such as 19 (IN_USE), or a CUresult.",
+)
+@click.option(
+    "--calls", metavar="N", type=click.IntRange(1), default=1, show_default=True, help="Number of calls that fail."
+)
+@_gpu_option
+@click.pass_obj
+def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
+    """Make the next calls of a driver function fail.
+
+    FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceCreateGpuInstance. With trancheSimResetGpu,
+    a reset fails. With names such as mpsServerStart, MPS fails.
+    """
+    machine().inject_error(function, code, calls=calls, gpu=gpu)
+    say(f"the next {calls} calls of {function} return {code}" if calls > 1 else f"the next {function} returns {code}")
+
+
+@inject.command()
+@click.argument("function", callback=_driver_function)
+@click.argument("seconds", type=click.FloatRange(min=0, min_open=True))
+@_gpu_option
+@click.pass_obj
+def latency(machine: Machine, function: str, seconds: float, gpu: int | None) -> None:
+    """Delay every call of a driver function.
+
+    FUNCTION is a function of NVML or of the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
+    clear`.
+    """
+    machine().inject_latency(function, seconds, gpu=gpu)
+    say(f"{function} takes {seconds:g} s longer")
+
+
+@inject.command()
+@click.argument("gpu", type=click.IntRange(0))
+@click.argument("code", type=click.IntRange(1))
+@click.pass_obj
+def xid(machine: Machine, gpu: int, code: int) -> None:
+    """Report an XID error on a GPU.
+
+    Programs that wait for events receive the XID number CODE.
+    """
+    machine().inject_xid(gpu, code)
+    say(f"XID {code} on GPU {gpu}")
+
+
+@inject.command()
+@click.argument("gpu", type=click.IntRange(0))
+@click.pass_obj
+def lost(machine: Machine, gpu: int) -> None:
+    """Make a GPU fall off the bus.
+
+    The GPU stays lost until `tranche sim inject NAME clear`.
+    """
+    machine().inject_lost(gpu)
+    say(f"GPU {gpu} is lost")
+
+
+@inject.command()
+@click.argument("target", metavar="GPU|UUID")
+@click.option(
+    "--pid", metavar="PID", type=click.IntRange(1), default=_PHANTOM_PID, show_default=True, help="Pid of the client."
+)
+@click.option(
+    "--memory",
+    metavar="AMOUNT",
+    default="64Mi",
+    show_default=True,
+    help="GPU memory of the client, such as 512Mi or 4G.",
+)
+@click.pass_obj
+def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
+    """Add a client without a process to a GPU or slice.
+
+    The client stays until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
+    """
+    found = machine()
+    uuid = target_uuid(found, target)
+    found.inject_busy(uuid, pid=pid, memory=parse_memory(memory))
+    say(f"process {pid} uses {uuid}")
+
+
+@inject.command("stuck-mode")
+@click.argument("gpu", type=click.IntRange(0))
+@click.pass_obj
+def stuck_mode(machine: Machine, gpu: int) -> None:
+    """Keep MIG mode changes of a GPU pending.
+
+    They stay pending until `tranche sim inject NAME clear`.
+    """
+    machine().inject_stuck_mode(gpu)
+    say(f"changes of MIG mode on GPU {gpu} stay pending")
+
+
+@inject.command()
+@click.pass_obj
+def clear(machine: Machine) -> None:
+    """Remove all injected faults."""
+    machine().clear_injections()
+    say("no injected faults are left")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import click
 
 from tranche.cli.output import print_json, print_table
-from tranche.cli.runtime import Settings, TrancheCommand, open_driver, output_option
+from tranche.cli.runtime import Settings, TrancheCommand, observe, output_option
 from tranche.core.errors import TrancheError
+from tranche.core.state import NodeState
 from tranche.node.health.software import software
 
 
@@ -18,31 +21,36 @@ def command(settings: Settings, /, output: str) -> None:
 
     Without a usable driver, the output has the error instead of the driver's version. The exit code is still 0.
     """
+    found = versions(lambda: observe(settings))
+    if output == "json":
+        print_json("Version", **found)
+        return
+    commit = "" if found["commit"] is None else f" (commit {found['commit']})"
+    rows = [
+        ("tranche", f"{found['version']}{commit}"),
+        ("simulator", found["simulatorVersion"]),
+        ("python", found["pythonVersion"]),
+        ("driver", found["driverVersion"] or found["driverError"]),
+        ("nvml", found["nvmlVersion"]),
+    ]
+    print_table(("SOFTWARE", "VERSION"), rows)
+
+
+def versions(look: Callable[[], NodeState]) -> dict[str, str | None]:
+    """The fields of a Version; where `look` fails, with its error instead of the driver's versions."""
     made = software()
     driver = nvml = error = None
     try:
-        with open_driver(settings) as opened:
-            node = opened.observe()
-            driver, nvml = node.driver_version, node.nvml_version
+        node = look()
+        driver, nvml = node.driver_version, node.nvml_version
     except TrancheError as failure:
         error = failure.message
-    if output == "json":
-        print_json(
-            "Version",
-            version=made.version,
-            commit=made.commit,
-            simulatorVersion=made.simulator_version,
-            pythonVersion=made.python_version,
-            driverVersion=driver,
-            nvmlVersion=nvml,
-            driverError=error,
-        )
-        return
-    rows = [
-        ("tranche", made.version if made.commit is None else f"{made.version} (commit {made.commit})"),
-        ("simulator", made.simulator_version),
-        ("python", made.python_version),
-        ("driver", driver or error),
-        ("nvml", nvml),
-    ]
-    print_table(("SOFTWARE", "VERSION"), rows)
+    return {
+        "version": made.version,
+        "commit": made.commit,
+        "simulatorVersion": made.simulator_version,
+        "pythonVersion": made.python_version,
+        "driverVersion": driver,
+        "nvmlVersion": nvml,
+        "driverError": error,
+    }

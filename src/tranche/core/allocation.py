@@ -13,7 +13,7 @@ from typing import NamedTuple
 from tranche.core.grid import PlacedInstance, Placement
 from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
-from tranche.core.request import GpuMemory, Isolation, MigSlice, Request, WholeGpus
+from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import (
     INSIDE_WALLS,
     OWN_WALLS,
@@ -40,10 +40,6 @@ class WholeGpu(NamedTuple):
 
     gpu_uuid: str
 
-    def moved_to(self, gpu_uuid: str) -> WholeGpu:
-        """The same grant on another GPU."""
-        return self._replace(gpu_uuid=gpu_uuid)
-
     @property
     def slot(self) -> None:
         """None: the grant takes the GPU itself."""
@@ -59,11 +55,6 @@ class WholeGpu(NamedTuple):
         """Everything is its own."""
         return OWN_WALLS
 
-    @property
-    def isolation(self) -> Isolation:
-        """How strongly the grant is isolated."""
-        return self.walls.isolation
-
 
 class Slice(NamedTuple):
     """The GPU instance of a profile at a placement, for a single holder."""
@@ -71,10 +62,6 @@ class Slice(NamedTuple):
     gpu_uuid: str
     profile: ProfileName
     placement: Placement
-
-    def moved_to(self, gpu_uuid: str) -> Slice:
-        """The same grant on another GPU."""
-        return self._replace(gpu_uuid=gpu_uuid)
 
     @property
     def slot(self) -> InstanceKey:
@@ -91,11 +78,6 @@ class Slice(NamedTuple):
         """Everything is its own."""
         return OWN_WALLS
 
-    @property
-    def isolation(self) -> Isolation:
-        """How strongly the grant is isolated."""
-        return self.walls.isolation
-
 
 class ComputeSlice(NamedTuple):
     """One compute instance of a GPU instance. Its neighbours inside the GPU instance may have other holders.
@@ -107,10 +89,6 @@ class ComputeSlice(NamedTuple):
     name: ProfileName
     start: int
     size: int
-
-    def moved_to(self, gpu_uuid: str) -> ComputeSlice:
-        """The same grant on another GPU."""
-        return self._replace(inside=self.inside.moved_to(gpu_uuid))
 
     @property
     def gpu_uuid(self) -> str:
@@ -131,11 +109,6 @@ class ComputeSlice(NamedTuple):
     def walls(self) -> GrantIsolation:
         """Neighbours share memory and faults without limits."""
         return INSIDE_WALLS
-
-    @property
-    def isolation(self) -> Isolation:
-        """How strongly the grant is isolated."""
-        return self.walls.isolation
 
 
 _MEMORY_WALLS = {
@@ -160,10 +133,6 @@ class FractionalShare(NamedTuple):
     compute: int | None = None
     limit: int | None = None
     unlimited: bool = False
-
-    def moved_to(self, gpu_uuid: str) -> FractionalShare:
-        """The same grant on another GPU."""
-        return self._replace(device=self.device.moved_to(gpu_uuid))
 
     @property
     def gpu_uuid(self) -> str:
@@ -201,14 +170,14 @@ class FractionalShare(NamedTuple):
             BandwidthIsolation.SHARED,
         )
 
-    @property
-    def isolation(self) -> Isolation:
-        """How strongly the grant is isolated."""
-        return self.walls.isolation
-
 
 Grant = WholeGpu | Slice | ComputeSlice | FractionalShare
 """One device, or part of one, of an allocation."""
+
+
+def parts_by(sharing: Sharing, grants: Iterable[Grant]) -> tuple[FractionalShare, ...]:
+    """The grants that are parts of a device shared by that mechanism."""
+    return tuple(each for each in grants if isinstance(each, FractionalShare) and each.sharing is sharing)
 
 
 def overlap(one: Grant, other: Grant) -> bool:
@@ -229,14 +198,14 @@ def out_of_reach(grant: Grant, place: Grant) -> bool:
     here, there = grant.slot, place.slot
     if here is None or there is None:
         return True
-    return PlacedInstance(here.profile, here.placement).conflicts(PlacedInstance(there.profile, there.placement))
+    return here.place.conflicts(there.place)
 
 
 def nearest_request(grants: tuple[Grant, ...]) -> Request:
     """The request that comes closest to grants made without Tranche."""
     first, slot = grants[0], grants[0].slot
     if isinstance(first, FractionalShare):
-        return Request(GpuMemory(first.memory), first.isolation, count=len(grants))
+        return Request(GpuMemory(first.memory), first.walls.isolation, count=len(grants))
     return Request(WholeGpus(len(grants)) if slot is None else MigSlice(slot.profile))
 
 
@@ -258,6 +227,20 @@ class Allocation(NamedTuple):
     def holder_pid(self) -> int:
         """The process that keeps it; 0 before it is known, or if no single process keeps it."""
         return self.keeper.pid if isinstance(self.keeper, ProcessKeeper) else 0
+
+
+DeviceKey = tuple[str, InstanceKey | None]
+"""A device by its GPU's UUID and the slot of its instance."""
+
+
+def shared_by_mps(allocations: Iterable[Allocation]) -> Mapping[DeviceKey, bool]:
+    """The devices with parts by MPS, each with whether any of its parts counts as limited."""
+    found: dict[DeviceKey, bool] = {}
+    for allocation in allocations:
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            key = part.gpu_uuid, part.slot
+            found[key] = found.get(key, False) or not part.unlimited
+    return found
 
 
 class WithheldDevice(NamedTuple):
@@ -308,11 +291,7 @@ class NodeView:
     def promised_on(self, gpu_uuid: str) -> tuple[PlacedInstance, ...]:
         """The grid places that grants hold on that GPU, each once, including instances still to be made."""
         slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
-        return tuple(PlacedInstance(slot.profile, slot.placement) for slot in slots if slot is not None)
-
-    def holders_of(self, key: InstanceKey) -> tuple[Allocation, ...]:
-        """The allocations that hold that instance slot or something in it."""
-        return tuple(each for each in self.allocations if any(grant.slot == key for grant in each.grants))
+        return tuple(slot.place for slot in slots if slot is not None)
 
 
 def devices(node: NodeState) -> Mapping[str, Grant]:

@@ -43,16 +43,13 @@ class RecordedGpu:
     instances: tuple[_RecordedInstance, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Every MIG-capable GPU of a machine at one moment."""
-
-    gpus: tuple[RecordedGpu, ...]
+Checkpoint = tuple[RecordedGpu, ...]
+"""Every MIG-capable GPU of a machine at one moment."""
 
 
 def take_checkpoint(node: NodeState) -> Checkpoint:
     """Record the present modes and instances."""
-    return Checkpoint(tuple(_record_gpu(gpu) for gpu in node if gpu.mig_capable))
+    return tuple(_record_gpu(gpu) for gpu in node if gpu.mig_capable)
 
 
 def checkpoint_to_data(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -63,7 +60,7 @@ def checkpoint_to_data(checkpoint: Checkpoint) -> dict[str, Any]:
             "MigMode": int(gpu.mig_enabled),
             "GpuInstances": [_instance_to_data(instance) for instance in gpu.instances] or None,
         }
-        for gpu in checkpoint.gpus
+        for gpu in checkpoint
     ]
     return {"Version": VERSION, "MigState": {"Devices": devices or None}}
 
@@ -74,7 +71,7 @@ def parse_checkpoint(data: object) -> Checkpoint:
     if version != VERSION:
         raise _invalid(f"its version is {version!r:.40}")
     devices = _list(_part(data, "MigState", "the file", dict), "Devices", "MigState")
-    return Checkpoint(tuple(_parse_gpu(device, f"device {number}") for number, device in enumerate(devices)))
+    return tuple(_parse_gpu(device, f"device {number}") for number, device in enumerate(devices))
 
 
 def gpu_instance_profile(gpu: GpuState, enum: int) -> GpuInstanceProfile:

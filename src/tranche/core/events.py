@@ -1,4 +1,4 @@
-"""Events on a machine: an enumeration of kinds, with typed data for each.
+"""Events on a machine, with typed data for each kind.
 
 An event may name its cause by the position of an earlier event. The event and its data name its allocation and its plan.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any, ClassVar, NamedTuple, get_args
 
 from tranche.core.allocation import Grant
@@ -32,39 +31,11 @@ from tranche.core.wire import (
 )
 
 
-class EventKind(StrEnum):
-    """Kinds of events. People see a finished step under its own kind's name; OTHER comes from a newer version."""
-
-    CHANGE_BEGUN = "ChangeBegun"
-    STEP_DONE = "StepDone"
-    GRANTED = "Granted"
-    CANCELLED = "Cancelled"
-    KEPT = "Kept"
-    HELD_TWICE = "HeldTwice"
-    RELEASE_BEGUN = "ReleaseBegun"
-    RELEASED = "Released"
-    UNDONE = "Undone"
-    UNDO_INCOMPLETE = "UndoIncomplete"
-    RECOVERED = "Recovered"
-    LIMITS_LOST = "LimitsLost"
-    LIMIT_EXCEEDED = "LimitExceeded"
-    SHARING_REFUSED = "SharingRefused"
-    DAEMON_FAULT = "DaemonFault"
-    DAEMON_RECOVERED = "DaemonRecovered"
-    FAULT_SHARED = "FaultShared"
-    SERVER_ENDED = "ServerEnded"
-    POLICY_CHANGED = "PolicyChanged"
-    CORDONED = "Cordoned"
-    UNCORDONED = "Uncordoned"
-    BOOT_ENDED = "BootEnded"
-    OTHER = "Other"
-
-
 @dataclass(frozen=True, slots=True)
 class ChangeBegun:
     """A declared change was decided, and its plan begins; `actor` is None if a command or an agent decided."""
 
-    kind: ClassVar = EventKind.CHANGE_BEGUN
+    kind: ClassVar = "ChangeBegun"
     plan_id: str
     purpose: str
     actor: Actor | None = None
@@ -74,7 +45,7 @@ class ChangeBegun:
 class StepDone:
     """A plan's step finished; `step` is its JSON data, and `action` the name of its kind."""
 
-    kind: ClassVar = EventKind.STEP_DONE
+    kind: ClassVar = "StepDone"
     plan_id: str
     step: Mapping[str, Any]
 
@@ -86,7 +57,7 @@ class ShareGranted:
     `owner` is None if unknown, and in events of earlier versions.
     """
 
-    kind: ClassVar = EventKind.GRANTED
+    kind: ClassVar = "Granted"
     plan_id: str
     waiter_id: str
     request: Request
@@ -98,7 +69,7 @@ class ShareGranted:
 class RequestCancelled:
     """A process other than its own removed a waiting request from the queue."""
 
-    kind: ClassVar = EventKind.CANCELLED
+    kind: ClassVar = "Cancelled"
     waiter_id: str
     actor: Actor | None = None
 
@@ -107,7 +78,7 @@ class RequestCancelled:
 class ShareKept:
     """Processes left by the command now keep the share, oldest first; `suspected` means that they may be the command's."""
 
-    kind: ClassVar = EventKind.KEPT
+    kind: ClassVar = "Kept"
     pids: tuple[int, ...]
     suspected: bool = False
 
@@ -116,7 +87,7 @@ class ShareKept:
 class HeldTwice:
     """A keeper was reported for devices that the register gives to another; Tranche rejects the report."""
 
-    kind: ClassVar = EventKind.HELD_TWICE
+    kind: ClassVar = "HeldTwice"
     keeper: Keeper
     grants: tuple[Grant, ...]
 
@@ -125,7 +96,7 @@ class HeldTwice:
 class ReleaseBegun:
     """A running share is being taken back; `pids` get SIGTERM, and finally SIGKILL."""
 
-    kind: ClassVar = EventKind.RELEASE_BEGUN
+    kind: ClassVar = "ReleaseBegun"
     pids: tuple[int, ...]
     actor: Actor | None = None
 
@@ -134,7 +105,7 @@ class ReleaseBegun:
 class ShareReleased:
     """A share was released; `actor` is None if it ended by itself or a command released it."""
 
-    kind: ClassVar = EventKind.RELEASED
+    kind: ClassVar = "Released"
     why: str
     actor: Actor | None = None
 
@@ -143,7 +114,7 @@ class ShareReleased:
 class PlanUndone:
     """A plan failed and was undone; `reason` is the error's reason word, `failed_gpu` the UUID of the GPU that failed."""
 
-    kind: ClassVar = EventKind.UNDONE
+    kind: ClassVar = "Undone"
     plan_id: str
     reason: str
     failed_gpu: str
@@ -153,7 +124,7 @@ class PlanUndone:
 class UndoIncomplete:
     """A plan could not be undone completely; `reason` is the error's reason word."""
 
-    kind: ClassVar = EventKind.UNDO_INCOMPLETE
+    kind: ClassVar = "UndoIncomplete"
     plan_id: str
     reason: str
 
@@ -162,7 +133,7 @@ class UndoIncomplete:
 class PlanRecovered:
     """An interrupted plan was undone, by its own process or, after its death, by the next."""
 
-    kind: ClassVar = EventKind.RECOVERED
+    kind: ClassVar = "Recovered"
     plan_id: str
     purpose: str
 
@@ -174,7 +145,7 @@ class LimitsLost:
     `grants` are the present ones.
     """
 
-    kind: ClassVar = EventKind.LIMITS_LOST
+    kind: ClassVar = "LimitsLost"
     grants: tuple[Grant, ...]
 
 
@@ -182,7 +153,7 @@ class LimitsLost:
 class LimitExceeded:
     """A share's processes together use more memory than granted; `grants` are the present ones."""
 
-    kind: ClassVar = EventKind.LIMIT_EXCEEDED
+    kind: ClassVar = "LimitExceeded"
     grants: tuple[Grant, ...]
 
 
@@ -190,7 +161,7 @@ class LimitExceeded:
 class SharingRefused:
     """The machine refused a mechanism that it should have, for the reason in `why`; Tranche no longer uses it."""
 
-    kind: ClassVar = EventKind.SHARING_REFUSED
+    kind: ClassVar = "SharingRefused"
     mechanism: Sharing
     why: str
 
@@ -199,7 +170,7 @@ class SharingRefused:
 class DaemonFault:
     """The MPS daemon of a device admits no clients, for the reason in `fault`."""
 
-    kind: ClassVar = EventKind.DAEMON_FAULT
+    kind: ClassVar = "DaemonFault"
     device_uuid: str
     fault: str
 
@@ -208,7 +179,7 @@ class DaemonFault:
 class DaemonRecovered:
     """The MPS daemon of a device admits clients again."""
 
-    kind: ClassVar = EventKind.DAEMON_RECOVERED
+    kind: ClassVar = "DaemonRecovered"
     device_uuid: str
 
 
@@ -216,7 +187,7 @@ class DaemonRecovered:
 class FaultShared:
     """A program's fatal fault ended all CUDA contexts on a device shared by MPS, including this share's."""
 
-    kind: ClassVar = EventKind.FAULT_SHARED
+    kind: ClassVar = "FaultShared"
     device_uuid: str
 
 
@@ -224,7 +195,7 @@ class FaultShared:
 class ServerEnded:
     """The MPS server of a share's programs was killed or shut down, but its daemon lives; `pid` was the server's."""
 
-    kind: ClassVar = EventKind.SERVER_ENDED
+    kind: ClassVar = "ServerEnded"
     pid: int
 
 
@@ -232,7 +203,7 @@ class ServerEnded:
 class PolicyChanged:
     """The administrator set how a GPU may be shared, or all GPUs without a policy of their own; None removes the policy."""
 
-    kind: ClassVar = EventKind.POLICY_CHANGED
+    kind: ClassVar = "PolicyChanged"
     gpu_uuid: str
     sharing: str | None
 
@@ -241,7 +212,7 @@ class PolicyChanged:
 class GpuCordoned:
     """An administrator cordoned a GPU; the reason may be empty."""
 
-    kind: ClassVar = EventKind.CORDONED
+    kind: ClassVar = "Cordoned"
     user: str
     reason: str
     actor: Actor | None = None
@@ -251,7 +222,7 @@ class GpuCordoned:
 class GpuUncordoned:
     """An administrator lifted the cordon of a GPU."""
 
-    kind: ClassVar = EventKind.UNCORDONED
+    kind: ClassVar = "Uncordoned"
     user: str
     actor: Actor | None = None
 
@@ -263,7 +234,7 @@ class BootEnded:
     `asked` is the request in the settings file, "" if unreadable. `reason` is the error's reason word, "" on success.
     """
 
-    kind: ClassVar = EventKind.BOOT_ENDED
+    kind: ClassVar = "BootEnded"
     boot_id: str
     asked: str
     reason: str
@@ -311,13 +282,6 @@ class Event:
     message: str
     cause: int | None = None
     data: EventData | None = None
-
-    @property
-    def kind(self) -> EventKind:
-        """The event's kind."""
-        if self.data is not None:
-            return self.data.kind
-        return EventKind(self.name) if self.name in list(EventKind) else EventKind.OTHER
 
 
 def event_name(data: EventData) -> str:

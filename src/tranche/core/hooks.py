@@ -27,27 +27,16 @@ class Hook:
         return " ".join((self.command, *self.arguments))
 
 
-@dataclass(frozen=True, slots=True)
-class HooksFile:
-    """Hooks by the moment at which they run, in order."""
-
-    hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
-
-    def at(self, moment: str) -> tuple[Hook, ...]:
-        """The hooks of that moment; empty if the file does not name it."""
-        return self.hooks.get(moment, ())
-
-
-def parse_hooks(data: object) -> HooksFile:
-    """The hooks of a decoded document; raises HooksInvalid.
+def parse_hooks(data: object) -> Mapping[str, tuple[Hook, ...]]:
+    """The hooks of a decoded document by the moment at which they run, in order; raises HooksInvalid.
 
     As in mig-parted, the version is not checked, and unused moments are no error.
     """
     if data is None:
-        return HooksFile()
+        return {}
     document = _mapping(data, "the hooks file")
     moments = _mapping(document.get("hooks"), "'hooks'")
-    return HooksFile({moment: _parse_list(moment, entries) for moment, entries in moments.items()})
+    return {moment: _parse_list(moment, entries) for moment, entries in moments.items()}
 
 
 def _parse_list(moment: str, entries: object) -> tuple[Hook, ...]:

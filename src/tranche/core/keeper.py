@@ -6,7 +6,7 @@ or that cannot see everything, proves nothing by what it lacks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -177,27 +177,6 @@ def judge_pod(keeper: PodKeeper, evidence: PodEvidence) -> KeeperStatus:
     if evidence.pod_exists:
         return KeeperStatus.ALIVE
     return KeeperStatus.GONE if evidence.kubelet_age >= SETTLED_SECONDS else KeeperStatus.UNKNOWN
-
-
-class ProcessEvidence(NamedTuple):
-    """What the machine shows of one process keeper.
-
-    `locked`: some process holds the allocation's lock, which children inherit. `runs`: the recorded process lives. `inherited`
-    are processes with the allocation's id in their environment, or known descendants. `hidden` processes may have inherited it,
-    but cannot be inspected.
-    """
-
-    locked: bool
-    runs: bool = False
-    inherited: Collection[int] = ()
-    hidden: Collection[int] = ()
-
-
-def judge_process(evidence: ProcessEvidence) -> KeeperStatus:
-    """Judge whether the process or any descendant is left."""
-    if evidence.locked or evidence.runs or evidence.inherited:
-        return KeeperStatus.ALIVE
-    return KeeperStatus.UNKNOWN if evidence.hidden else KeeperStatus.GONE
 
 
 class ClaimEvidence(NamedTuple):

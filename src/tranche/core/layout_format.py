@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tranche.core.device_filter import DeviceFilter, parse_device_filter
 from tranche.core.errors import LayoutInvalid, UsageError
-from tranche.core.layout import Layout, LayoutFile, LayoutSpec
+from tranche.core.layout import DeviceFilter, Layout, LayoutFile, LayoutSpec, parse_device_filter
 from tranche.core.profile import ProfileName, parse_profile
 
 VERSION = "v1"

@@ -34,19 +34,15 @@ class PartitionSpec:
     text: str
     slices: tuple[tuple[WantedProfile, int], ...]
 
-
-@dataclass(frozen=True, slots=True)
-class LayoutName:
-    """A layout by name: from a layout file, or generated for the machine's own GPUs."""
-
-    text: str
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)
 class BootSettings:
-    """Settings for boot. `config_file` is the path of the layout file, "" for none."""
+    """Settings for boot: slices, or a layout by name. `config_file` is the path of the layout file, "" for none."""
 
-    wanted: PartitionSpec | LayoutName
+    wanted: PartitionSpec | str
     config_file: str = ""
 
 
@@ -79,13 +75,13 @@ def parse_boot_settings(text: str, source: str) -> BootSettings:
     return BootSettings(wanted, values.get(CONFIG_FILE, ""))
 
 
-def parse_partition(text: str) -> PartitionSpec | LayoutName:
-    """Parse the value of MIG_PARTITION; raises PartitionInvalid with the broken rule."""
+def parse_partition(text: str) -> PartitionSpec | str:
+    """Parse the value of MIG_PARTITION, to slices or a layout's name; raises PartitionInvalid with the broken rule."""
     value = text.strip()
     if not value:
         raise PartitionInvalid(f"{PARTITION} is empty", hint=f"{_EXAMPLES}; to cut nothing at boot, remove the file")
     if _LAYOUT_NAME.fullmatch(value):
-        return LayoutName(value)
+        return value
     counts: dict[WantedProfile, int] = {}
     for element in value.split(","):
         profile, count = _element(element.strip(), value)

@@ -121,7 +121,9 @@ def parse_request(
         )
     demand: Demand
     if gpus is not None:
-        demand = WholeGpus(_parse_count(gpus))
+        demand = WholeGpus(
+            _whole(gpus, "number of whole GPUs", "write it as --gpus 1; for a part of one GPU use --gpu 0.5")
+        )
     elif gpu is not None:
         demand = GpuShare(parse_fraction(gpu))
     elif gpu_memory is not None:
@@ -157,19 +159,19 @@ _LEVELS = "'hard', 'soft', 'none' or 'any'"
 def _parse_shares(text: str, demand: Demand) -> int:
     if isinstance(demand, WholeGpus):
         raise UsageError("--count needs --gpu or --gpu-memory", hint="for several whole GPUs use --gpus N")
-    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) == 0:
-        raise UsageError(
-            f"'{text}' is not a number of shares", hint="write it as --count 2: two shares, each on another GPU"
-        )
-    return int(text)
+    return _whole(text, "number of shares", "write it as --count 2: two shares, each on another GPU")
 
 
 def _parse_percent(text: str) -> int:
     digits = text.strip().removesuffix("%").rstrip()
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or not 1 <= int(digits) <= 100:
-        raise UsageError(
-            f"'{text}' is not a compute ceiling", hint="write it as a whole number of percent, from 1 to 100"
-        )
+    return _whole(text, "compute ceiling", "write it as a whole number of percent, from 1 to 100", digits, most=100)
+
+
+def _whole(text: str, what: str, hint: str, digits: str = "", most: int = 10**18) -> int:
+    """The positive number that the text, or its `digits`, are; raises UsageError."""
+    digits = digits or text
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18) or not 1 <= int(digits) <= most:
+        raise UsageError(f"'{text}' is not a {what}", hint=hint)
     return int(digits)
 
 
@@ -187,15 +189,6 @@ def _refuse_contradiction(request: Request) -> None:
             "--compute cannot be used with --isolation hard",
             hint="only a part of a shared device has a compute ceiling",
         )
-
-
-def _parse_count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) == 0:
-        raise UsageError(
-            f"'{text}' is not a number of whole GPUs",
-            hint="write it as --gpus 1; for a part of one GPU use --gpu 0.5",
-        )
-    return int(text)
 
 
 def _parse_slice(text: str) -> MigSlice:

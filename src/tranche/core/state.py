@@ -82,6 +82,11 @@ class InstanceKey(NamedTuple):
     profile: ProfileName
     placement: Placement
 
+    @property
+    def place(self) -> PlacedInstance:
+        """Its place on the grid."""
+        return PlacedInstance(self.profile, self.placement)
+
     def __str__(self) -> str:
         return f"{self.profile} at {self.placement} of {self.gpu_uuid}"
 
@@ -96,6 +101,11 @@ class GpuInstance(NamedTuple):
     memory: int | None
     compute_instances: tuple[ComputeInstance, ...] = ()
     stray_processes: tuple[GpuProcess, ...] = ()
+
+    @property
+    def place(self) -> PlacedInstance:
+        """Its place on the grid."""
+        return PlacedInstance(self.profile, self.placement)
 
     @property
     def processes(self) -> tuple[GpuProcess, ...]:
@@ -237,7 +247,7 @@ class GpuState:
     @property
     def occupants(self) -> tuple[PlacedInstance, ...]:
         """The GPU's instances as the grid sees them."""
-        return tuple(PlacedInstance(instance.profile, instance.placement) for instance in self.instances)
+        return tuple(instance.place for instance in self.instances)
 
     @property
     def all_processes(self) -> tuple[GpuProcess, ...]:

@@ -71,7 +71,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
     data: dict[str, Any] = {
         "gpuUUID": grant.gpu_uuid,
         "mechanism": grant.mechanism,
-        "isolation": str(grant.isolation),
+        "isolation": str(grant.walls.isolation),
         "walls": walls_to_dict(grant.walls),
         "profile": None if slot is None else str(slot.profile),
         "placement": None if slot is None else {"start": slot.placement.start, "size": slot.placement.size},
@@ -87,7 +87,7 @@ def grant_to_dict(grant: Grant) -> dict[str, Any]:
                 "memoryBytes": grant.memory,
                 "computePercent": grant.compute,
                 **({"memoryLimitBytes": grant.limit} if grant.limit is not None else {}),
-                **({"unlimited": True} if grant.unlimited else {}),
+                **_set(unlimited=grant.unlimited),
             }
 
 
@@ -137,12 +137,10 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "started": keeper.started,
                 "namespace": keeper.namespace,
                 "keyDigest": keeper.key_digest,
-                **(
-                    {"others": [{"pid": pid, "started": started} for pid, started in keeper.others]}
-                    if keeper.others
-                    else {}
+                **_set(
+                    others=[{"pid": pid, "started": started} for pid, started in keeper.others],
+                    suspected=keeper.suspected,
                 ),
-                **({"suspected": True} if keeper.suspected else {}),
                 **({"uid": keeper.uid} if keeper.uid >= 0 else {}),
             }
         case PodKeeper():
@@ -155,15 +153,18 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 "uid": keeper.uid,
                 "kubelet": keeper.kubelet,
                 "lingers": keeper.lingers,
-                **({"forgotten": True} if keeper.forgotten else {}),
-                **({"replicas": list(keeper.replicas)} if keeper.replicas else {}),
+                **_set(forgotten=keeper.forgotten, replicas=list(keeper.replicas)),
             }
         case ClaimKeeper(namespace, name, uid, pods, others, boot):
             named = {"kind": "claim", "namespace": namespace, "name": name, "uid": uid}
-            more = {"pods": list(pods), "others": others, "boot": boot}
-            return {**named, **{key: value for key, value in more.items() if value}}
+            return {**named, **_set(pods=list(pods), others=others, boot=boot)}
         case PlacedPodKeeper(namespace, name, uid):
             return {"kind": "placed-pod", "namespace": namespace, "name": name, "uid": uid}
+
+
+def _set(**fields: Any) -> dict[str, Any]:
+    """The fields that are not empty."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:

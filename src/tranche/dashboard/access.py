@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
 
-from tranche.dashboard.refusal_page import STYLE_HASH
+from tranche.dashboard.frame import STYLE_HASH
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _CHANGES_NOTHING = frozenset({"GET", "HEAD"})

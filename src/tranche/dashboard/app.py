@@ -1,10 +1,14 @@
-"""A machine's dashboard over HTTP. Every request passes the gate first."""
+"""A machine's dashboard over HTTP, on its loopback until SIGTERM or Ctrl-C. Every request passes the gate first."""
 
 from __future__ import annotations
 
+import logging
 import secrets
+import signal
+import sys
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -18,36 +22,80 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.dashboard.access import RefusalReason, TokenAuthenticator
-from tranche.dashboard.acting.action_handler import ActionHandler, with_ways
-from tranche.dashboard.event_log import EventLog, ReadEvents
-from tranche.dashboard.frame import VIEWS, entered_page
+from tranche.dashboard.acting.action_handler import ActionHandler, with_links
+from tranche.dashboard.frame import VIEWS, entered_page, loopback_way, token_form
 from tranche.dashboard.live import seen_message
 from tranche.dashboard.pages import AsSaid, page_at, waste_of
-from tranche.dashboard.refusal_page import entering_form, loopback_way
+from tranche.dashboard.server import BackgroundWriter, GuardedServer, guarded_config, listening
 from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.use_file import UseFile
-from tranche.dashboard.watch import MachinePublisher, OpenHost
+from tranche.dashboard.watch import MachinePublisher, OpenHost, UseFile
 from tranche.dashboard.web import (
     GatedRequestHandler,
-    StreamTracker,
     Unavailable,
     form_of,
     html,
     is_part,
     nothing,
-    page_answer,
     refusal,
 )
+from tranche.documents.blocks import Document
 from tranche.documents.describe import said_in_utc
 from tranche.documents.envelope import document
 from tranche.documents.picture import draw_picture
 from tranche.node.state.session import StateFolder
 
+_KEPT = 10_000
+"""As many as the register keeps."""
+
+ReadEvents = Callable[[int], Sequence[Document]]
+"""Reads the events after a position, oldest first."""
+_LOOPBACK = "127.0.0.1"
+_MOST_CONNECTIONS = 250
 _ENTER = "/enter"
 _LONGEST_FORM = 10_000  # bytes
-_UNSEEN = "the driver does not answer"
+
+
+class EventLog:
+    """The register's events, read once: pages ask for them again and again. Safe to use from several threads.
+
+    Another register may replace it, with events at the same positions. An event itself tells them apart: its time, data and words
+    at its position.
+    """
+
+    def __init__(self, read: ReadEvents) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._known: list[Document] = []
+
+    def up_to(self, newest: Document | None) -> Sequence[Document]:
+        """All events of the register that has `newest`, oldest first. Reads unless `newest` is the last one known.
+
+        `newest` is None where there was none. LedgerUnavailable when the register has been replaced since.
+        """
+        with self._lock:
+            if newest is None or not self._known or newest != self._known[-1]:
+                self._known = self._read_on()
+            if newest is not None and not _has(self._known, newest):
+                raise LedgerUnavailable(
+                    "the ledger was replaced by another one since the machine was seen", hint="load the page again"
+                )
+            return self._known
+
+    def _read_on(self) -> list[Document]:
+        if not self._known:
+            return list(self._read(0))
+        # Read the last known event again: if it differs or is missing, the register was replaced.
+        last = self._known[-1]
+        found = list(self._read(last["position"] - 1))
+        # A new list: another thread may be reading the old one.
+        return [*self._known, *found[1:]][-_KEPT:] if found[:1] == [last] else list(self._read(0))
+
+
+def _has(events: Sequence[Document], event: Document) -> bool:
+    """Whether the event is one of these."""
+    return next((each for each in reversed(events) if each["position"] <= event["position"]), None) == event
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +118,12 @@ class MachineContext:
 class MachineRequestHandler(GatedRequestHandler):
     """The application; its lifespan starts and ends the watch. `gate` knows the token."""
 
+    views = VIEWS
+    unseen = "the driver does not answer"
+
     def __init__(self, gate: TokenAuthenticator, served: MachineContext) -> None:
         super().__init__(
+            served.machine,
             [
                 Route(_ENTER, self._enter),
                 Route("/live", self._news),
@@ -89,7 +141,6 @@ class MachineRequestHandler(GatedRequestHandler):
         self._live = MachinePublisher(served.open_host, served.use)
         self._events = EventLog(served.read_events)
         self._actions = ActionHandler(served.places, served.open_to_act, self._live.touch)
-        self._streams = StreamTracker()
 
     @asynccontextmanager
     async def _running(self, _: Starlette) -> AsyncIterator[None]:
@@ -113,7 +164,7 @@ class MachineRequestHandler(GatedRequestHandler):
     def refused(self, scope: Scope, reason: RefusalReason) -> Response:
         """The refusal, with the token's form or a link by a name of this server."""
         if reason.status is HTTPStatus.UNAUTHORIZED:
-            return refusal(scope, reason, "Sign in", entering_form())
+            return refusal(scope, reason, "Sign in", token_form(_ENTER, "get"))
         if reason.status is HTTPStatus.MISDIRECTED_REQUEST:
             sent = (value.decode("latin-1") for name, value in scope["headers"] if name == b"host")
             return refusal(scope, reason, way=loopback_way(next(sent, "")))
@@ -152,20 +203,21 @@ class MachineRequestHandler(GatedRequestHandler):
             return nothing(request)
         if isinstance(page, str):
             return RedirectResponse(page, HTTPStatus.SEE_OTHER)
-        page = with_ways(page, path, query, seen) if self._actions.acts else page
-        return page_answer(request, page, live, seen, version, name=self._served.machine, views=VIEWS, unseen=_UNSEEN)
+        page = with_links(page, path, query, seen) if self._actions.acts else page
+        return self.shown(request, page, live, seen, version)
 
     async def _act(self, request: Request) -> Response:
         """Do what an accepted form asks for; the answer leads to the outcome."""
         kind = str(request.path_params["kind"])
         fields = await form_of(request, _LONGEST_FORM) or {}
-        if (refused := self._actions.refusal(kind, fields, self._gate.session_of(request.headers))) is not None:
-            return refusal(request.scope, refused)
+        action = self._actions.accepted(kind, fields, self._gate.session_of(request.headers))
+        if isinstance(action, RefusalReason):
+            return refusal(request.scope, action)
         seen = await self._live.fresh()
         if seen is None:
             why = f"nothing was done: {self._live.trouble or 'the driver does not answer'}"
             return refusal(request.scope, RefusalReason(HTTPStatus.SERVICE_UNAVAILABLE, why))
-        answer = await run_in_threadpool(self._actions.answer, kind, fields, seen)
+        answer = await run_in_threadpool(self._actions.answer, action, fields["plan"], seen)
         if isinstance(answer, RefusalReason):
             return refusal(request.scope, answer)
         return RedirectResponse(answer, HTTPStatus.SEE_OTHER)
@@ -178,20 +230,13 @@ class MachineRequestHandler(GatedRequestHandler):
     async def _event_list(self, _: Request) -> Response:
         """What `tranche events -o json` prints: all events kept."""
         seen = await self._live.fresh()
-
-        def found() -> Mapping[str, Any]:
-            return {"events": self._events.up_to(None if seen is None else seen.newest_event)}
-
-        return await self._of_register("EventList", found)
+        newest = None if seen is None else seen.newest_event
+        return await self._of_register("EventList", lambda: {"events": self._events.up_to(newest)})
 
     async def _waste(self, _: Request) -> Response:
         """What the waste view shows."""
         seen = await self._seen()
-
-        def found() -> Mapping[str, Any]:
-            return waste_of(seen, self._events.up_to(seen.newest_event))
-
-        return await self._of_register("Waste", found)
+        return await self._of_register("Waste", lambda: waste_of(seen, self._events.up_to(seen.newest_event)))
 
     async def _of_register(self, kind: str, fields: Callable[[], Mapping[str, Any]]) -> Response:
         """A document made from the register, or why the register cannot be read."""
@@ -217,8 +262,21 @@ class MachineRequestHandler(GatedRequestHandler):
                 async for news in every:
                     yield seen_message(news, time.time())
 
-        return self._streams.answer(request, lines())
+        return self.streamed(request, lines())
 
 
 def _unread(error: TrancheError) -> Unavailable:
     return Unavailable("The register cannot be read", f"{error.message}.", error.reason)
+
+
+def serve_dashboard(port: int, token: str, served: MachineContext, ready: Callable[[TokenAuthenticator], None]) -> None:
+    """Answer on that port, or with 0 on any; calls `ready` once it takes connections."""
+    with listening(_LOOPBACK, port) as listener:
+        gate = TokenAuthenticator(token, listener.getsockname()[1])
+        config = guarded_config(MachineRequestHandler(gate, served), _MOST_CONNECTIONS, lifespan="on")
+        ready(gate)
+        if sys.stderr is not None:
+            logging.basicConfig(handlers=[logging.StreamHandler(BackgroundWriter(sys.stderr.fileno()))], force=True)
+        # When the server has ended, Ctrl-C ends the process as SIGTERM does, without waiting for threads that a driver holds.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        GuardedServer(config).run([listener])

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, gpu_link, maker, measured, memory, notes, share_and_user
-from tranche.dashboard.state_history import StateHistory
-from tranche.dashboard.table_order import TableOrder
-from tranche.documents.bar import HEIGHT, bar, swatch
+from tranche.dashboard.history_view import StateHistory
+from tranche.dashboard.parts import TableOrder, figures, gpu_link, maker, measured, memory, notes, share_and_user
 from tranche.documents.blocks import BarBlock, BlockKind, BlockRow, BlockStatus, Document, blocks_of
 from tranche.documents.markup import Child, Element, element
-from tranche.documents.picture import headline, legend
+from tranche.documents.picture import HEIGHT, bar, headline, legend, swatch
 
 BAR_PIXELS = 700
 """The width that a bar's texts are cut for; a narrower screen clips them."""

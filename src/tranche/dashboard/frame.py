@@ -1,14 +1,16 @@
-"""What every page has: its head, links to the other views, and whether it is live."""
+"""What every page has: its head, links to the other views, and whether it is live; and the plain page that loads nothing."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tranche.dashboard.parts import moment
 from tranche.documents import describe
-from tranche.documents.markup import Element, element
-from tranche.documents.picture_style import PATTERNS
+from tranche.documents.markup import Child, Element, element
+from tranche.documents.picture import PATTERNS
 
 VIEWS = (
     ("/", "Fleet"),
@@ -19,6 +21,16 @@ VIEWS = (
     ("/layouts", "Layouts"),
 )
 """The views that every page links to."""
+_STYLE = (
+    "body{margin:0;background:#fff;color:#1f2328;font:16px/1.5 system-ui,sans-serif}"
+    "main{max-width:38rem;margin:0 auto;padding:12vh 20px 40px}h1{font-size:24px;margin:0 0 8px}p{overflow-wrap:anywhere}"
+    "form{display:flex;flex-wrap:wrap;gap:8px;align-items:end}label{display:grid;gap:2px}"
+    "input,button{font:inherit;padding:6px 10px;min-height:36px}a{color:#0550ae}"
+    "a:focus-visible{outline:3px solid;outline-offset:2px}"
+    "@media (prefers-color-scheme:dark){body{background:#0d1117;color:#f0f6fc}a{color:#79c0ff}}"
+)
+STYLE_HASH = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+"""Identifies this page's style to browsers, which take no other style inside a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +65,16 @@ def whole_page(
     `trouble` says why nothing newer is known, "" where it is current. `unseen` is what it means when the server speaks without
     trouble but sees nothing newer.
     """
+    scripts = ("rows.js", "page.js") if page.feed else ("page.js",)
     return "<!doctype html>\n" + str(
         element(
             "html",
-            _head(f"{page.title} – {machine}", *(("rows.js",) if page.feed else ()), "page.js"),
+            _head(
+                f"{page.title} – {machine}",
+                _icon(),
+                *(element("link", rel="stylesheet", href=f"/static/{each}.css") for each in ("picture", "page")),
+                *(element("script", src=f"/static/{each}", defer=True) for each in scripts),
+            ),
             element(
                 "body",
                 element("a", "Skip to the content", href="#main", class_="skip"),
@@ -97,17 +115,14 @@ def entered_page() -> str:
     return "<!doctype html>\n" + str(element("html", head, body, lang="en"))
 
 
-def _head(title: str, *scripts: str) -> Element:
+def _head(title: str, *more: Child) -> Element:
     return element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
-        _icon(),
-        element("link", rel="stylesheet", href="/static/picture.css"),
-        element("link", rel="stylesheet", href="/static/page.css"),
-        [element("script", src=f"/static/{each}", defer=True) for each in scripts],
+        more,
     )
 
 
@@ -132,3 +147,30 @@ def _liveness(taken: float, trouble: str, unseen: str) -> Element:
     at, why = describe.timestamp(taken), f": {trouble}" if trouble else ""
     said = element("span", "as of ", moment(at), f"{why}; reload for news", id="live-said")
     return element("p", said, id="live", role="status", class_="still", data_taken=at, data_unseen=unseen)
+
+
+def refusal_page(title: str, message: str, way: Element | None = None) -> str:
+    """`way` links onward; without it the page links to the first view."""
+    way = element("p", element("a", "Open the dashboard", href="/")) if way is None else way
+    return plain_page(title, element("p", message), way)
+
+
+def token_form(address: str, method: str) -> Element:
+    """A form for the viewer's token."""
+    token = element("input", type="password", name="token", id="token", required=True, autocomplete="off")
+    asked = element("label", "Token", token)
+    return element("form", asked, element("button", "Enter"), action=address, method=method, aria_label="Enter")
+
+
+def loopback_way(host: str) -> Element:
+    """A link to this machine by a name of its own, with the port in the request's Host header."""
+    port = host.rpartition(":")[2]
+    address = f"http://127.0.0.1{f':{port}' if port.isascii() and port.isdecimal() and len(port) < 6 else ''}/"
+    return element("p", "Open ", element("a", address, href=address), ".")
+
+
+def plain_page(title: str, *shown: Child | None) -> str:
+    """A page that loads nothing."""
+    head = _head(f"{title} – Tranche", element("style", _STYLE))
+    body = element("body", element("main", element("h1", title), *shown))
+    return "<!doctype html>\n" + str(element("html", head, body, lang="en"))

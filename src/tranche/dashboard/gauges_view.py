@@ -1,24 +1,49 @@
-"""A GPU's memory use and load over the time that was watched, as charts and as a table."""
+"""A GPU's memory use and load over the time that was watched, as charts and as a table, and what is kept for them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import fmean
 
 from tranche.core.quantity import format_memory
-from tranche.dashboard.parts import moment, table
-from tranche.dashboard.reading_log import EVERY_SECONDS
+from tranche.dashboard.parts import measured, moment, table
 from tranche.documents import describe
 from tranche.documents.blocks import Document
-from tranche.documents.gauge_samples import GaugeSample
+from tranche.documents.gauge_samples import GaugeSample, sample_of
 from tranche.documents.markup import Element, element
 
+EVERY_SECONDS = 5.0
+"""The least time between two samples."""
+KEPT_SECONDS = 3600.0
+LOOK_SECONDS = 60.0
+"""The time between looks at the machine while no page is open, where its use is recorded."""
+LINE_SECONDS = 300.0
+"""The time that one line covers."""
+KEPT_DAYS = 7
 _WIDTH, _HEIGHT = 1000, 60
 _WHILE_OPEN = "Gauges are read while a page is open. This server keeps an hour of them."
 Measured = Sequence[tuple[float, float]]
 """Moments in seconds since the epoch, each with a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class UseRecord:
+    """What was recorded on earlier days, oldest first; `trouble` says why nothing is recorded now."""
+
+    samples: tuple[GaugeSample, ...]
+    trouble: str = ""
+
+
+def with_sample(kept: tuple[GaugeSample, ...], taken: float, readings: Iterable[Document]) -> tuple[GaugeSample, ...]:
+    """The samples plus one, without those that are too old; starts over after a clock was set back."""
+    if kept and 0 <= taken - kept[-1].taken < EVERY_SECONDS:
+        return kept
+    sample = sample_of(taken, readings)
+    young = [each for each in kept if taken - KEPT_SECONDS <= each.taken < taken]
+    return (*young, sample) if sample.gpus else tuple(young)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +74,13 @@ def gauges_view(
     the last sample.
     """
     uuid, memory = gpu["uuid"], float(gpu["memoryBytes"] or 0)
-    gauges = (
-        _Gauge("Memory used", _measured(uuid, "memoryUsedBytes", samples), memory, _bytes, every),
-        _Gauge("Busy", _measured(uuid, "busy", samples), 1.0, _percent, every),
-        _Gauge("Power", _measured(uuid, "powerWatts", samples), 0.0, _watts, every),
-        _Gauge("Temperature", _measured(uuid, "temperatureCelsius", samples), 0.0, _degrees, every),
+    kinds: Sequence[tuple[str, str, float, Callable[[float], str]]] = (
+        ("Memory used", "memoryUsedBytes", memory, lambda value: format_memory(round(value))),
+        ("Busy", "busy", 1.0, partial(measured, unit="%")),
+        ("Power", "powerWatts", 0.0, partial(measured, unit=" W")),
+        ("Temperature", "temperatureCelsius", 0.0, partial(measured, unit=" °C")),
     )
+    gauges = [_Gauge(name, _measured(uuid, key, samples), most, said, every) for name, key, most, said in kinds]
     found = [each for each in gauges if each.values]
     if not found:
         return None
@@ -123,19 +149,3 @@ def _areas(values: Measured, since: float, length: float, most: float, every: fl
 
 def _last(numbers: Sequence[float]) -> float:
     return numbers[-1]
-
-
-def _bytes(value: float) -> str:
-    return format_memory(round(value))
-
-
-def _watts(value: float) -> str:
-    return f"{value:.0f} W"
-
-
-def _degrees(value: float) -> str:
-    return f"{value:.0f} °C"
-
-
-def _percent(value: float) -> str:
-    return f"{value:.0%}"

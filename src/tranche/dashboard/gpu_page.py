@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from tranche.dashboard.events_page import MOST, event_table
 from tranche.dashboard.fleet_page import gpu_bar, key
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.gauges_view import gauges_view
-from tranche.dashboard.history_view import HOURS, history_view, hours_choice
-from tranche.dashboard.parts import code, figures, maker, measured, memory, notes, share_and_user, table
-from tranche.dashboard.reading_log import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, UseRecord
-from tranche.dashboard.state_history import StateHistory
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.gauges_view import KEPT_DAYS, LINE_SECONDS, LOOK_SECONDS, UseRecord, gauges_view
+from tranche.dashboard.history_view import HOURS, StateHistory, history_view, hours_choice
+from tranche.dashboard.parts import TableOrder, code, figures, maker, measured, memory, notes, share_and_user, table
 from tranche.documents.blocks import BlockStatus, Document, blocks_of
 from tranche.documents.gauge_samples import GaugeSample
 from tranche.documents.history import events_by_gpu
@@ -38,7 +35,7 @@ def gpu_page(
     events: Sequence[Document],
     said: Sequence[str],
     now: float,
-    hours: int,
+    hours: int = HOURS[0],
     samples: Sequence[GaugeSample] = (),
     use: UseRecord | None = None,
     plans: Sequence[Document] = (),

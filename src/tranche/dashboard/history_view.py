@@ -1,23 +1,62 @@
-"""A GPU over time: slices from top to bottom, time from left to right, and as a table."""
+"""A GPU over time: slices from top to bottom, time from left to right, and as a table; and how long a state lasts. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
-from tranche.dashboard.parts import moment, share_link
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.parts import TableOrder, moment, share_link, span_since
 from tranche.documents import describe
 from tranche.documents.blocks import BlockStatus, Document, holder_without_id
-from tranche.documents.history import HistorySpan, shares_over_time, slices_over_time
+from tranche.documents.history import (
+    HistorySpan,
+    changed_at,
+    cordoned_at,
+    events_by_gpu,
+    seconds_of,
+    shares_over_time,
+    slices_over_time,
+)
 from tranche.documents.markup import Child, Element, element
-from tranche.documents.picture_style import CLASSES, pattern_of
+from tranche.documents.picture import CLASSES, pattern_of
 
+_VACANT = frozenset({BlockStatus.IDLE, BlockStatus.FREE, BlockStatus.UNUSABLE})
 HOURS = (1, 6, 24, 168)
 """The lengths of time that can be chosen."""
 
 _UNIT, _UNCUT = 20, 8
 _SHORT_PERCENT = 9.0
+
+
+class StateHistory:
+    """Made from an Overview; `events` are all that are kept, oldest first, or none where unknown."""
+
+    def __init__(self, overview: Document, events: Sequence[Document], now: float) -> None:
+        self.known = {each["id"]: each for each in overview["allocations"]}
+        self._events = events_by_gpu(events)
+        self._now = now
+        self._spans: dict[str, list[HistorySpan]] = {}
+
+    def said(self, gpu: Document, state: str, placement: Document | None, holders: Sequence[str]) -> Element | None:
+        """How long that stretch of the GPU has been in that state; None where unknown.
+
+        A held stretch counts from when the first of its holders got it.
+        """
+        began = [seconds_of(self.known[each]["created"]) for each in holders if each in self.known]
+        when = min(began, default=None)
+        if state == BlockStatus.CORDONED:
+            when = cordoned_at(gpu["uuid"], self._events.get(gpu["uuid"], ()))
+        elif state in _VACANT:
+            when = changed_at(placement, self._of(gpu))
+        return None if when is None else span_since(describe.timestamp(when), self._now)
+
+    def _of(self, gpu: Document) -> list[HistorySpan]:
+        uuid = gpu["uuid"]
+        if uuid not in self._spans:
+            events = self._events.get(uuid, [])
+            shares = shares_over_time(uuid, events, self.known.values())
+            self._spans[uuid] = [*slices_over_time(gpu, events), *shares]
+        return self._spans[uuid]
 
 
 def history_view(

@@ -1,35 +1,34 @@
-"""Maps addresses to pages."""
+"""Maps addresses to pages, the first of them with what needs attention on the machine, worst first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import NodeView, WholeGpu
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.dashboard.events_page import events_page, share_page
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
-from tranche.dashboard.history_view import hours_asked
+from tranche.dashboard.history_view import StateHistory, hours_asked
 from tranche.dashboard.layouts_page import layouts_page
-from tranche.dashboard.machine_needs import machine_needs
-from tranche.dashboard.parts import needs_line
+from tranche.dashboard.parts import DashboardFinding, TableOrder, needs_line
 from tranche.dashboard.queue_page import ask_page, explained, queue_page
-from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.dashboard.state_history import StateHistory
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.snapshot import LONG_WAIT_SECONDS, MachineSnapshot, waits_long
 from tranche.dashboard.waste_page import waste_page
-from tranche.documents.blocks import Document
+from tranche.documents import describe
+from tranche.documents.blocks import Document, holder_without_id
 from tranche.documents.explanation import explanation_document
+from tranche.documents.history import seconds_of
 from tranche.documents.layout_change import preview_data
 from tranche.documents.markup import element
-from tranche.documents.waste import use_over_time, waste_data
-from tranche.documents.waste_by_owner import waste_by_owner
+from tranche.documents.waste import use_over_time, waste_by_owner, waste_data
 from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.explain.explanation import explain
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.reconfigure import plan_layout
 
 _DAY_HOURS = 24
@@ -40,6 +39,10 @@ Events = Callable[[], Sequence[Document]]
 
 AsSaid = Callable[[NodeView], NodeView]
 """Asks the MPS daemons and returns the view as they answer now, which may take two seconds."""
+OLD_CORDON_SECONDS = 86_400.0
+
+_LIMITS = frozenset({"LimitsLost", "LimitExceeded"})
+_FAILED = frozenset({"Undone", "UndoIncomplete"})
 
 
 def page_at(
@@ -109,3 +112,74 @@ def _answer(seen: MachineSnapshot, view: NodeView, request: Request) -> Document
     """The request's Explanation document; MPS daemons in `view` are as they answer now."""
     waiters = [WaitingRequest(each.id, each.request) for each in seen.queue if each.id not in seen.away]
     return explanation_document(explain(view, request, waiters), len(waiters))
+
+
+def machine_needs(view: NodeView, overview: Document, events: Sequence[Document], now: float) -> list[DashboardFinding]:
+    """What needs attention; `events` are all that are kept, oldest first."""
+    return [
+        *_of_gpus(view, overview["gpus"]),
+        *_of_shares(overview["allocations"], events),
+        *_of_changes(events),
+        *_of_queue(overview["waiters"], now),
+        *_of_cordons(view, events, now),
+    ]
+
+
+def _of_gpus(view: NodeView, gpus: Sequence[Document]) -> Iterator[DashboardFinding]:
+    faulty = {each.place.gpu_uuid: each.why for each in view.withheld if each.faulty}
+    for gpu in gpus:
+        address = f"/gpus/{quote(gpu['uuid'], safe='')}"
+        if gpu["lost"]:
+            yield DashboardFinding(f"GPU {gpu['index']}: the driver has lost it", address)
+        elif gpu["uuid"] in faulty:
+            yield DashboardFinding(f"GPU {gpu['index']}: {faulty[gpu['uuid']]}", address)
+
+
+def _of_shares(allocations: Sequence[Document], events: Sequence[Document]) -> Iterator[DashboardFinding]:
+    unlimited = {each["allocationId"]: each for each in events if each["type"] in _LIMITS}
+    for each in allocations:
+        address = f"/shares/{quote(each['id'], safe='')}"
+        name = holder_without_id(each) or f"share {each['id']}"
+        if each["missingInstances"]:
+            yield DashboardFinding(f"{name}: a slice of it is missing", address)
+        if (event := unlimited.get(each["id"])) is not None:
+            yield DashboardFinding(f"{name}: {event['message']}", address, event["time"])
+        elif each["fenced"]:
+            yield DashboardFinding(f"{name}: it accepts no more programs: {each['fenced']}", address)
+
+
+def _of_changes(events: Sequence[Document]) -> Iterator[DashboardFinding]:
+    """The newest declared change if it failed, and the cut at boot if it failed and nothing was changed since."""
+    begun: set[int] = set()
+    failed: Document | None = None
+    for each in events:
+        if each["type"] == "ChangeBegun":
+            begun.add(each["position"])
+            failed = None
+        elif (each["type"] in _FAILED and each["cause"] in begun) or (
+            each["type"] == "BootEnded" and (each["data"] or {}).get("reason")
+        ):
+            failed = each
+    if failed is not None:
+        yield DashboardFinding(
+            f"a layout failed: {failed['message']}", f"/events#event-{failed['position']}", failed["time"]
+        )
+
+
+def _of_queue(waiters: Sequence[Document], now: float) -> Iterator[DashboardFinding]:
+    late = waits_long(waiters, now)
+    if late:
+        many = f"{len(late)} requests have" if len(late) > 1 else "a request has"
+        first = min((each["created"] for each in late), key=seconds_of)
+        yield DashboardFinding(f"{many} waited longer than {describe.age(LONG_WAIT_SECONDS)}", "/queue", first)
+
+
+def _of_cordons(view: NodeView, events: Sequence[Document], now: float) -> Iterator[DashboardFinding]:
+    since = {each["gpuUUID"]: each["time"] for each in events if each["type"] == "Cordoned"}
+    for each in view.withheld:
+        gpu = next((gpu for gpu in view.node if each.place == WholeGpu(gpu.uuid)), None)
+        if not each.by_administrator or gpu is None:
+            continue
+        began = since.get(gpu.uuid, "")
+        if not began or now - seconds_of(began) >= OLD_CORDON_SECONDS:
+            yield DashboardFinding(f"{gpu.label}: {each.why}", f"/gpus/{quote(gpu.uuid, safe='')}", began)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from tranche.core.errors import UsageError
 from tranche.core.request import Request, parse_request
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import code, memory, named_share, notes, span_since, table
+from tranche.dashboard.parts import code, memory, named_share, notes, select, span_since, table
 from tranche.documents.blocks import Document
 from tranche.documents.markup import Child, Element, element
 
@@ -68,28 +68,17 @@ def _request(fields: Mapping[str, str]) -> Request:
 
 
 def _ask_form(fields: Mapping[str, str]) -> Element:
-    kinds = [
-        element("option", f"{word}, {example}", value=name, selected=fields.get("kind") == name)
-        for name, word, example in _KINDS
-    ]
-    fences = [
-        element("option", each, value=each, selected=fields.get("isolation", "soft") == each)
-        for each in ("hard", "soft", "none", "any")
-    ]
+    kinds = {name: f"{word}, {example}" for name, word, example in _KINDS}
+    fences = {each: each for each in ("hard", "soft", "none", "any")}
+    kind, fence = fields.get("kind", ""), fields.get("isolation", "soft")
+    amount = element("input", name="amount", id="amount", value=fields.get("amount", ""), required=True)
+    model = element("input", name="gpu_model", id="gpu_model", value=fields.get("gpu_model", ""))
     return element(
         "form",
-        element("label", "Ask for", element("select", kinds, name="kind", id="kind")),
-        element(
-            "label",
-            "How much",
-            element("input", name="amount", id="amount", value=fields.get("amount", ""), required=True),
-        ),
-        element("label", "Isolation, at least", element("select", fences, name="isolation", id="isolation")),
-        element(
-            "label",
-            "Only models with",
-            element("input", name="gpu_model", id="gpu_model", value=fields.get("gpu_model", "")),
-        ),
+        select("kind", "Ask for", kinds, kind if kind in kinds else ""),
+        element("label", "How much", amount),
+        select("isolation", "Isolation, at least", fences, fence if fence in fences else ""),
+        element("label", "Only models with", model),
         element("button", "What would it get now?"),
         action="/ask",
         method="get",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tranche.core.allocation import NodeView
-from tranche.dashboard.machine_needs import waits_long
-from tranche.dashboard.reading_log import UseRecord
+from tranche.dashboard.gauges_view import UseRecord
 from tranche.documents.blocks import Document
 from tranche.documents.gauge_samples import GaugeSample
+from tranche.documents.history import seconds_of
 from tranche.node.store.records import Waiter
+
+LONG_WAIT_SECONDS = 1800.0
+
+
+def waits_long(waiters: Iterable[Document], now: float) -> Sequence[Document]:
+    """The waiters that have waited too long."""
+    return [each for each in waiters if now - seconds_of(each["created"]) >= LONG_WAIT_SECONDS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from tranche.core.quantity import GIB
 from tranche.dashboard.frame import DashboardPage
-from tranche.dashboard.parts import figures, maker, memory, notes, share_and_user
-from tranche.dashboard.state_history import StateHistory
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.history_view import StateHistory
+from tranche.dashboard.parts import TableOrder, figures, maker, memory, notes, share_and_user
 from tranche.documents.blocks import BlockStatus, Document
 from tranche.documents.markup import Child, element
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractAsyncContextManager, aclosing
 from http import HTTPStatus
 from importlib.resources import files
+from typing import ClassVar
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
@@ -20,12 +21,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tranche.dashboard.access import HEADERS, RefusalReason, heard
 from tranche.dashboard.connection_limit import let_in
-from tranche.dashboard.frame import DashboardPage, live_part, whole_page
+from tranche.dashboard.frame import DashboardPage, live_part, refusal_page, whole_page
 from tranche.dashboard.live import Publisher, Seen
-from tranche.dashboard.refusal_page import refusal_page
 from tranche.documents.envelope import document
 from tranche.documents.markup import Element
-from tranche.documents.picture_style import STYLE
+from tranche.documents.picture import STYLE
 
 _HTML = "text/html; charset=utf-8"
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -41,15 +41,27 @@ _IN_TURNS = f"retry: {_TURN_MILLISECONDS}\nevent: turns\ndata: {MOST_STREAMS}\n\
 
 _LOG = logging.getLogger(__name__)
 
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+"""What an application does while it serves."""
+
 
 class GatedRequestHandler(ABC):
     """The application of these routes. The gate comes before everything, including the error handlers."""
 
+    views: ClassVar[Sequence[tuple[str, str]]]
+    """The views that every page links to, by address and word."""
+    unseen: ClassVar[str]
+    """What it means that nothing newer is seen."""
+
     def __init__(
         self,
+        name: str,
         routes: Sequence[Route],
-        lifespan: Callable[[Starlette], AbstractAsyncContextManager[None]] | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
+        """`name` of the machine or the cluster is on every page."""
+        self._name = name
+        self._open: Counter[tuple[str, str]] = Counter()
         self.app = Starlette(
             routes=[Route("/static/{name}", _static), *routes],
             lifespan=lifespan,
@@ -90,11 +102,65 @@ class GatedRequestHandler(ABC):
             await self.app(scope, receive, send_with_headers)
         else:
             let_in(scope, answer)
+            scope["sender"] = answer
             try:
                 await self.serve(scope, receive, send_with_headers)
             except Exception:
                 _LOG.exception("a page failed")
                 raise
+
+    def shown(
+        self,
+        request: Request,
+        page: DashboardPage,
+        live: Publisher[Seen],
+        seen: Seen,
+        version: str,
+        status: HTTPStatus = HTTPStatus.OK,
+    ) -> Response:
+        """The page of what was seen, or the part of it that changes."""
+        headers = {"Tranche-Version": version}
+        if is_part(request):
+            # An open page says why its plan no longer holds; its live update has not failed.
+            return html(str(live_part(page)), headers=headers)
+        text = whole_page(
+            page,
+            path=request.scope["path"],
+            machine=self._name,
+            version=version,
+            taken=seen.taken,
+            views=self.views,
+            trouble=live.trouble,
+            unseen=self.unseen,
+        )
+        return html(text, status, headers)
+
+    def streamed(self, request: Request, messages: AsyncGenerator[str, None]) -> Response:
+        """The messages as server-sent events."""
+        if request.method == "HEAD":
+            return Response(media_type=_EVENTS)
+        # Those whom a proxy names may share its cookie, and do not share their streams.
+        browser = request.scope["sender"], request.headers.get("cookie", "")
+        return StreamingResponse(self._told(browser, messages), media_type=_EVENTS)
+
+    async def _told(self, browser: tuple[str, str], messages: AsyncGenerator[str, None]) -> AsyncIterator[str]:
+        """Messages to a page of the sender's browser with this cookie; "" is a program, which may open any number.
+
+        A browser with enough streams gets the newest message and no more, then asks again by itself.
+        """
+        async with aclosing(messages):
+            if browser[1] and self._open[browser] >= MOST_STREAMS:
+                async for each in messages:
+                    yield _IN_TURNS + each
+                    return
+            self._open[browser] += 1
+            try:
+                async for each in messages:
+                    yield each
+            finally:
+                self._open[browser] -= 1
+                if not self._open[browser]:
+                    del self._open[browser]
 
     async def _judged(self, scope: Scope) -> Response | str | None:
         headers = heard(scope["headers"])
@@ -113,71 +179,9 @@ class Unavailable(Exception):
         self.title, self.said, self.reason = title, said, reason
 
 
-class StreamTracker:
-    """Counts the open streams of news of each browser. Use it on the event loop."""
-
-    def __init__(self) -> None:
-        self._open: Counter[str] = Counter()
-
-    def answer(self, request: Request, messages: AsyncGenerator[str, None]) -> Response:
-        """The messages as server-sent events."""
-        if request.method == "HEAD":
-            return Response(media_type=_EVENTS)
-        return StreamingResponse(self._told(request.headers.get("cookie", ""), messages), media_type=_EVENTS)
-
-    async def _told(self, browser: str, messages: AsyncGenerator[str, None]) -> AsyncIterator[str]:
-        """Messages to a page of the browser with this cookie; "" is a program, which may open any number.
-
-        A browser with enough streams gets the newest message and no more, then asks again by itself.
-        """
-        async with aclosing(messages):
-            if browser and self._open[browser] >= MOST_STREAMS:
-                async for each in messages:
-                    yield _IN_TURNS + each
-                    return
-            self._open[browser] += 1
-            try:
-                async for each in messages:
-                    yield each
-            finally:
-                self._open[browser] -= 1
-                if not self._open[browser]:
-                    del self._open[browser]
-
-
 def is_part(request: Request) -> bool:
     """Whether an open page's script asks for the part that changes."""
     return request.headers.get("tranche-part") == "view"
-
-
-def page_answer(
-    request: Request,
-    page: DashboardPage,
-    live: Publisher[Seen],
-    seen: Seen,
-    version: str,
-    *,
-    name: str,
-    views: Sequence[tuple[str, str]],
-    unseen: str,
-    status: HTTPStatus = HTTPStatus.OK,
-) -> Response:
-    """The page of what was seen, or the part of it that changes. `unseen` is what it means that nothing newer is seen."""
-    headers = {"Tranche-Version": version}
-    if is_part(request):
-        # An open page says why its plan no longer holds; its live update has not failed.
-        return html(str(live_part(page)), headers=headers)
-    text = whole_page(
-        page,
-        path=request.scope["path"],
-        machine=name,
-        version=version,
-        taken=seen.taken,
-        views=views,
-        trouble=live.trouble,
-        unseen=unseen,
-    )
-    return html(text, status, headers)
 
 
 def html(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Response:

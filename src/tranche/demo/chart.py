@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from xml.sax.saxutils import escape
 
-from tranche.demo.batches import BatchResult, DemoResult
-from tranche.demo.clock import clock_face
-from tranche.demo.jobs import JobRecord
+from tranche.demo.jobs import BatchResult, DemoResult, JobRecord
+from tranche.demo.scene import clock_face
 
 _WIDTH, _MARGIN, _LABELS = 720, 24, 56
 _ROW, _ROW_GAP, _LANE_GAP = 20.0, 3.0, 0.8

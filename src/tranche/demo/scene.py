@@ -1,4 +1,4 @@
-"""What the demo's audience sees: the GPUs with their slices, and how many jobs wait, run and are done.
+"""What the demo's audience sees: the GPUs with their slices, and how many jobs wait, run and are done, on a clock that runs fast.
 
 Job threads tell it what happens; a view draws pictures of it at any moment.
 """
@@ -6,6 +6,7 @@ Job threads tell it what happens; a view draws pictures of it at any moment.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,8 +15,30 @@ from tranche.core.allocation import Grant
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuState, MigMode
-from tranche.demo.clock import DemoClock
 from tranche.planning.steps import Step
+
+
+class DemoClock:
+    """Counts `speed` seconds for each real one."""
+
+    def __init__(self, speed: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.speed = speed
+        self._monotonic = monotonic
+        self._start = monotonic()
+
+    def now(self) -> float:
+        """Seconds on this clock since it was made."""
+        return (self._monotonic() - self._start) * self.speed
+
+    def real(self, seconds: float) -> float:
+        """How many real seconds these seconds of this clock take."""
+        return seconds / self.speed
+
+
+def clock_face(seconds: float) -> str:
+    """Seconds for people: `1:27`."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
 
 
 class BlockState(StrEnum):

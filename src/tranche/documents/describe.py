@@ -12,9 +12,19 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import Isolation
 from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.holder_names import NO_OWNERS, Owners, holder_names
-from tranche.documents.shared_devices import SharedDevice, shared_gpu, why_unavailable
-from tranche.documents.slices import SliceRow, missing_instances, room_on, why_withheld
-from tranche.documents.vacancy import PROHIBITED, FreePlace, FreePlaceStatus, vacancies
+from tranche.documents.slices import (
+    PROHIBITED,
+    FreePlace,
+    FreePlaceStatus,
+    SharedDevice,
+    SliceRow,
+    missing_instances,
+    room_on,
+    shared_gpu,
+    vacancies,
+    why_unavailable,
+    why_withheld,
+)
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 

@@ -7,8 +7,8 @@ from typing import Any
 from tranche.core.wire import grant_to_dict, request_to_dict
 from tranche.documents.holder_names import NO_NAMES, NameTable
 from tranche.documents.machine import key_document
+from tranche.documents.overview import obstacle_document
 from tranche.documents.reasons import summed_up
-from tranche.documents.shares import obstacle_document
 from tranche.planning.decide.allocate import Waiting
 from tranche.planning.decide.answers import GpuFit
 from tranche.planning.explain.explanation import Explanation

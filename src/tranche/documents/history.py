@@ -33,13 +33,17 @@ class HistoryPlace(NamedTuple):
 class HistorySpan:
     """The life of a slice, or with an allocation id of a share. Times are seconds since the epoch.
 
-    `began` is None if it began before the records, `ended` is None if it still exists.
+    `began` is None if it began before the records, `ended` is None if it still exists. `holder` is who held the share, in that
+    `namespace`; `owned` is whether Tranche made the slice. They are empty where that is not known.
     """
 
     place: HistoryPlace
     began: float | None
     ended: float | None
     allocation_id: str = ""
+    namespace: str = ""
+    holder: str = ""
+    owned: bool | None = None
 
     def meets(self, since: float) -> bool:
         """Whether any of the span lies between `since` and now.

@@ -71,7 +71,7 @@ def preview_data(decision: LayoutDecision, view: NodeView) -> dict[str, Any]:
 def _step_counts(steps: Sequence[Step]) -> list[str]:
     ranks = {name: rank for rank, name in enumerate(KINDS)}
     deeds = Counter(step.summary_words for step in sorted(steps, key=lambda step: ranks.get(step.action, len(ranks))))
-    return [f"{summary_words.verb} {counted(number, summary_words.noun)}" for summary_words, number in deeds.items()]
+    return [f"{verb} {counted(number, noun)}" for (verb, noun), number in deeds.items()]
 
 
 def counted(number: int, noun: str) -> str:

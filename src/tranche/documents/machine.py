@@ -8,9 +8,17 @@ from typing import Any
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.grid import Placement
 from tranche.core.state import GpuProcess, GpuState, InstanceKey
-from tranche.documents.shared_devices import shared_gpu, sharing_document
-from tranche.documents.slices import SliceRow, room_on, slices_on, whole_holders, why_withheld
-from tranche.documents.vacancy import FreePlace, vacancies
+from tranche.documents.slices import (
+    FreePlace,
+    SliceRow,
+    room_on,
+    shared_gpu,
+    sharing_document,
+    slices_on,
+    vacancies,
+    whole_holders,
+    why_withheld,
+)
 
 
 def gpu_document(view: NodeView, gpu: GpuState, *, ledger_read: bool = True) -> dict[str, Any]:

@@ -1,18 +1,25 @@
-"""A machine at one moment: its GPUs with their gauges, the holders, the waiters, and the running plans."""
+"""A machine at one moment: its GPUs with their gauges, the shares, the waiters with what they wait for, and the running plans."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import owner_to_dict
 from tranche.core.readings import GpuReading
-from tranche.documents.holder_names import NO_OWNERS, Owners
-from tranche.documents.machine import gpu_document
-from tranche.documents.queue import waiter_documents
-from tranche.documents.shares import allocation_document
+from tranche.core.wire import grant_to_dict, keeper_to_dict, request_to_dict
+from tranche.documents import describe
+from tranche.documents.holder_names import NO_OWNERS, NameTable, Owners, names_of, owner_now
+from tranche.documents.machine import gpu_document, key_document, process_documents
+from tranche.documents.reasons import summed_up
+from tranche.documents.slices import missing_instances, why_unavailable
 from tranche.node.store.journal import PlanRecord
 from tranche.node.store.records import Waiter
+from tranche.planning.decide.allocate import Decision, Granted
+from tranche.planning.decide.obstacle import Obstacle
+from tranche.planning.decide.queue import WaitingRequest, outlooks
 
 
 def overview_data(
@@ -52,3 +59,80 @@ def plan_document(plan: PlanRecord) -> dict[str, Any]:
             {"gpuUUID": each.step.gpu_uuid, "step": str(each.step), "status": str(each.status)} for each in plan.steps
         ],
     }
+
+
+def waiter_documents(
+    view: NodeView, queue: Sequence[Waiter], away: Collection[str], owners: Owners = NO_OWNERS
+) -> list[dict[str, object]]:
+    """The waiters in order, each with its place in the queue, from 1, and what it waits for."""
+    reasons = why_they_wait(view, queue, away, owners)
+    return [
+        {
+            "position": position,
+            "id": waiter.id,
+            "request": request_to_dict(waiter.request),
+            "created": describe.timestamp(waiter.created),
+            "pid": waiter.pid,
+            "owner": owner_to_dict(owners.get(waiter.id)),
+            "command": waiter.command,
+            "why": why,
+            "obstacles": [obstacle_document(each) for each in obstacles],
+        }
+        for position, (waiter, (why, obstacles)) in enumerate(zip(queue, reasons, strict=True), start=1)
+    ]
+
+
+def why_they_wait(
+    view: NodeView, queue: Sequence[Waiter], away: Collection[str], owners: Owners = NO_OWNERS
+) -> list[tuple[str, tuple[Obstacle, ...]]]:
+    """What each waiter waits for, as a sentence and as obstacles; a waiter may be about to start.
+
+    `away` are the waiters that do not answer; others do not wait for them.
+    """
+    answers = outlooks(view, [WaitingRequest(each.id, each.request) for each in queue if each.id not in away])
+    names = names_of(view.allocations, queue, owners)
+    return [_AWAY if each.id in away else _why(next(answers), names) for each in queue]
+
+
+_AWAY: tuple[str, tuple[Obstacle, ...]] = ("its process is stopped or does not answer; others are served meanwhile", ())
+
+
+def _why(outlook: Decision | TrancheError, names: NameTable) -> tuple[str, tuple[Obstacle, ...]]:
+    if isinstance(outlook, TrancheError):
+        return outlook.message, ()
+    if isinstance(outlook, Granted):
+        return "about to start", ()
+    return summed_up(outlook, names), outlook.obstacles
+
+
+def allocation_document(allocation: Allocation, view: NodeView, owners: Owners = NO_OWNERS) -> dict[str, Any]:
+    """One allocation with its grants, and with those that are missing."""
+    return {
+        "id": allocation.id,
+        "request": request_to_dict(allocation.request),
+        "grants": [grant_to_dict(each) for each in allocation.grants],
+        "phase": str(allocation.phase),
+        "created": describe.timestamp(allocation.created),
+        "keeper": keeper_to_dict(allocation.keeper),
+        "pid": allocation.holder_pid or None,
+        "owner": owner_to_dict(owner_now(allocation, owners)),
+        "command": allocation.command,
+        "fenced": why_unavailable(allocation, view) or None,
+        "missingInstances": [key_document(key) for key in missing_instances(view, allocation)],
+    }
+
+
+def obstacle_document(found: Obstacle) -> dict[str, Any]:
+    """An obstacle on one GPU; `reason` is a stable word."""
+    document = {
+        "gpuIndex": found.gpu_index,
+        "gpuUUID": found.gpu_uuid,
+        "reason": str(found.reason),
+        "message": found.text,
+        "missingSlices": found.missing_slices,
+        "missingMemoryBytes": found.missing_memory,
+        "allocationIds": list(found.allocation_ids),
+        "processes": process_documents(found.processes),
+        "instances": [key_document(key) for key in found.instances],
+    }
+    return document | ({"moreGpus": found.alike} if found.alike else {})

@@ -1,37 +1,61 @@
-"""Control groups of version 2: finds this process's group, and makes a group for one command."""
+"""Control groups: finds this process's group, makes one for a command, and one in which MPS daemons outlive who started them.
+
+A service manager or a container runtime ends everything in its own control group. So a daemon moves to a group beside that one:
+beside the kubelet's `kubepods` for a process of a pod, else at the top. This works the same with control groups of versions 1 and
+2, and asks no service manager. A command's group is one of version 2.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tranche.core.errors import HardwareError
 
-_SELF = Path("/proc/self")
-_PROCESSES = "cgroup.procs"
-_MARK = "trusted.tranche.register"
+_SELF: Final = Path("/proc/self")
+_PROCESSES: Final = "cgroup.procs"
+_MARK: Final = "trusted.tranche.register"
+_VERSION_2: Final = frozenset(("",))
 
 
 class _Mount(NamedTuple):
-    """A mount of the hierarchy: the group that is its root there, and the folder."""
+    """A mount of a hierarchy: its options, which name its controllers (only "" for version 2), its root group, and the folder."""
 
+    options: frozenset[str]
     root: str
     folder: Path
 
 
+def _mounts(proc: Path) -> Iterator[_Mount]:
+    """The mounted hierarchies; OSError if they cannot be seen."""
+    for line in (proc / "mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        fields, words = before.split(), after.split()
+        if words[:1] in (["cgroup"], ["cgroup2"]):
+            options = frozenset(words[-1].split(",")) if words[0] == "cgroup" else _VERSION_2
+            yield _Mount(options, fields[3], Path(fields[4]))
+
+
+def _groups(proc: Path) -> list[tuple[str, str]]:
+    """The process's group in each hierarchy, by the hierarchy's controllers ("" for version 2); OSError if unreadable."""
+    found = (line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines())
+    return [(controllers, path) for _, controllers, path in found]
+
+
 def own_group(proc: Path = _SELF) -> Path | None:
-    """The folder of this process's group; None if no hierarchy of version 2 is visibly mounted."""
+    """The folder of this process's group of version 2; None if its hierarchy is not visibly mounted."""
     try:
-        groups = (proc / "cgroup").read_text().splitlines()
-        mounts = (proc / "mountinfo").read_text().splitlines()
+        for path in [path for controllers, path in _groups(proc) if not controllers]:
+            for each in _mounts(proc):
+                below = each.root == "/" or path == each.root or path.startswith(f"{each.root}/")
+                if below and each.options == _VERSION_2:
+                    return each.folder / os.path.relpath(path, each.root)
     except OSError:
-        return None
-    path = next((line.removeprefix("0::") for line in groups if line.startswith("0::")), None)
-    found = None if path is None else _mount(mounts, path)
-    return None if found is None or path is None else found.folder / os.path.relpath(path, found.root)
+        pass
+    return None
 
 
 def make_group(folder: Path) -> None:
@@ -50,7 +74,10 @@ def mark_group(folder: Path, owner: str) -> None:
 
 def marked_groups(owner: str, proc: Path = _SELF) -> Iterator[Path]:
     """The visible groups with that owner's mark."""
-    top = _top(proc)
+    try:
+        top = next((each.folder for each in _mounts(proc) if each.options == _VERSION_2), None)
+    except OSError:
+        return
     for folder, _, _ in os.walk(top) if top is not None else ():
         with suppress(OSError):  # not marked, or gone meanwhile
             if os.fsdecode(os.getxattr(folder, _MARK)) == owner:
@@ -109,16 +136,12 @@ def remove_group(folder: Path) -> bool:
 def inside(folder: Path) -> Iterator[None]:
     """Be in that group within the block, so that what starts there is in it from its first instruction on."""
     before = own_group()
-    _enter(folder)
+    move_into(folder, 0)
     try:
         yield
     finally:
         if before is not None:
-            _enter(before)
-
-
-def _enter(folder: Path) -> None:
-    move_into(folder, 0)
+            move_into(before, 0)
 
 
 def move_into(folder: Path, pid: int) -> None:
@@ -129,24 +152,88 @@ def move_into(folder: Path, pid: int) -> None:
         raise HardwareError(f"cannot enter the control group {folder}: {error.strerror}") from error
 
 
-def _top(proc: Path) -> Path | None:
-    """The folder where the hierarchy of version 2 is mounted; None if none is visible."""
+NAME: Final = "tranche-mps"
+_MACHINES_OWN: Final = ("cgroup:[4026531835]", "")
+"""The control group namespace that the kernel starts with (PROC_CGROUP_INIT_INO), or of a kernel without such namespaces."""
+_PODS: Final = "kubepods"
+_TRIES: Final = 10
+
+
+def move_out(pid: int, proc: Path = _SELF) -> bool:
+    """Move a process to the group; returns whether nothing that ends this process's own groups ends it now.
+
+    False if the machine's control groups are not visible, or this process may not write there. The daemon then ends with the
+    process that started it.
+    """
+    seats = _to_be_left(proc)
+    return seats is not None and all(_enter(group, pid) for _, group in seats)
+
+
+def why_tied(proc: Path = _SELF) -> str:
+    """Why a daemon started by this process ends with this process's own control group, in words; "" if it does not."""
+    seats = _to_be_left(proc)
+    if seats is None:
+        return "the machine's control groups are not mounted here"
+    closed = [top for top, group in seats if not os.access(group.parent, os.W_OK)]
+    return f"{closed[0]} cannot be written" if closed else ""
+
+
+def remove_daemon_group(proc: Path = _SELF) -> None:
+    """Remove the group after the last daemon has left it."""
+    for _, group in _to_be_left(proc) or ():
+        with suppress(OSError):  # the group is in use, or was never made
+            group.rmdir()
+
+
+def _to_be_left(proc: Path) -> list[tuple[Path, Path]] | None:
+    """The hierarchies in which another program may end this process's group; None if they cannot be seen or left.
+
+    Each is given by the folder of its top and that of the daemons' group in it.
+    """
     try:
-        found = _mount((proc / "mountinfo").read_text().splitlines(), None)
+        left = [(controllers, path) for controllers, path in _groups(proc) if path != "/"]
+        tops = [each for each in _mounts(proc) if each.root == "/"]
     except OSError:
         return None
-    return None if found is None else found.folder
+    # A hierarchy in which the pod has no group of its own cannot end the pod.
+    pods = [(controllers, path) for controllers, path in left if _above_pods(path) is not None]
+    if not pods and group_namespace(proc) not in _MACHINES_OWN:
+        return None
+    seats = []
+    for controllers, path in pods or left:
+        top = next((each.folder for each in tops if each.options.issuperset(controllers.split(","))), None)
+        if top is None:
+            return None
+        seats.append((top, top / (_above_pods(path) or "").lstrip("/") / NAME))
+    return seats
 
 
-def _mount(mounts: Sequence[str], path: str | None) -> _Mount | None:
-    """The first mount of the hierarchy that shows that group; the first at all if `path` is None."""
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        fields = before.split()
-        if after.split()[:1] == ["cgroup2"] and (path is None or _below(path, fields[3])):
-            return _Mount(fields[3], Path(fields[4]))
+def _above_pods(path: str) -> str | None:
+    """The group in which the kubelet has made its own; None for a process outside pods."""
+    parts = path.split("/")
+    for number, part in enumerate(parts):
+        if part.partition(".")[0].rpartition("-")[2] == _PODS:
+            return "/".join(parts[:number])
     return None
 
 
-def _below(path: str, root: str) -> bool:
-    return root == "/" or path == root or path.startswith(f"{root}/")
+def _enter(folder: Path, pid: int) -> bool:
+    for _ in range(_TRIES):
+        try:
+            folder.mkdir(exist_ok=True)
+            _furnish(folder)
+            (folder / _PROCESSES).write_text(str(pid))
+        except FileNotFoundError:
+            continue  # the process that ended the last daemon has just removed it
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def _furnish(folder: Path) -> None:
+    """Copy a cpuset of version 1 from its parent: a new one allows no processor and no memory node, and accepts no process."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        file, above = folder / name, folder.parent / name
+        if file.exists() and above.exists() and not file.read_text().strip():
+            file.write_text(above.read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from typing import Protocol
@@ -86,3 +87,18 @@ class Driver(Protocol):
     def destroy_gpu_instance(self, gpu_uuid: str, gpu_instance_id: int) -> None:
         """Destroy a GPU instance without compute instances; GpuBusy if something uses it."""
         ...
+
+
+STATE_IN_CONTAINER = "/run/tranche/simulator/state"
+"""Where a container finds the state of its simulated machine."""
+
+
+def meets_this_machine(pid: int) -> bool:
+    """True if this process meets real GPUs; else whether that process's container has the same simulated machine."""
+    state = os.environ.get("TRANCHE_SIM_STATE")
+    if not state:
+        return True
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/root{STATE_IN_CONTAINER}"), os.stat(state))
+    except OSError:
+        return False

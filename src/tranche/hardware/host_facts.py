@@ -20,12 +20,17 @@ class HostFacts:
     pci_classes: Mapping[str, str] = field(default_factory=dict)
 
 
+def sysfs_address(pci_bus_id: str) -> str:
+    """The name of a PCI device in sysfs: NVML writes `00000000:10:1C.0`, sysfs `0000:10:1c.0`."""
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
 def read_host_facts(pci_bus_ids: Iterable[str], *, sys: Path = _SYS) -> HostFacts:
     """The facts of this machine, as far as they can be read. Bus ids are as NVML writes them: `00000000:10:1C.0`."""
     classes = {}
     for bus_id in pci_bus_ids:
-        domain, _, rest = bus_id.partition(":")
-        if found := _text(sys / "bus" / "pci" / "devices" / f"{domain[-4:]}:{rest}".lower() / "class"):
+        if found := _text(sys / "bus" / "pci" / "devices" / sysfs_address(bus_id) / "class"):
             classes[bus_id] = found
     return HostFacts(_text(sys / "class" / "dmi" / "id" / "product_name"), classes)
 
@@ -37,10 +42,8 @@ def read_pcie_roots(pci_bus_ids: Mapping[str, str], *, sys: Path = _SYS) -> Mapp
     """
     found = {}
     for name, bus_id in pci_bus_ids.items():
-        domain, _, rest = bus_id.partition(":")
-        place = sys / "bus" / "pci" / "devices" / f"{domain[-4:]}:{rest}".lower()
-        root = next((part for part in place.resolve().parts if _ROOT.fullmatch(part)), "")
-        if root:
+        place = sys / "bus" / "pci" / "devices" / sysfs_address(bus_id)
+        if root := next((part for part in place.resolve().parts if _ROOT.fullmatch(part)), ""):
             found[name] = root
     return found
 

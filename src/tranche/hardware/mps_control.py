@@ -1,7 +1,8 @@
 """Everything said to an MPS control daemon, by NVIDIA's own program: the protocol of its socket is not published.
 
 It uses version 2 of the commands, which every driver since r495 knows and which is still the default in r615. The program exits
-with 0 even if it refuses, so every setting is read back.
+with 0 even if it refuses, so every setting is read back. Its texts differ between drivers: each reader accepts every spelling
+that is documented or was seen, and treats an unreadable answer as no success.
 
 Any program that reaches the daemon's socket can set the limits of its clients. So the daemon's answers about limits are compared,
 word for word, with its answers when Tranche set them. From 1 GiB on a daemon prints whole GiB; no other command reveals more.
@@ -10,24 +11,97 @@ word for word, with its answers when Tranche set them. From 1 GiB on a daemon pr
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tranche.core.errors import MpsFailed
-from tranche.hardware.mps_answers import (
-    ServerStatus,
-    read_limit,
-    read_numbers,
-    read_percentage,
-    read_status,
-    read_terminated,
-)
-from tranche.hardware.mps_environment import PIPES, limit_text
+from tranche.core.quantity import MIB
+from tranche.core.sharing import ALL_COMPUTE
+
+PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
+
+
+def client_environment(pipes: str, memory: int | None, percent: int | None) -> dict[str, str]:
+    """The variables of a client of the daemon whose sockets lie in `pipes`; None sets no limit.
+
+    A daemon's own limit is the largest share since it started; a client's limit can only be lower.
+    """
+    # A daemon shows its clients only the device it serves, and calls it 0.
+    limit = {} if memory is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={limit_text(memory)}"}
+    ceiling = {} if percent is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
+    return {PIPES: pipes, **limit, **ceiling}
+
+
+def limit_text(memory: int) -> str:
+    """`memory` bytes as commands and variables write a limit: whole MiB, rounded down."""
+    return f"{memory // MIB}M"
+
+
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE: Final = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
+_SUCCESS: Final = ("0", "CUDA_SUCCESS", "SUCCESS")
+
+
+class ServerStatus(StrEnum):
+    """What a daemon says of its server. FAULT: a client's fault ended all; it lasts until every client that saw it has ended."""
+
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    FAULT = "FAULT"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedLimit:
+    """A limit as the daemon prints it: `count` units of `unit` bytes, rounded down. From 1 GiB on it prints whole GiB."""
+
+    count: int
+    unit: int
+
+    def agrees(self, memory: int) -> bool:
+        """Whether a daemon with a limit of `memory` bytes may print this."""
+        return memory // self.unit == self.count
+
+
+def read_numbers(answer: str) -> tuple[int, ...]:
+    """Process ids, one or several per line; words such as `No server` mean none."""
+    return tuple(int(word) for word in answer.split() if word.isdecimal())
+
+
+def read_status(answer: str) -> ServerStatus:
+    """A server's status, ignoring blanks around it."""
+    word = answer.strip().upper()
+    return ServerStatus(word) if word in list(ServerStatus) else ServerStatus.UNKNOWN
+
+
+def read_limit(answer: str) -> PrintedLimit | None:
+    """The limit on the last line; None if it names none."""
+    lines = answer.strip().splitlines()
+    found = _SIZE.search(lines[-1]) if lines else None
+    return None if found is None else PrintedLimit(int(found[1]), _UNITS[found[2].upper()])
+
+
+def read_percentage(answer: str) -> float | None:
+    """The percentage of a device's compute that clients may use, on the last line; None if it names none."""
+    words = answer.split()
+    try:
+        return float(words[-1].removesuffix("%")) if words else None
+    except ValueError:
+        return None
+
+
+def read_terminated(answer: str) -> bool:
+    """Whether the answer says that a client was terminated: 0, or the name of CUDA's success."""
+    words = answer.split()
+    return bool(words) and words[-1].upper() in _SUCCESS
+
 
 PROGRAM: Final = "nvidia-cuda-mps-control"
 SERVER_PROGRAM: Final = "nvidia-cuda-mps-server"
@@ -150,8 +224,6 @@ def find_program(environment: Mapping[str, str]) -> str:
     return found
 
 
-_ALL_COMPUTE: Final = 100
-"""In percent: a daemon's default for every client. Tranche never changes it."""
 _TO_COME: Final = ""
 """Stands for a server's process id: servers that start later."""
 
@@ -214,6 +286,6 @@ def _unlike(said: ReportedLimit, memory: int, *, to_come: bool) -> str:
     if limit is not None and not limit.agrees(memory) and (limit.count or to_come):
         return f"the memory limit is {said.by_number}, but was set to {limit_text(memory)}"
     share = read_percentage(said.compute)
-    if share is not None and 0 < share < _ALL_COMPUTE:
+    if share is not None and 0 < share < ALL_COMPUTE:  # that is a daemon's default, which Tranche never changes
         return f"the compute ceiling is {share:g} %, but none was set"
     return ""

@@ -2,6 +2,10 @@
 
 A program pointed at a folder without a daemon runs without MPS and without limits, and reports nothing. So no program is admitted
 before the daemon is known to live. The kernel's word about its process decides that, never the files in the folder.
+
+Only a client that joins proves that a server admits clients. A server that a client's death has wedged is ACTIVE for its daemon,
+answers every command, and logs nothing. A new client of it waits in cuInit without end, as does a client of a stopped server.
+So an extra client goes ahead, in a process that can be ended. It makes no context, and leaves nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,11 +25,49 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from tranche.core.errors import MpsFailed, MpsPathTooLong
-from tranche.hardware import daemon_group
-from tranche.hardware.mps_client import ClientResult, join
-from tranche.hardware.mps_control import PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
-from tranche.hardware.mps_environment import PIPES
-from tranche.hardware.process_stat import PROC, process_stat
+from tranche.hardware.control_groups import move_out, remove_daemon_group
+from tranche.hardware.mps_control import PIPES, PROGRAM, SERVER_PROGRAM, MpsControlClient, find_program
+from tranche.hardware.process_stat import PROC, process_environment, process_ids, process_stat
+
+_JOIN: Final = """
+import ctypes, os
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    os._exit(0)
+os.write(1, b"%d" % cuda.cuInit(0))
+"""
+_END_SECONDS: Final = 1.0
+_ERRORS: Final = {
+    800: "NOT_PERMITTED",
+    805: "MPS_CONNECTION_FAILED",
+    806: "MPS_RPC_FAILURE",
+    807: "MPS_SERVER_NOT_READY",
+    808: "MPS_MAX_CLIENTS_REACHED",
+    809: "MPS_MAX_CONNECTIONS_REACHED",
+    810: "MPS_CLIENT_TERMINATED",
+}
+"""CUDA's errors about MPS. Any other result of cuInit is not the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResult:
+    """How the client fared. `silent`: no answer came in time. `error` is CUDA's, 0 for none, None if there was no answer."""
+
+    error: int | None = None
+    silent: bool = False
+
+    @property
+    def refused(self) -> str:
+        """CUDA's word for the refusal, "" if the client was admitted or heard nothing of MPS."""
+        name = _ERRORS.get(self.error or 0)
+        return "" if name is None else f"CUDA_ERROR_{name} ({self.error})"
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether the server does not answer the daemon either: it died, or does not start."""
+        return self.error in (805, 806)
+
 
 LOGS: Final = "CUDA_MPS_LOG_DIRECTORY"
 _SOCKET_PATH_BYTES: Final = 107
@@ -94,8 +137,31 @@ class MpsProcess:
         return MpsControlClient(self.pipes, clean_environment(self.environment))
 
     def join(self, device_uuid: str, *, seconds: float) -> ClientResult:
-        """Send a client ahead; it has a server started if there is none."""
-        return join(self.pipes, clean_environment(self.environment), device_uuid, seconds=seconds)
+        """Send a client of this user ahead, and wait up to `seconds`; it has a server started if there is none."""
+        if not sys.executable:
+            return ClientResult()
+        settings = {PIPES: str(self.pipes), "CUDA_VISIBLE_DEVICES": device_uuid}
+        try:
+            client = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _JOIN],
+                env={**clean_environment(self.environment), **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+            )
+        except OSError as error:
+            raise MpsFailed(f"cannot start a client of the MPS daemon of {device_uuid}: {error}") from error
+        said, silent = b"", False
+        try:
+            said, _ = client.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired as error:
+            said, silent = error.stdout or b"", True
+        finally:
+            client.kill()
+            with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver cannot be killed
+                client.wait(_END_SECONDS)
+        return ClientResult(int(said)) if said.isdigit() else ClientResult(silent=silent)
 
     def check_path(self) -> None:
         """MpsPathTooLong if a socket's path in the folder is too long: the daemon would end silently."""
@@ -138,7 +204,7 @@ class MpsProcess:
             sleep(_PAUSE_SECONDS)
         if found is None:
             raise MpsFailed(f"cannot start the MPS daemon of {device_uuid}: {said or f'it ended; see {self.logs}'}")
-        daemon_group.move_out(found.pid)
+        move_out(found.pid)
         return found
 
     def _launch(self, device_uuid: str, options: tuple[str, ...]) -> tuple[int, str]:
@@ -194,7 +260,7 @@ class MpsProcess:
                 pids = ", ".join(map(str, left))
                 raise MpsFailed(f"the MPS daemon of {self.pipes} does not end: processes {pids} are still running")
         shutil.rmtree(self.pipes, ignore_errors=True)
-        daemon_group.remove_if_empty()
+        remove_daemon_group()
 
     def servers(self) -> tuple[DaemonProcess, ...]:
         """The servers of this daemon, including those left when it died: both carry the folder in their environment."""
@@ -205,8 +271,7 @@ class MpsProcess:
         return self._processes(PROGRAM, _AS_DAEMON)
 
     def _processes(self, program: str, option: str = "") -> tuple[DaemonProcess, ...]:
-        pids = [int(entry.name) for entry in os.scandir(PROC) if entry.name.isdigit()]
-        found = (_process(pid) for pid in pids if self._is_ours(pid, program, option))
+        found = (_process(pid) for pid in process_ids() if self._is_ours(pid, program, option))
         return tuple(each for each in found if each is not None)
 
     def _answering(self) -> DaemonProcess | None:
@@ -220,13 +285,11 @@ class MpsProcess:
         return found
 
     def _is_ours(self, pid: int, program: str = PROGRAM, option: str = "") -> bool:
-        folder = PROC / str(pid)
         try:
-            name, *options = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+            name, *options = _command_line(pid)
             if Path(name).name != program or (option and option not in options):
                 return False
-            pipes = os.fsencode(f"{PIPES}={self.pipes}")
-            return pipes in (folder / "environ").read_bytes().split(b"\0")
+            return os.fsencode(f"{PIPES}={self.pipes}") in process_environment(pid)
         except OSError:
             return False
 
@@ -237,15 +300,15 @@ def served_folders(root: Path, uid: int, proc: Path = PROC) -> Mapping[str, str]
     By name, each with the device it serves. A server whose daemon has died counts too.
     """
     found: dict[str, str] = {}
-    for entry in os.scandir(proc):
+    for pid in process_ids(proc):
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            if not entry.name.isdigit() or entry.stat().st_uid not in (0, uid):
+            if os.stat(proc / str(pid)).st_uid not in (0, uid):
                 continue
-            name, *options = os.fsdecode(Path(entry.path, "cmdline").read_bytes()).split("\0")
+            name, *options = _command_line(pid, proc)
             if Path(name).name != SERVER_PROGRAM and (Path(name).name != PROGRAM or _AS_DAEMON not in options):
                 continue
-            pairs = (os.fsdecode(each).partition("=") for each in Path(entry.path, "environ").read_bytes().split(b"\0"))
+            pairs = (os.fsdecode(each).partition("=") for each in process_environment(pid, proc))
             environment = {variable: value for variable, _, value in pairs}
             pipes = Path(environment.get(PIPES, "/"))
             if os.path.realpath(pipes.parent) == os.path.realpath(root):  # a loop of links is no error here
@@ -258,6 +321,10 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(_FOREIGN)}
 
 
+def _command_line(pid: int, proc: Path = PROC) -> list[str]:
+    return os.fsdecode((proc / str(pid) / "cmdline").read_bytes()).split("\0")
+
+
 def _process(pid: int) -> DaemonProcess | None:
     """The living process of that pid; a zombie is not alive."""
     found = process_stat(pid)
@@ -265,7 +332,7 @@ def _process(pid: int) -> DaemonProcess | None:
         return None
     try:
         uid = os.stat(PROC / str(pid)).st_uid
-        options = os.fsdecode((PROC / str(pid) / "cmdline").read_bytes()).split("\0")
+        options = _command_line(pid)
     except OSError:
         return None
     return DaemonProcess(pid, found.started, uid, _FOR_EVERY_USER in options)

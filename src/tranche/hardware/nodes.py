@@ -1,19 +1,22 @@
 """What a container needs to use a GPU or a slice: device nodes, mounts, environment.
 
-`DeviceFiles` is the seam: `DriverFiles` reads the NVIDIA driver's files on the host, and the simulator has its own implementation
-for machines without a GPU. The driver's libraries carry its version in their names, which distinguishes them from all other files
-in the same folders.
+`DeviceFiles` is the seam: `DriverFiles` reads the NVIDIA driver's files on the host, `SimulatedDeviceFiles` stands in for them on
+a simulated machine. The driver's libraries carry its version in their names, which distinguishes them from all other files in the
+same folders.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState
+from tranche.hardware.driver import STATE_IN_CONTAINER
+from tranche.hardware.host_facts import sysfs_address
+from tranche.hardware.simulator_errors import simulator_errors
 
 _CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 HOOK_PATH = "/usr/bin/nvidia-ctk"
@@ -58,43 +61,43 @@ class ContainerEdits:
     hooks: tuple[_CdiHook, ...] = ()
 
 
-class DeviceFiles(Protocol):
-    """What containers of this machine need. Methods read files and may be called from several threads."""
+class DeviceFiles(ABC):
+    """What containers of this machine need, by default nothing. Methods read files and may be called from several threads."""
 
     def control_nodes(self) -> tuple[DeviceNode, ...]:
         """The existing device nodes that every GPU container needs."""
-        ...
+        return ()
 
     def gpu_nodes(self, gpu: GpuState) -> tuple[DeviceNode, ...]:
         """The device nodes of one whole GPU."""
-        ...
+        return ()
 
     def slice_nodes(self, gpu: GpuState, instance: GpuInstance, piece: ComputeInstance) -> tuple[DeviceNode, ...]:
         """The device nodes of one slice: its GPU's and its capability files."""
-        ...
+        return ()
 
     def beside_runtime(self) -> ContainerEdits:
         """What a container needs beyond what the NVIDIA container runtime adds because of NVIDIA_VISIBLE_DEVICES."""
-        ...
+        return ContainerEdits()
 
+    @abstractmethod
     def by_cdi(self, driver_version: str) -> ContainerEdits:
         """What a CDI specification adds to every container: all that the NVIDIA container runtime would add."""
-        ...
 
     def device_by_cdi(self, uuid: str) -> ContainerEdits:
         """What a CDI specification adds for one device beside its device nodes."""
-        ...
+        return ContainerEdits()
 
     def why_no_cdi(self) -> str:
         """What a CDI specification would lack, so that a container would not find the driver; "" if nothing."""
-        ...
+        return ""
 
+    @abstractmethod
     def numa_node(self, gpu: GpuState) -> int | None:
         """The NUMA node of the GPU; None if there is none or it is unknown."""
-        ...
 
 
-class DriverFiles:
+class DriverFiles(DeviceFiles):
     """The files of the NVIDIA driver on this host.
 
     `driver_root` and `dev_root` are the host paths of the driver's files and its device nodes. This process sees `driver_root` at
@@ -133,10 +136,6 @@ class DriverFiles:
         caps = tuple(self._node(f"/dev/nvidia-caps/nvidia-cap{minors[name]}") for name in wanted if name in minors)
         return (*self.gpu_nodes(gpu), *caps)
 
-    def beside_runtime(self) -> ContainerEdits:
-        """Nothing: the NVIDIA container runtime adds everything."""
-        return ContainerEdits()
-
     def by_cdi(self, driver_version: str) -> ContainerEdits:
         """Control nodes, that version's libraries and programs, and the hooks by which programs find them.
 
@@ -149,10 +148,6 @@ class DriverFiles:
             environment=(("NVIDIA_VISIBLE_DEVICES", "void"),),
             hooks=tuple(self._hooks(files)),
         )
-
-    def device_by_cdi(self, uuid: str) -> ContainerEdits:
-        """Nothing beside the device nodes."""
-        return ContainerEdits()
 
     def why_no_cdi(self) -> str:
         """The driver's library and the hook program must be visible; if only the driver's root is, the hook must be named."""
@@ -198,12 +193,6 @@ def parse_mig_minors(text: str) -> Mapping[str, int]:
     """
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
-
-
-def sysfs_address(pci_bus_id: str) -> str:
-    """The name of a PCI device in sysfs: NVML writes `00000000:10:1C.0`, sysfs `0000:10:1c.0`."""
-    domain, _, rest = pci_bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{rest}"
 
 
 def _minor(gpu: GpuState) -> int:
@@ -273,3 +262,48 @@ def _candidates(root: Path, version: str) -> Iterator[Path]:
         path = root / socket
         if path.exists():
             yield path
+
+
+LIBRARIES_IN_CONTAINER = "/usr/local/nvidia/lib64"
+PROGRAM_IN_CONTAINER = "/usr/bin/nvidia-smi"
+VISIBLE_DEVICES_FOLDER = "/var/run/nvidia-container-devices"
+
+
+class SimulatedDeviceFiles(DeviceFiles):
+    """The files of a simulated machine; `state` is its state file, on the host. SimulatorError if it cannot be compiled.
+
+    There are no device nodes. A container gets the library, a statically linked nvidia-smi and the machine's state, which the
+    library finds at the same path in every container. NVIDIA_VISIBLE_DEVICES tells the library what to show.
+    """
+
+    def __init__(self, state: Path) -> None:
+        from tranche_simulator.build import ensure_built  # only a simulated machine needs the compiler
+
+        self._state = state
+        with simulator_errors():
+            self._built = ensure_built()
+
+    def beside_runtime(self) -> ContainerEdits:
+        """Library, program and state, which no container runtime knows. Every client of a GPU writes the state."""
+        return ContainerEdits(
+            mounts=(
+                Mount(str(self._state), STATE_IN_CONTAINER, read_only=False),
+                Mount(str(self._built.library.parent), LIBRARIES_IN_CONTAINER),
+                Mount(str(self._built.nvidia_smi), PROGRAM_IN_CONTAINER),
+            ),
+            environment=(("LD_LIBRARY_PATH", LIBRARIES_IN_CONTAINER),),
+        )
+
+    def by_cdi(self, driver_version: str) -> ContainerEdits:
+        """The same, and the folder with the names of the given devices: one file for each."""
+        edits = self.beside_runtime()
+        visible = ("NVIDIA_VISIBLE_DEVICES", VISIBLE_DEVICES_FOLDER)
+        return ContainerEdits(mounts=edits.mounts, environment=(*edits.environment, visible))
+
+    def device_by_cdi(self, uuid: str) -> ContainerEdits:
+        """The file that names the device."""
+        return ContainerEdits(mounts=(Mount("/dev/null", f"{VISIBLE_DEVICES_FOLDER}/{uuid}"),))
+
+    def numa_node(self, gpu: GpuState) -> int | None:
+        """From the simulated machine: its bus addresses mean nothing to this host's sysfs."""
+        return gpu.numa_node

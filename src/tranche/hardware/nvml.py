@@ -7,6 +7,7 @@ name.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from contextlib import suppress
 from typing import Any
@@ -20,17 +21,17 @@ from tranche.core.profile import ProfileName
 from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, GpuInstance, GpuState, MigMode, NodeState
 from tranche.hardware.driver import VARIABLE, scope_of
-from tranche.hardware.error_tally import NVML_ERRORS
-from tranche.hardware.nvml_errors import explained
+from tranche.hardware.nvml_errors import NVML_ERRORS, explained
 from tranche.hardware.nvml_instances import GpuProfileTable, InstanceReader, read_processes, read_profiles
 from tranche.hardware.sharing_means import read_machine_facts, sharing_means
 
-_RESET_SECONDS = 120.0
 _COMPUTE_MODES = {
     ComputeMode.DEFAULT: pynvml.NVML_COMPUTEMODE_DEFAULT,
     ComputeMode.EXCLUSIVE: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
     ComputeMode.PROHIBITED: pynvml.NVML_COMPUTEMODE_PROHIBITED,
 }
+_TIMESLICE = rf"Timeslice\W+({'|'.join(Timeslice)})\b"
+"""Fits both forms that nvidia-smi is known to print: `GPU  0: Timeslice: Default`, and a line of a table."""
 # NVML's errors for one GPU that cannot be reached while the others can: nvml.h names the first four for
 # nvmlDeviceGetHandleByIndex, and a GPU that fell off the bus often answers with an unknown error.
 _ONE_GPU_FAILED = (
@@ -94,38 +95,25 @@ class NvmlDriver:
             pynvml.nvmlDeviceSetComputeMode(self._handle(gpu_uuid), _COMPUTE_MODES[mode])
 
     def timeslice(self, gpu_uuid: str) -> Timeslice:
-        """How long each program has the GPU in turns, as nvidia-smi says."""
-        from tranche.hardware.compute_policy import read_timeslice  # seldom needed
-
+        """How long each program has the GPU in turns, as nvidia-smi says: NVML has no call for it."""
         return read_timeslice(self.reset_command, gpu_uuid)
 
     def set_timeslice(self, gpu_uuid: str, length: Timeslice) -> None:
-        """Set how long, by nvidia-smi."""
-        from tranche.hardware.compute_policy import set_timeslice
-
-        set_timeslice(self.reset_command, gpu_uuid, length)
+        """Set how long, by nvidia-smi, until the driver is unloaded."""
+        command = [self.reset_command, "compute-policy", "-i", gpu_uuid, f"--set-timeslice={length.number}"]
+        _run(command, f"set the time slice of {gpu_uuid} to {length}")
 
     def reset_gpu(self, gpu_uuid: str) -> None:
-        """Reset one GPU with nvidia-smi: NVML has no call for it."""
+        """Reset one GPU with nvidia-smi: NVML has no call for it.
+
+        The reset inherits what the caller allows: locks that must be held until it is through.
+        """
         with explained(f"find {self._named(gpu_uuid)}"):
             bus_id = pynvml.nvmlDeviceGetPciInfo(self._handle(gpu_uuid)).busId
         bus_id = bus_id.decode() if isinstance(bus_id, bytes) else bus_id
-        import subprocess  # resets are rare, and every command loads this module
-
         command = [self.reset_command, "--gpu-reset", "-i", bus_id]
-        try:
-            # The reset inherits what the caller allows: locks that must be held until it is through.
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_RESET_SECONDS, check=False, close_fds=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise HardwareError(f"cannot reset {self._named(gpu_uuid)}: {error}") from error
-        if done.returncode != 0:
-            said = " ".join((done.stdout + done.stderr).split())
-            raise HardwareError(
-                f"cannot reset {self._named(gpu_uuid)}: nvidia-smi said: {said}",
-                hint="a reset needs a GPU without clients; stop monitoring services such as dcgm and nvsm first",
-            )
+        hint = "a reset needs a GPU without clients; stop monitoring services such as dcgm and nvsm first"
+        _run(command, f"reset {self._named(gpu_uuid)}", hint=hint, seconds=120.0, close_fds=False)
 
     def create_gpu_instance(self, gpu_uuid: str, profile: ProfileName, placement: Placement) -> int:
         """Create a GPU instance at a placement; returns its id."""
@@ -252,6 +240,31 @@ class NvmlDriver:
             if key not in self._geometries:
                 self._geometries[key] = read_profiles(handle, device_id, pynvml.nvmlDeviceGetName(handle), memory)
             return self._geometries[key]
+
+
+def read_timeslice(nvidia_smi: str, gpu_uuid: str) -> Timeslice:
+    """The length on that GPU; HardwareError if nvidia-smi does not report it."""
+    said = _run([nvidia_smi, "compute-policy", "-i", gpu_uuid, "--list"], f"read the time slice of {gpu_uuid}")
+    found = re.findall(_TIMESLICE, said, re.IGNORECASE)
+    if len(found) != 1:
+        raise HardwareError(f"cannot read the time slice of {gpu_uuid}: nvidia-smi said: {said[:200]}")
+    return Timeslice(found[0].lower())
+
+
+def _run(command: list[str], what: str, *, hint: str = "", seconds: float = 60.0, close_fds: bool = True) -> str:
+    """What nvidia-smi says; HardwareError if it refuses."""
+    import subprocess  # every command loads this module, and few run a program
+
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, check=False, close_fds=close_fds
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HardwareError(f"cannot {what}: {error}") from error
+    said = " ".join((done.stdout + done.stderr).split())
+    if done.returncode != 0:
+        raise HardwareError(f"cannot {what}: nvidia-smi said: {said}", hint=hint)
+    return said
 
 
 def _read_mode(handle: Any) -> tuple[MigMode, MigMode]:

@@ -1,16 +1,114 @@
-"""The driver's gauges of GPUs and GPU instances, where present: memory, power, energy, temperature and utilization."""
+"""The driver's gauges of GPUs and GPU instances, where present: memory, power, energy, temperature and utilization.
+
+GPM, the performance counters of Hopper and later, says how busy a GPU or a GPU instance was between two samples.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pynvml
 
 from tranche.core.readings import NOT_MEASURED, ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuInstance, GpuState, NodeState
-from tranche.hardware.error_tally import NVML_ERRORS
-from tranche.hardware.gpm import GpmReader
+from tranche.hardware.nvml_errors import NVML_ERRORS
+
+_METRICS = {
+    "graphics": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+    "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "occupancy": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "memory": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+}
+LEAST_SECONDS = 0.1
+"""NVML refreshes its counters no more often (its documents)."""
+
+
+@dataclass(slots=True)
+class _Track:
+    """The last sample of one GPU or instance, when it was taken, and what it showed against the one before."""
+
+    sample: Any
+    at: float
+    activity: ActivityReading = NOT_MEASURED
+
+
+class GpmReader:
+    """Takes samples and keeps the last of each; `clock` is monotonic, in seconds. One thread at a time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._tracks: dict[Hashable, _Track] = {}
+        self._supported: dict[str, bool] = {}
+
+    def supported(self, handle: Any, gpu_uuid: str) -> bool:
+        """Whether the GPU has the counters; asked once per GPU."""
+        if gpu_uuid not in self._supported:
+            try:
+                answer = pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice
+            except pynvml.NVMLError as error:
+                if error.value not in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                    raise
+                answer = 0
+            self._supported[gpu_uuid] = bool(answer)
+        return self._supported[gpu_uuid]
+
+    def activity(self, handle: Any, key: Hashable, gpu_instance_id: int | None) -> ActivityReading:
+        """The activity since the last call with that key, which names one life of one instance; nothing at the first call."""
+        now = self._clock()
+        track = self._tracks.get(key)
+        if track is not None and now - track.at < LEAST_SECONDS:
+            return track.activity
+        sample = pynvml.nvmlGpmSampleAlloc()
+        try:
+            if gpu_instance_id is None:
+                pynvml.nvmlGpmSampleGet(handle, sample)
+            else:
+                pynvml.nvmlGpmMigSampleGet(handle, gpu_instance_id, sample)
+            activity = NOT_MEASURED if track is None else _between(track.sample, sample)
+        except pynvml.NVMLError as error:
+            _free(sample)
+            self._drop(key)
+            if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+                return NOT_MEASURED  # the instance is gone, or its number has been reused
+            raise
+        self._drop(key)
+        self._tracks[key] = _Track(sample, now, activity)
+        return activity
+
+    def keep_only(self, keys: frozenset[Hashable]) -> None:
+        """Free all other samples."""
+        for key in self._tracks.keys() - keys:
+            self._drop(key)
+
+    def _drop(self, key: Hashable) -> None:
+        if (track := self._tracks.pop(key, None)) is not None:
+            _free(track.sample)
+
+
+def _between(first: Any, second: Any) -> ActivityReading:
+    get = pynvml.c_nvmlGpmMetricsGet_t()
+    get.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    get.numMetrics = len(_METRICS)
+    get.sample1, get.sample2 = first, second
+    for place, metric in enumerate(_METRICS.values()):
+        get.metrics[place].metricId = metric
+    pynvml.nvmlGpmMetricsGet(get)
+    found = {}
+    for place, name in enumerate(_METRICS):
+        metric = get.metrics[place]
+        measured = metric.nvmlReturn == pynvml.NVML_SUCCESS and metric.value == metric.value  # a driver may give NaN
+        found[name] = metric.value / 100 if measured else None
+    return ActivityReading(**found)
+
+
+def _free(sample: Any) -> None:
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlGpmSampleFree(sample)
+
 
 # These are no errors: a GPU lacks a gauge, or an instance was destroyed after the observation.
 _ABSENT = (

@@ -1,7 +1,9 @@
-"""A process as /proc/PID/stat shows it to every user."""
+"""Processes as /proc shows them: which there are, their state, and, to those who may know, their environment."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,3 +37,21 @@ def process_stat(pid: int, proc: Path = PROC) -> _ProcessStat | None:
     # The command's name, in parentheses, may hold spaces and parentheses itself.
     fields = text.rpartition(")")[2].split()
     return _ProcessStat(fields[0], int(fields[1]), int(fields[19]))
+
+
+def process_ids(proc: Path = PROC) -> Iterator[int]:
+    """The pid of each process. One that starts meanwhile may be missed, and any may have ended already."""
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.name.isdecimal():
+                yield int(entry.name)
+
+
+def process_environment(pid: int, proc: Path = PROC) -> list[bytes]:
+    """The variables of that process, as NAME=VALUE; PermissionError if this user may not know them, OSError if it has ended."""
+    return (proc / str(pid) / "environ").read_bytes().split(b"\0")
+
+
+def process_groups(pid: int, proc: Path = PROC) -> str:
+    """The control groups of that process, as the kernel lists them; OSError if it has ended."""
+    return (proc / str(pid) / "cgroup").read_text()

@@ -37,16 +37,9 @@ class BackendWatch:
 
     name = "tier"
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        said: AllocationBackend | None = None,
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection, said: AllocationBackend | None = None) -> None:
         self.latest: LatestValue[AllocationBackend] = LatestValue()
         self._connection = connection
-        self._sleep = sleep
         self._said = said
         if said is not None:
             self.latest.publish(said)
@@ -69,7 +62,7 @@ class BackendWatch:
                 except TrancheError as error:
                     _log.info("cannot determine the tier", extra={"error": str(error)})
                     pause = _RETRY_SECONDS if not self.latest.synced else pause
-            await self._sleep(pause)
+            await self._connection.sleep(pause)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -55,3 +55,8 @@ class LatestValue(Generic[Value]):
                 await self._changed.wait()
             seen = self._version
             yield self._value
+
+    async def tell(self, call: Callable[[], object]) -> None:
+        """Make that call as soon as there is a value, and after each change."""
+        async for _ in self.changes():
+            call()

@@ -18,7 +18,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType
 
 from tranche.node.processes.processes import Process, children_of
@@ -206,15 +206,14 @@ def _announced(pid: int, collected: int) -> Iterator[None]:
     """Send this thread SIGCHLD when the child has ended, and every signal that another thread took."""
     waiting = threading.get_ident()
     ended = os.pidfd_open(pid)
-    reading, writing = os.pipe2(os.O_CLOEXEC)
 
-    def announce() -> None:
+    def announce(over: int) -> None:
         poll = select.poll()  # select takes no descriptor above 1,023
-        for descriptor in (ended, collected, reading):
+        for descriptor in (ended, collected, over):
             poll.register(descriptor, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in poll.poll()}
-            if reading in ready:
+            if over in ready:
                 return
             if collected in ready:
                 for number in os.read(collected, 4096):
@@ -223,13 +222,29 @@ def _announced(pid: int, collected: int) -> Iterator[None]:
                 signal.pthread_kill(waiting, signal.SIGCHLD)
                 return
 
-    # The thread inherits the mask, so it takes no signals itself.
-    thread = threading.Thread(target=announce, name="child", daemon=True)
-    thread.start()
     try:
-        yield
+        with beside("child", announce):
+            yield
     finally:
-        os.close(writing)
-        thread.join()
-        os.close(reading)
         os.close(ended)
+
+
+@contextmanager
+def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
+    """Run `work` in a thread of that name within the block, and wait for it after the block.
+
+    `work` receives a file descriptor that becomes readable when the block has ended; it must return then.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    thread = threading.Thread(target=work, args=(reading,), name=name, daemon=True)
+    with ExitStack() as stack:
+        stack.callback(os.close, reading)
+        stack.callback(lambda: thread.join() if thread.ident else None)
+        stack.callback(os.close, writing)
+        # Signals from the terminal are for the command.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield

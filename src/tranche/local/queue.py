@@ -46,7 +46,7 @@ from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import interruptible, uninterruptible
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
-from tranche.node.state.session import StateFolder, process_stopped
+from tranche.node.state.session import process_stopped
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.allocate import Decision, Waiting
@@ -137,41 +137,6 @@ _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
 
 Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | TrancheError], None]
 """Receives a view, the waiters in order, the id decided about, whether foreign idle instances may go, and the outcome."""
-
-
-@dataclass(slots=True, kw_only=True)
-class QueuedRequest:
-    """A waiting request of this process. `clock` is in seconds; `record` receives each decision.
-
-    `allocations` are those that the latest decision saw.
-    """
-
-    waiter_id: str
-    request: Request
-    failed: FailedGpus
-    places: StateFolder
-    clock: Callable[[], float]
-    adopt_foreign_destroy: bool
-    record: Record | None
-    allocations: tuple[Allocation, ...] = ()
-
-    def decide(self, view: NodeView, queue: Sequence[records.Waiter]) -> Decision:
-        """Decide without the GPUs on which the plan failed; raises their failure if no other GPU can ever serve."""
-        self.allocations = view.allocations
-        left = self.failed.left_out_of(view)
-        there = as_asked(attending(self.places, queue, self.clock(), but=self.waiter_id))
-        outcome: Decision | TrancheError
-        try:
-            outcome = may_start(left, there, self.waiter_id, adopt_foreign_destroy=self.adopt_foreign_destroy)
-        except TrancheError as error:
-            outcome = error
-        if self.record is not None and not isinstance(outcome, AllocationUnknown):
-            self.record(left, there, self.waiter_id, self.adopt_foreign_destroy, outcome)
-        if not isinstance(outcome, TrancheError):
-            return outcome
-        if isinstance(outcome, _IMPOSSIBLE) and (failure := self.failed.error(self.request)) is not None:
-            raise failure from outcome
-        raise outcome
 
 
 def as_asked(queue: Sequence[records.Waiter]) -> list[WaitingRequest]:
@@ -318,15 +283,6 @@ class Queue:
                     raise WaitTimeout("the time ran out before any change began")
 
         failed = FailedGpus(self._monotonic)
-        turn = QueuedRequest(
-            waiter_id=ticket.id,
-            request=request,
-            failed=failed,
-            places=self._host.places,
-            clock=self._clock,
-            adopt_foreign_destroy=self._adopt_foreign_destroy,
-            record=self._record,
-        )
         changed = False
 
         def noting(gpu: GpuState, step: Step) -> None:
@@ -340,7 +296,7 @@ class Queue:
             others = patience.with_others(self._monotonic() - begun)
             try:
                 self._await_continued(pid, bell, refuse_over)
-                outcome = self._decide(turn, ticket, refuse_over, others)
+                outcome, allocations = self._reserve(request, ticket, failed, refuse_over, others)
                 if isinstance(outcome, ReservedShare):
                     held = self._host.fulfil(outcome, progress=noting, seconds=others)
                     # A finished plan may have opened a GPU to others: MIG mode is on now, or instances can be reused.
@@ -360,11 +316,11 @@ class Queue:
                 continue
             if not patience.wait and self._let_decide(ticket, bell):
                 continue
-            also = tuple(filter(None, (self._told(outcome, turn.allocations),)))
+            also = tuple(filter(None, (self._told(outcome, allocations),)))
             if not patience.wait and (failure := failed.error(request, also)):
                 raise failure
             outcome = failed.explain(outcome)
-            reasons = self._told(outcome, turn.allocations)
+            reasons = self._told(outcome, allocations)
             if not patience.wait:
                 raise NoRoom(
                     f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"
@@ -387,19 +343,43 @@ class Queue:
             if rang:
                 self.ring_next()
 
-    def _decide(
-        self, turn: QueuedRequest, place: QueuePlace, refuse_over: Callable[[], None], seconds: float | None
-    ) -> ReservedShare | Waiting:
-        """Decide and reserve under the decision lock; others may start once the lock is free."""
+    def _reserve(
+        self,
+        request: Request,
+        place: QueuePlace,
+        failed: FailedGpus,
+        refuse_over: Callable[[], None],
+        seconds: float | None,
+    ) -> tuple[ReservedShare | Waiting, Sequence[Allocation]]:
+        """Decide and reserve under the decision lock; others may start once the lock is free. Also the allocations seen."""
         with self._host.deciding(seconds) as (view, queue):
-            decision = turn.decide(view, queue)
+            decision = self._decide(request, place.id, failed, view, queue)
             if isinstance(decision, Waiting):
-                return decision
+                return decision, view.allocations
             if not decision.plan.empty:
                 refuse_over()
             reservation = self._host.reserve(place, decision, view)
         self.ring_next()
-        return reservation
+        return reservation, view.allocations
+
+    def _decide(
+        self, request: Request, waiter_id: str, failed: FailedGpus, view: NodeView, queue: Sequence[records.Waiter]
+    ) -> Decision:
+        """Decide without the GPUs on which the plan failed; raises their failure if no other GPU can ever serve."""
+        left = failed.left_out_of(view)
+        there = as_asked(attending(self._host.places, queue, self._clock(), but=waiter_id))
+        outcome: Decision | TrancheError
+        try:
+            outcome = may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+        except TrancheError as error:
+            outcome = error
+        if self._record is not None and not isinstance(outcome, AllocationUnknown):
+            self._record(left, there, waiter_id, self._adopt_foreign_destroy, outcome)
+        if not isinstance(outcome, TrancheError):
+            return outcome
+        if isinstance(outcome, _IMPOSSIBLE) and (failure := failed.error(request)) is not None:
+            raise failure from outcome
+        raise outcome
 
     def _told(self, outcome: Waiting, allocations: Sequence[Allocation]) -> str:
         """The obstacles in words, with the names of the holders."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant
+from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
@@ -48,7 +48,7 @@ class RunRequest:
     record: Record | None = None
 
 
-def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> int:
+def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
     """Wait for a share, run the command in it, and give the share back; returns the command's exit code.
 
     The code is that of SIGTERM if the request is cancelled while it waits. The command's code is returned even if the share
@@ -57,7 +57,6 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
     Between the command's start and end, only the command receives the signals that end a process. An earlier signal ends the wait
     or the plan; a later one does not change how this process ends.
     """
-    reporter = reporter or RunReporter()
     heed_signals()
     queue = Queue(host, adopt_foreign_destroy=asked.adopt_foreign_destroy, record=asked.record)
     try:
@@ -76,7 +75,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter | None = None) -> i
             ignore_signals()
             _give_back(queue, held, asked.workload, reporter, why="the command could not be run")
             raise
-        if code != 0 and any(_is_by_mps(grant) for grant in held.allocation.grants):
+        if code != 0 and parts_by(Sharing.MPS, held.allocation.grants):
             with suppress(TrancheError):  # its own fault may have hit others, who are known by now
                 host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
@@ -156,14 +155,10 @@ class _ShareWatch:
 
 def limits_changed(host: Host, record: DaemonRecord) -> bool:
     """Whether the daemon's limits were changed. If it has news, a decision finds out, because no program joins meanwhile."""
-    if host.daemons.health.has_news(record):
+    if host.daemons.has_news(record):
         host.view(seconds=_LOST_SECONDS, thorough=True)
     now = host.daemons.records.find(record.gpu_uuid, record.slot)
     return now is not None and now.changed
-
-
-def _is_by_mps(grant: Grant) -> bool:
-    return isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
 
 
 def _give_back(

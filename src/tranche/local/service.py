@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request
-from tranche.hardware.process_stat import PROC
+from tranche.hardware.process_stat import PROC, process_environment
+from tranche.local.child import beside
 from tranche.local.run import RunRequest, run
-from tranche.local.run_report import SentenceReporter
-from tranche.local.watches import beside
+from tranche.local.run_report import RunReporter
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
@@ -293,14 +293,14 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
                 f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most of one user",
                 hint="wait until one of them ends: tranche ps",
             )
-        asked = _parse(message)
+        asked, command, patience = _parse(message)
         connection.send({"event": "accepted"})
-        workload = ClientWorkload(connection, peer, asked.command)
+        workload = ClientWorkload(connection, peer, command)
         with service.open_host(peer.uid) as host, workload.waiting():
             _refuse_inside_share(host, peer)
-            service.log(f"{peer}: asks for {asked.request}: {one_line(asked.command)}")
-            request = RunRequest(request=asked.request, workload=workload, patience=asked.patience)
-            code = run(host, request, SentenceReporter(tell("note"), tell("warning")))
+            service.log(f"{peer}: asks for {asked}: {one_line(command)}")
+            request = RunRequest(request=asked, workload=workload, patience=patience)
+            code = run(host, request, RunReporter(tell("note"), tell("warning")))
         service.log(f"{peer}: over, exit code {code}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
@@ -311,13 +311,6 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
 def send_error(connection: ServiceConnection, error: TrancheError) -> None:
     """Tell the client why it gets nothing."""
     connection.send({"event": "error", "reason": error.reason, "message": error.message, "hint": error.hint})
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    request: Request
-    command: str
-    patience: WaitLimit
 
 
 def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:
@@ -343,8 +336,8 @@ def _method(message: Mapping[str, Any]) -> str:
     return method
 
 
-def _parse(message: Mapping[str, Any]) -> _Asked:
-    """The request in the message; UsageError for what this version does not understand."""
+def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit]:
+    """The request in the message, its command and its patience; UsageError for what this version does not understand."""
     match message:
         case {
             "parameters": {
@@ -367,14 +360,14 @@ def _parse(message: Mapping[str, Any]) -> _Asked:
             if seconds is not None and not 0 <= seconds < _LONGEST_WAIT_SECONDS:
                 raise UsageError(f"a wait of {timeout} s is not possible")
             named: Mapping[str, Any] = {str(name): text for name, text in options.items()}
-            return _Asked(parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds))
+            return parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds)
     raise UsageError("the request lacks a field, or a field has the wrong type")
 
 
 def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
     """UsageError for a client that runs in a share: it has that share, and gets no other."""
     try:
-        environment = (PROC / str(peer.pid) / "environ").read_bytes().split(b"\0")
+        environment = process_environment(peer.pid)
     except OSError:
         return  # the client has ended, which its connection tells
     marks = {each.partition(b"=")[2].decode(errors="replace") for each in environment if each.startswith(_MARK)}
@@ -391,24 +384,10 @@ class ClientWorkload:
     """The command of a client: a child of the process at the other end of the connection."""
 
     def __init__(self, connection: ServiceConnection, peer: ClientProcess, text: str) -> None:
-        self._connection, self._peer, self._text = connection, peer, text
+        self._connection, self._peer = connection, peer
+        self.pid, self.uid, self.text = peer.pid, peer.uid, text
         self._others: frozenset[Process] = frozenset()
         self._stack = ExitStack()
-
-    @property
-    def pid(self) -> int:
-        """The client."""
-        return self._peer.pid
-
-    @property
-    def uid(self) -> int:
-        """The client's user."""
-        return self._peer.uid
-
-    @property
-    def text(self) -> str:
-        """The command, as the client names it."""
-        return self._text
 
     def note_children(self) -> None:
         """Note the client's children."""

@@ -114,7 +114,7 @@ def take_back(
             begun = True
             # A user who may end the processes but not write the ledger still ends them.
             with suppress(LedgerUnavailable, PermissionDenied), host.ledger.write() as db:
-                chronicle.release_begun(db, host.holders.clock(), allocation_id, pids, host.actor)
+                chronicle.release_begun(db, host.clock(), allocation_id, pids, host.actor)
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.

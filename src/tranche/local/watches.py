@@ -15,42 +15,20 @@ from __future__ import annotations
 
 import os
 import select
-import signal
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from itertools import count
-from pathlib import Path
 
-from tranche.core.allocation import Allocation, FractionalShare
+from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuProcess, GpuState, InstanceKey, NodeState
+from tranche.hardware.process_stat import process_environment
+from tranche.local.child import beside
 from tranche.node.limits.overdrawn import excess
-from tranche.node.mps.mps_health import what_changed
+from tranche.node.mps.mps_daemons import what_changed
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import children_pids, process_start_time, sees_every_process
-
-
-@contextmanager
-def beside(name: str, work: Callable[[int], None]) -> Iterator[None]:
-    """Run `work` in a thread of that name within the block, and wait for it after the block.
-
-    `work` receives a file descriptor that becomes readable when the block has ended; it must return then.
-    """
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    thread = threading.Thread(target=work, args=(reading,), name=name, daemon=True)
-    with ExitStack() as stack:
-        stack.callback(os.close, reading)
-        stack.callback(lambda: thread.join() if thread.ident else None)
-        stack.callback(os.close, writing)
-        # Signals from the terminal are for the command.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        yield
 
 
 class ServerEndWatch:
@@ -144,12 +122,11 @@ def watching_limits(
 
 def _daemons(allocation: Allocation, records: DaemonRecordStore) -> list[DaemonRecord]:
     found = []
-    for part in allocation.grants:
-        if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS:
-            record = records.find(part.gpu_uuid, part.slot)
-            if record is None or not record.ready:
-                raise VerificationFailed(f"no MPS daemon enforces the limits on {part.gpu_uuid}", hint=_AGAIN)
-            found.append(record)
+    for part in parts_by(Sharing.MPS, allocation.grants):
+        record = records.find(part.gpu_uuid, part.slot)
+        if record is None or not record.ready:
+            raise VerificationFailed(f"no MPS daemon enforces the limits on {part.gpu_uuid}", hint=_AGAIN)
+        found.append(record)
     return found
 
 
@@ -189,6 +166,20 @@ def _watch(
             return
 
 
+def _looking(name: str, look: Callable[[float], float | None]) -> AbstractContextManager[None]:
+    """Call `look` in a thread beside the block, again and again: it takes the last pause and returns the next, None to end."""
+
+    def watch(ended: int) -> None:
+        poll = select.poll()
+        poll.register(ended, select.POLLIN)
+        pause: float | None = _LOOK_SECONDS
+        while pause is not None and not poll.poll(pause * 1000):
+            with suppress(Exception):  # a failed look must not end the command, and is repeated
+                pause = look(pause)
+
+    return beside(name, watch)
+
+
 @contextmanager
 def watching_use(
     allocation: Allocation, observe: Callable[[str], GpuState], above: Callable[[FractionalShare, GpuState, int], None]
@@ -206,18 +197,15 @@ def watching_use(
         yield
         return
 
-    def watch(ended: int) -> None:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        while not poll.poll(_LOOK_SECONDS * 1000):
-            with suppress(Exception):  # a failed look must not end the command, and is repeated
-                for part in parts:
-                    gpu = observe(part.gpu_uuid)
-                    if used := excess(allocation, part, gpu):
-                        above(part, gpu, used)
-                        return
+    def look(seconds: float) -> float | None:
+        for part in parts:
+            gpu = observe(part.gpu_uuid)
+            if used := excess(allocation, part, gpu):
+                above(part, gpu, used)
+                return None
+        return seconds
 
-    with beside("use", watch):
+    with _looking("use", look):
         yield
 
 
@@ -240,20 +228,16 @@ def watching_outside(
         yield
         return
 
-    def watch(ended: int) -> None:
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        seconds = _LOOK_SECONDS
-        while not poll.poll(seconds * 1000):
-            with suppress(Exception):  # a failed look must not end the command, and is repeated
-                strays = _unconfined(os.getpid(), os.fsencode(visible))
-                found = stray_use(allocation, strays, observe()) if strays else None
-                if found is not None:
-                    outside(*found)
-                    return
-                seconds = min(seconds * 2, _LONGEST_SECONDS) if strays else _LOOK_SECONDS
+    def look(seconds: float) -> float | None:
+        strays = _unconfined(os.getpid(), os.fsencode(visible))
+        if not strays:
+            return _LOOK_SECONDS
+        if (found := stray_use(allocation, strays, observe())) is not None:
+            outside(*found)
+            return None
+        return min(seconds * 2, _LONGEST_SECONDS)
 
-    with beside("outside", watch):
+    with _looking("outside", look):
         yield
 
 
@@ -275,7 +259,7 @@ def _unconfined(pid: int, variable: bytes) -> set[int]:
     found: set[int] = set()
     for child in children_pids(pid):
         try:
-            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            environment = process_environment(child)
         except PermissionError:
             environment = []
         except OSError:

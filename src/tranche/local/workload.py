@@ -19,7 +19,7 @@ from tranche.core.errors import CommandNotFound, MpsUserRefused, SharingUnavaila
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.core.wire import request_to_dict
-from tranche.hardware.mps_environment import client_environment
+from tranche.hardware.mps_control import client_environment
 from tranche.local.child import OrphanTracker, run_child
 from tranche.node.held import HeldAllocation
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
@@ -135,22 +135,14 @@ def find_command(name: str, environment: Mapping[str, str]) -> str:
 
 
 class Workload(Protocol):
-    """The command that a share is for. Its launcher, the process that starts it, is this process or a client of the service."""
+    """The command that a share is for. Its launcher, the process that starts it, is this process or a client of the service.
 
-    @property
-    def pid(self) -> int:
-        """The launcher."""
-        ...
+    `pid` and `uid` are the launcher's, and `text` is the command for people.
+    """
 
-    @property
-    def uid(self) -> int:
-        """The launcher's user."""
-        ...
-
-    @property
-    def text(self) -> str:
-        """The command for people."""
-        ...
+    pid: int
+    uid: int
+    text: str
 
     def note_children(self) -> None:
         """Note the launcher's children before the command starts."""
@@ -182,22 +174,8 @@ class OwnWorkload:
         """CommandNotFound if there is no such command."""
         self._path = find_command(command[0], environment)
         self._command, self._environment = command, environment
+        self.pid, self.uid, self.text = os.getpid(), os.geteuid(), command_text(command)
         self._tracker: OrphanTracker | None = None
-
-    @property
-    def pid(self) -> int:
-        """This process."""
-        return os.getpid()
-
-    @property
-    def uid(self) -> int:
-        """The user that the command runs as, if it does not change that."""
-        return os.geteuid()
-
-    @property
-    def text(self) -> str:
-        """The command for people."""
-        return command_text(self._command)
 
     def note_children(self) -> None:
         """Note the children that this process has now."""

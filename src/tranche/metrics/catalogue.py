@@ -1,10 +1,76 @@
-"""Every metric of Tranche's own. The page docs/reference/metrics.md is made from this. Pure."""
+"""Every metric of Tranche's own, as data. The page docs/reference/metrics.md is made from this. Pure."""
 
 from __future__ import annotations
 
-from tranche.metrics.family import MetricFamily, MetricKind
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-_GAUGE, _COUNTER, _HISTOGRAM = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
+
+class MetricKind(StrEnum):
+    """As OpenMetrics calls them."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+UNITS = frozenset({"bytes", "celsius", "joules", "ratio", "seconds", "watts"})
+"""Base units; a name ends with its own. A ratio is 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """One metric. `name` is that of OpenMetrics: a counter's samples are called `<name>_total`.
+
+    `absent` says when a GPU, a slice or the node has no sample of it; a missing sample is the only way to say unknown. `agent`
+    marks what only an agent knows, because it watches a node as long as it runs.
+    """
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    absent: str = "never"
+    kind: MetricKind = MetricKind.GAUGE
+    agent: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The base unit; "" for numbers of things."""
+        last = self.name.rsplit("_", 1)[-1]
+        return last if last in UNITS else ""
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names under which samples are stored."""
+        match self.kind:
+            case MetricKind.GAUGE:
+                return (self.name,)
+            case MetricKind.COUNTER:
+                return (f"{self.name}_total",)
+            case MetricKind.HISTOGRAM:
+                return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramValue:
+    """The value of a histogram: counts by upper bound, each counted once, and their sum. The last bound is infinite."""
+
+    bounds: tuple[float, ...]
+    counts: Mapping[float, int] = field(default_factory=dict)
+    total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSample:
+    """One value of a metric; `labels` has every label of the family, "" where one does not apply."""
+
+    family: MetricFamily
+    labels: Mapping[str, str]
+    value: float | HistogramValue
+
+
+_COUNTER, _HISTOGRAM = MetricKind.COUNTER, MetricKind.HISTOGRAM
 
 _POD = ("namespace", "pod", "container")
 _GPU = ("gpu_uuid",)
@@ -17,17 +83,15 @@ _NO_MIG = "the GPU is lost, or cannot be cut"
 _NO_MEMORY = "the slice does not exist yet, or the instance has no compute instance, through which its memory is read"
 _GPM = "the GPU is older than Hopper (A100 and A30 do not measure slices), or this is an agent's first scrape"
 
-BUILD = MetricFamily("tranche_build_info", _GAUGE, "Always 1; the label is the version of Tranche.", ("version",))
+BUILD = MetricFamily("tranche_build_info", "Always 1; the label is the version of Tranche.", ("version",))
 DRIVER = MetricFamily(
     "tranche_driver_info",
-    _GAUGE,
     "Always 1; the labels are the versions of NVIDIA's driver and of the newest CUDA that it supports.",
     ("driver_version", "cuda_version"),
     "the GPUs have not been read yet",
 )
 OBSERVATION_AGE = MetricFamily(
     "tranche_observation_age_seconds",
-    _GAUGE,
     "Age of the values: what=slices for GPUs, slices and holders; what=readings for hardware gauges.",
     ("what",),
     "they were never read",
@@ -35,77 +99,63 @@ OBSERVATION_AGE = MetricFamily(
 
 GPU_INFO = MetricFamily(
     "tranche_gpu_info",
-    _GAUGE,
     "Always 1; the labels describe the GPU. Join on gpu_uuid.",
     ("gpu_uuid", "gpu", "name", "architecture", "pci_bus_id"),
     _LOST,
 )
 GPU_LOST = MetricFamily(
     "tranche_gpu_lost",
-    _GAUGE,
     "1 for a GPU that the driver lists but cannot reach, else 0. The driver may no longer know its UUID.",
     ("gpu_uuid", "gpu"),
 )
 GPU_STATE = MetricFamily(
     "tranche_gpu_state",
-    _GAUGE,
     "1 for the current state of the whole GPU: held, preparing, in_use (by a process outside Tranche), idle, or cut.",
     (*_USE, "state"),
     _LOST,
 )
-GPU_MIG = MetricFamily("tranche_gpu_mig_enabled", _GAUGE, "1 in MIG mode, else 0.", _GPU, _NO_MIG)
-GPU_CHANGING = MetricFamily("tranche_gpu_changing", _GAUGE, "1 while a layout re-cuts the GPU, else 0.", _GPU, _LOST)
-GPU_MEMORY_TOTAL = MetricFamily("tranche_gpu_memory_total_bytes", _GAUGE, "The GPU's memory.", _GPU, _LOST)
+GPU_MIG = MetricFamily("tranche_gpu_mig_enabled", "1 in MIG mode, else 0.", _GPU, _NO_MIG)
+GPU_CHANGING = MetricFamily("tranche_gpu_changing", "1 while a layout re-cuts the GPU, else 0.", _GPU, _LOST)
+GPU_MEMORY_TOTAL = MetricFamily("tranche_gpu_memory_total_bytes", "The GPU's memory.", _GPU, _LOST)
 GPU_MEMORY_USED = MetricFamily(
     "tranche_gpu_memory_used_bytes",
-    _GAUGE,
     "Memory in use on the whole GPU, including the driver's reserve; in MIG mode, the sum over its slices.",
     _USE,
     _NO_GAUGE,
 )
 GPU_UTILIZATION = MetricFamily(
     "tranche_gpu_utilization_ratio",
-    _GAUGE,
     "Fraction of time in which a kernel ran on an uncut GPU.",
     _USE,
     "the GPU is lost, or in MIG mode, where the driver does not measure it",
 )
 GPU_SM_ACTIVE = MetricFamily(
     "tranche_gpu_sm_active_ratio",
-    _GAUGE,
     "Activity of the multiprocessors of an uncut GPU since the last scrape.",
     _USE,
     f"the GPU is in MIG mode; {_GPM}",
 )
 GPU_POWER = MetricFamily(
-    "tranche_gpu_power_watts",
-    _GAUGE,
-    "Power draw of the whole GPU. The driver does not measure slices.",
-    _GPU,
-    _NO_GAUGE,
+    "tranche_gpu_power_watts", "Power draw of the whole GPU. The driver does not measure slices.", _GPU, _NO_GAUGE
 )
-GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", _GAUGE, "Power limit of the GPU.", _GPU, _NO_GAUGE)
+GPU_POWER_LIMIT = MetricFamily("tranche_gpu_power_limit_watts", "Power limit of the GPU.", _GPU, _NO_GAUGE)
 GPU_ENERGY = MetricFamily(
     "tranche_gpu_energy_joules",
-    _COUNTER,
     "Energy that the whole GPU has used since its driver was loaded.",
     _GPU,
     _NO_GAUGE,
+    kind=_COUNTER,
 )
-GPU_TEMPERATURE = MetricFamily(
-    "tranche_gpu_temperature_celsius", _GAUGE, "Temperature of the GPU's die.", _GPU, _NO_GAUGE
-)
+GPU_TEMPERATURE = MetricFamily("tranche_gpu_temperature_celsius", "Temperature of the GPU's die.", _GPU, _NO_GAUGE)
 
 SHARED_FENCED = MetricFamily(
     "tranche_shared_device_fenced",
-    _GAUGE,
     "1 for a GPU or slice whose MPS daemon admits no clients, for example because its server hangs or is stopped; else 0.",
     ("gpu_uuid", "mig_uuid"),
     "no MPS daemon serves the device",
 )
 SHARES_UNLIMITED = MetricFamily(
     "tranche_shares_unlimited",
-    _GAUGE,
     "Shares of a GPU or slice that lost their memory limit: it is no longer enforced, or was exceeded.",
     ("gpu_uuid", "mig_uuid"),
     "the device has no shares with a memory limit",
@@ -113,66 +163,57 @@ SHARES_UNLIMITED = MetricFamily(
 
 SLICE_STATE = MetricFamily(
     "tranche_slice_state",
-    _GAUGE,
     "1 for the current state of each slice: held, preparing (promised, being made), missing (held, but absent), "
     "in_use (by a process outside Tranche), or idle.",
     (*_SLICE, "state"),
 )
 SLICE_COMPUTE = MetricFamily(
     "tranche_slice_compute_ratio",
-    _GAUGE,
     "The slice's fraction of its GPU's compute slices: 1/7 for a 1g. Multiply activity by it before you sum over slices.",
     _SLICE,
     "the driver does not report how many the GPU has",
 )
 SLICE_PROCESSES = MetricFamily(
     "tranche_slice_processes",
-    _GAUGE,
     "Processes that the driver lists in the slice. A held slice that has none for long may be wasted.",
     _SLICE,
     "the slice does not exist yet",
 )
 SLICE_MEMORY_TOTAL = MetricFamily(
     "tranche_slice_memory_total_bytes",
-    _GAUGE,
     "Memory of a GPU instance. Its compute instances share it, so it appears once and sums are right.",
     _SLICE,
     _NO_MEMORY,
 )
 SLICE_MEMORY_USED = MetricFamily(
-    "tranche_slice_memory_used_bytes", _GAUGE, "Memory of a GPU instance that is in use.", _SLICE, _NO_MEMORY
+    "tranche_slice_memory_used_bytes", "Memory of a GPU instance that is in use.", _SLICE, _NO_MEMORY
 )
 SLICE_GRAPHICS = MetricFamily(
     "tranche_slice_graphics_active_ratio",
-    _GAUGE,
     "Fraction of time since the last scrape in which the GPU instance was active.",
     _SLICE,
     _GPM,
 )
 SLICE_SM = MetricFamily(
     "tranche_slice_sm_active_ratio",
-    _GAUGE,
     "Activity of the GPU instance's multiprocessors since the last scrape.",
     _SLICE,
     _GPM,
 )
 SLICE_OCCUPANCY = MetricFamily(
     "tranche_slice_sm_occupancy_ratio",
-    _GAUGE,
     "Warps on the GPU instance's multiprocessors, as a fraction of the most possible.",
     _SLICE,
     _GPM,
 )
 SLICE_TENSOR = MetricFamily(
     "tranche_slice_tensor_active_ratio",
-    _GAUGE,
     "Fraction of time in which the GPU instance's tensor cores were active.",
     _SLICE,
     _GPM,
 )
 SLICE_BANDWIDTH = MetricFamily(
     "tranche_slice_memory_bandwidth_ratio",
-    _GAUGE,
     "Fraction of the GPU instance's memory bandwidth that was used.",
     _SLICE,
     _GPM,
@@ -180,36 +221,38 @@ SLICE_BANDWIDTH = MetricFamily(
 
 HOLDER_START = MetricFamily(
     "tranche_holder_start_time_seconds",
-    _GAUGE,
     "When the current holder got the slice or GPU, in seconds since 1970; keeper is pod, process or claim.",
     (*_SLICE, "keeper"),
     "it has no holder",
 )
-QUEUE = MetricFamily("tranche_queue_requests", _GAUGE, "Requests of `tranche run` that wait on this machine.")
+QUEUE = MetricFamily("tranche_queue_requests", "Requests of `tranche run` that wait on this machine.")
 QUEUE_OLDEST = MetricFamily(
-    "tranche_queue_oldest_wait_seconds", _GAUGE, "How long the oldest request has waited.", absent="no request waits"
+    "tranche_queue_oldest_wait_seconds", "How long the oldest request has waited.", absent="no request waits"
 )
 CHANGES = MetricFamily(
     "tranche_change_duration_seconds",
-    _HISTOGRAM,
     "Completed changes of GPUs, by any process: kind is layout or request; outcome is done, undone (failed and rolled "
     "back) or interrupted (its process died and another cleaned up).",
     ("kind", "outcome"),
+    kind=_HISTOGRAM,
 )
 NVML_ERRORS = MetricFamily(
     "tranche_nvml_errors",
-    _COUNTER,
     "Errors that the driver returned to this process, by their names in nvml.h.",
     ("error",),
     "the driver returned no such error",
+    kind=_COUNTER,
 )
 
 XID_ERRORS = MetricFamily(
-    "tranche_xid_errors", _COUNTER, "XID errors that the driver reported since the agent started.", _GPU, agent=True
+    "tranche_xid_errors",
+    "XID errors that the driver reported since the agent started.",
+    _GPU,
+    kind=_COUNTER,
+    agent=True,
 )
 XID_LAST = MetricFamily(
     "tranche_xid_last_time_seconds",
-    _GAUGE,
     "When the driver last reported this XID, in seconds since 1970.",
     ("gpu_uuid", "xid"),
     "the driver has not reported it since the agent started",
@@ -217,7 +260,6 @@ XID_LAST = MetricFamily(
 )
 LAYOUT_STATE = MetricFamily(
     "tranche_layout_state",
-    _GAUGE,
     "1 for the current state of the node's layout; the labels are nvidia.com/mig.config and .state, and the reason word.",
     ("layout", "state", "reason"),
     "the node's label asks for no layout",
@@ -225,18 +267,13 @@ LAYOUT_STATE = MetricFamily(
 )
 LAYOUT_MISMATCHED = MetricFamily(
     "tranche_layout_mismatched_gpus",
-    _GAUGE,
     "GPUs whose slices differ from the node's layout.",
     ("layout",),
     "the label asks for no layout, its layout cannot be read, or the MIG manager is off",
     agent=True,
 )
 COMPONENT_READY = MetricFamily(
-    "tranche_component_ready",
-    _GAUGE,
-    "1 for a component of the agent that works, else 0.",
-    ("component",),
-    agent=True,
+    "tranche_component_ready", "1 for a component of the agent that works, else 0.", ("component",), agent=True
 )
 
 FAMILIES: tuple[MetricFamily, ...] = tuple(each for each in list(vars().values()) if isinstance(each, MetricFamily))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tranche.core.readings import ActivityReading, GpuReading, SliceReading
 from tranche.core.state import GpuState
+from tranche.metrics.catalogue import MetricFamily, MetricSample
 from tranche.metrics.devices import MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import NodeFacts
-from tranche.metrics.family import MetricFamily, MetricKind, MetricSample
 
 _MIB = 1 << 20
 _GPU = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "hostname", "Hostname")
@@ -29,12 +29,11 @@ class _DcgmName:
     ours: str
     of_gpu: Callable[[GpuReading], float | None] = lambda _: None
     of_slice: Callable[[SliceReading], float | None] = lambda _: None
-    kind: MetricKind = MetricKind.GAUGE
 
     @property
     def family(self) -> MetricFamily:
         """The family; DCGM's counters have no suffix, so they are gauges here."""
-        return MetricFamily(self.name, self.kind, f"{self.ours} under DCGM's name and in its unit.", LABELS)
+        return MetricFamily(self.name, f"{self.ours} under DCGM's name and in its unit.", LABELS)
 
 
 def _of_activity(name: str, ours: str, read: Callable[[ActivityReading], float | None]) -> _DcgmName:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import CollectorRegistry
+from prometheus_client.registry import Collector
 
-from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
+from tranche.metrics.catalogue import HistogramValue, MetricFamily, MetricSample
 
 _OPENMETRICS = "application/openmetrics-text"
 
 
-class _Snapshot:
-    """What a registry collects: the samples of one scrape, by family, in the families' order."""
+class _Snapshot(Collector):
+    """The samples of one scrape, by family, in the families' order."""
 
     def __init__(self, families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> None:
         self._samples: dict[MetricFamily, list[MetricSample]] = {family: [] for family in families}
@@ -30,17 +29,6 @@ class _Snapshot:
                 yield _metric(family, samples)
 
 
-def openmetrics_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
-    """OpenMetrics 1.0."""
-    text: bytes = openmetrics.generate_latest(_registry(families, samples))  # type: ignore[no-untyped-call]
-    return text.decode()
-
-
-def textfile_text(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> str:
-    """The text format of Prometheus, the only one that node exporter's textfile collector reads."""
-    return generate_latest(_registry(families, samples)).decode()
-
-
 def wants_openmetrics(accept: str) -> bool:
     """Whether a scrape with that Accept header gets OpenMetrics; otherwise the older format of Prometheus."""
     return choose_encoder(accept)[1].startswith(_OPENMETRICS)
@@ -49,15 +37,9 @@ def wants_openmetrics(accept: str) -> bool:
 def exposed(
     families: Iterable[MetricFamily], samples: Iterable[MetricSample], *, in_openmetrics: bool
 ) -> tuple[bytes, str]:
-    """The body of a scrape's answer, and its content type."""
+    """The text, as of a scrape's answer, and its content type. Node exporter's textfile collector reads only the older format."""
     encode, content_type = choose_encoder(_OPENMETRICS if in_openmetrics else "text/plain")
-    return encode(_registry(families, samples)), content_type
-
-
-def _registry(families: Iterable[MetricFamily], samples: Iterable[MetricSample]) -> CollectorRegistry:
-    registry = CollectorRegistry()
-    registry.register(_Snapshot(families, samples))
-    return registry
+    return encode(_Snapshot(families, samples)), content_type
 
 
 def _metric(family: MetricFamily, samples: Iterable[MetricSample]) -> Metric:

@@ -8,9 +8,8 @@ from importlib.metadata import version
 
 from tranche.core.allocation import NodeView
 from tranche.core.readings import GpuReading
-from tranche.hardware.error_tally import NVML_ERRORS
-from tranche.hardware.gpm import LEAST_SECONDS
-from tranche.hardware.nvml_gauges import NvmlGaugeReader
+from tranche.hardware.nvml_errors import NVML_ERRORS
+from tranche.hardware.nvml_gauges import LEAST_SECONDS, NvmlGaugeReader
 from tranche.metrics.facts import NodeFacts
 from tranche.node.host import Host
 from tranche.node.store import records

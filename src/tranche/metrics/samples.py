@@ -11,9 +11,9 @@ from tranche.core.readings import NOT_MEASURED
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, unavailable
 from tranche.metrics import catalogue, dcgm
+from tranche.metrics.catalogue import HistogramValue, MetricFamily, MetricSample
 from tranche.metrics.devices import MeasuredGpu, MeasuredSlice, measured_gpus, measured_slices
 from tranche.metrics.facts import AgentFacts, NodeFacts
-from tranche.metrics.family import HistogramValue, MetricFamily, MetricSample
 from tranche.node.store.journal import BOUNDS
 
 

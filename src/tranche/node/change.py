@@ -15,7 +15,7 @@ from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.store import records
 from tranche.planning.layouts.reconfigure import LayoutDecision
-from tranche.planning.layouts.saved_plan import users_hit_by
+from tranche.planning.layouts.restore import as_saved, users_hit_by
 from tranche.planning.occupancy.layout_occupancy import busy_error
 from tranche.planning.steps.plan import Plan
 
@@ -89,7 +89,7 @@ class Change:
         def carry_out(seconds: float | None) -> None:
             if in_the_way := users_hit_by(self._host.view(seconds=seconds), plan):
                 raise busy_error(plan.purpose, in_the_way)
-            self._host.change_as_saved(plan, progress=self._progress, seconds=seconds)
+            self._host.change(lambda view: as_saved(plan, view), progress=self._progress, seconds=seconds)
 
         def act() -> None:
             self._before(changes_mode, changes_cut)

@@ -7,22 +7,20 @@ allocation, and fails or is undone alone.
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, shared_memory
 from tranche.core.errors import GpuBusy, TrancheError
-from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, ClaimKeeper, Keeper, PlacedPodKeeper
 from tranche.core.request import Request
 from tranche.core.state import GpuProcess
+from tranche.node.host import Host
+from tranche.node.mps.mps_daemons import refuse_unavailable_parts
 from tranche.node.state.session import boot_id
-from tranche.node.store import chronicle, register
-from tranche.node.store.holders import HolderRegister, takes
+from tranche.node.store import chronicle, journal, register
+from tranche.node.store.holders import takes, write_down
 from tranche.node.store.journal import PlanRecord
-from tranche.node.store.ledger import Ledger
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.realise import ChosenDevice, given, realise, realise_again, refusal
 from tranche.planning.steps import Step
@@ -64,34 +62,10 @@ class _Decision:
 
 
 class ClaimRegister:
-    """The claims in one host's register. `deciding` holds the decision lock; `carry_out` carries out a journaled plan.
+    """The claims in one host's register."""
 
-    `refuse_unavailable` removes the allocation and raises GpuBusy when an MPS server admits no clients.
-    """
-
-    def __init__(
-        self,
-        ledger: Ledger,
-        holders: HolderRegister,
-        *,
-        deciding: Callable[[float | None], AbstractContextManager[None]],
-        look: Callable[[], NodeView],
-        open_plan: Callable[[sqlite3.Connection, str, Plan, NodeView, str], None],
-        carry_out: Callable[[str, str], None],
-        refuse_unavailable: Callable[[Allocation], None],
-        given_back: Callable[[Sequence[Grant]], None],
-        boundary: Callable[[], None],
-    ) -> None:
-        self._ledger = ledger
-        self._holders = holders
-        self._deciding = deciding
-        self._look = look
-        self._open_plan = open_plan
-        self._carry_out = carry_out
-        self._refuse_unavailable = refuse_unavailable
-        self._given_back = given_back
-        self._boundary = boundary
-        self._noting = threading.Lock()
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
     def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
         """Decide on all orders after one look and record the promises; returns a promise or an error for each order.
@@ -99,13 +73,12 @@ class ClaimRegister:
         Carry out the plans of one GPU in the order of the promises. None means that an earlier plan removes something where this
         order would go: ask again when the earlier plans have ended.
         """
-        with self._deciding(None):
-            view = self._look()
+        with self._host.deciding() as (view, _):
             answers: list[ReservedClaim | TrancheError | None] = []
             steps: list[Step] = []
-            with self._ledger.write() as db:
+            with self._host.ledger.write() as db:
                 # Read once: `steps` holds what the plans of these orders take.
-                plans = self._holders.open_plans(db)
+                plans = journal.running_plans(db)
                 for order in orders:
                     if any(takes(step, grant) for step in steps for grant in order.grants):
                         answers.append(None)
@@ -119,59 +92,57 @@ class ClaimRegister:
                     answers.append(promise)
                     steps += decision.plan.steps
                     view = _promised(view, decision)
-            self._boundary()
+            self._host.boundary()
         return tuple(answers)
 
     def fulfil(self, promise: ReservedClaim) -> Allocation:
         """Carry out the promise's plan and return the active allocation. A failure undoes the plan and ends the promise."""
         allocation = promise.allocation
         if promise.plan_id:
-            self._carry_out(promise.plan_id, allocation.id)
+            self._host.carry_out(promise.plan_id, allocation.id)
         if allocation.phase is not Phase.ACTIVE:
-            self._refuse_unavailable(allocation)
+            refuse_unavailable_parts(self._host.daemons, self._host.ledger, allocation)
         active = allocation._replace(phase=Phase.ACTIVE)
         if promise.plan_id or allocation.phase is not Phase.ACTIVE:
-            with self._ledger.write() as db:
+            with self._host.ledger.write() as db:
                 register.activate_allocation(db, allocation.id)
-                note = f"for {allocation.keeper}"
-                clock = self._holders.clock()
-                chronicle.granted(db, clock, active, plan_id=promise.plan_id, waiter_id="", note=note)
-            self._boundary()
+                note, now = f"for {allocation.keeper}", self._host.clock()
+                chronicle.granted(db, now, active, plan_id=promise.plan_id, waiter_id="", note=note)
+            self._host.boundary()
         return active
 
     def give_back(self, uid: str, *, why: str) -> bool:
         """Take back the shares of the claim or pod with that uid; returns whether it had any. Instances stay, idle."""
-        with self._ledger.read() as db:
+        with self._host.ledger.read() as db:
             held = _by_uid(register.allocations(db)).get(uid, ())
         if not held:
             return False
         # Note it first: no other process would if this one were killed after freeing the share.
-        with self._noting:
-            self._given_back([grant for each in held for grant in each.grants])
-        with self._ledger.write() as db:
+        self._host.given_back([grant for each in held for grant in each.grants])
+        with self._host.ledger.write() as db:
             for each in held:
-                chronicle.released(db, self._holders.clock(), each.id, why)
+                chronicle.released(db, self._host.clock(), each.id, why)
                 register.remove_allocation(db, each.id)
-        self._boundary()
+        self._host.boundary()
         return True
 
     def held(self) -> Mapping[str, tuple[Allocation, ...]]:
         """The registered shares of claims, by uid. Queries no GPU."""
-        with self._ledger.read() as db:
+        with self._host.ledger.read() as db:
             return claims_in(register.allocations(db))
 
     def note_pods(self, pods: Mapping[str, Sequence[str]]) -> None:
         """Record which pods use which claims, both by uid; skips claims that have nothing."""
-        with self._ledger.write() as db:
+        with self._host.ledger.write() as db:
             for uid, held in claims_in(register.allocations(db)).items():
                 for each in held if uid in pods else ():
                     assert isinstance(each.keeper, ClaimKeeper)
                     register.set_keeper(db, each.id, each.keeper.with_pods(pods[uid]))
-        self._boundary()
+        self._host.boundary()
 
     def held_by_pods(self) -> Mapping[str, tuple[Allocation, ...]]:
         """The shares that a controller chose for pods, by uid. Queries no GPU."""
-        with self._ledger.read() as db:
+        with self._host.ledger.read() as db:
             found = _by_uid(register.allocations(db))
         return {uid: held for uid, held in found.items() if isinstance(held[0].keeper, PlacedPodKeeper)}
 
@@ -196,11 +167,11 @@ class ClaimRegister:
         if isinstance(answer, Obstacle):
             raise refusal(answer)
         allocation = Allocation(
-            self._holders.new_id(),
+            self._host.new_id(),
             order.request,
             order.grants,
             Phase.PREPARING,
-            self._holders.clock(),
+            self._host.clock(),
             keeper=order.keeper,
         )
         for each in known:
@@ -211,17 +182,17 @@ class ClaimRegister:
         self, db: sqlite3.Connection, decision: _Decision, view: NodeView, plans: Sequence[PlanRecord]
     ) -> ReservedClaim:
         allocation, plan = decision.promised, decision.plan
-        plan_id = "" if plan.empty else self._holders.new_id()
+        plan_id = "" if plan.empty else self._host.new_id()
         db.execute("SAVEPOINT promising")
         try:
             if not decision.known:
                 memory = shared_memory(allocation.grants, view.node)
                 superseded = [each.id for each in decision.superseded]
-                self._holders.write_down(db, allocation, superseded, memory, plans)
+                write_down(db, allocation, superseded, memory, plans)
             else:
                 register.set_keeper(db, allocation.id, allocation.keeper)
             if plan_id:
-                self._open_plan(db, plan_id, plan, view, allocation.id)
+                self._host.open_plan(db, plan_id, plan, view, allocation.id)
         except BaseException:
             db.execute("ROLLBACK TO promising")
             raise
@@ -264,7 +235,7 @@ def processes_of(grants: Sequence[Grant], view: NodeView) -> tuple[GpuProcess, .
             continue
         if grant.slot is None:
             found += gpu.all_processes
-        elif (instance := gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))) is not None:
+        elif (instance := gpu.instance_in(grant.slot.place)) is not None:
             found += instance.processes
     return tuple(found)
 

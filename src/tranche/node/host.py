@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase, shared_memory
+from tranche.core.allocation import Allocation, Grant, NodeView, Phase, Slice, WholeGpu, shared_memory
 from tranche.core.errors import (
     AllocationUnknown,
     LedgerUnavailable,
@@ -25,35 +23,32 @@ from tranche.core.errors import (
     TrancheError,
     WaitTimeout,
 )
-from tranche.core.keeper import Actor, ProcessKeeper
+from tranche.core.keeper import Actor, Keeper, ProcessKeeper
 from tranche.core.request import Request
-from tranche.core.state import GpuState, NodeState
-from tranche.hardware.driver import DeviceVisibility, Driver
-from tranche.hardware.simulated_containers import meets_this_machine
+from tranche.core.state import NodeState
+from tranche.hardware.driver import DeviceVisibility, meets_this_machine
 from tranche.node.execution.executor import Executor, Progress, carry_out_apart, no_progress
 from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
-from tranche.node.execution.timeslices import TimesliceStore
+from tranche.node.execution.host_context import HostContext
 from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.inspection import MachineReader
-from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager, MemoryLimitManager
+from tranche.node.limits.limited_shares import LimitTrialRunner, limited_group
 from tranche.node.locks.deciding import slow_decision, taking_turn
 from tranche.node.locks.interrupts import WaitInterrupted
 from tranche.node.locks.locks import FileLock
-from tranche.node.mps.mps_daemons import MpsDaemonManager, refuse_unavailable_parts
+from tranche.node.mps.mps_daemons import refuse_unavailable_parts
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process, digest_of
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.recovery.recovery import Recovery
-from tranche.node.state.session import StateFolder, pid_namespace, process_start_time, sees_processes_of
+from tranche.node.state.session import pid_namespace, process_start_time, sees_processes_of
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
-from tranche.node.store.holders import HolderRegister, add_or_refuse
-from tranche.node.store.ledger import Ledger, open_to_read
+from tranche.node.store.holders import add_or_refuse, adopt, write_down
 from tranche.planning.steps.plan import Plan, refuse_recut, refuse_unavailable, with_daemons
 
 if TYPE_CHECKING:
     from tranche.core.events import Event
-    from tranche.node.claims import ClaimRegister
     from tranche.planning.decide.allocate import Granted
 
 
@@ -61,102 +56,39 @@ _LOOK_SECONDS = 2.0
 """How long a look waits for others to finish deciding."""
 
 
-def new_id() -> str:
-    """A short random name for an allocation, waiter, plan or session."""
-    return os.urandom(4).hex()
+@dataclass(eq=False, kw_only=True)
+class Host(HostContext):
+    """One process's access to the machine.
 
+    `recovered` receives the purpose of each interrupted plan that this process undid. Events name the `actor`. Shares are for the
+    user `uid`, by default this process's. `is_of_this_machine` tells whether a container's process uses this machine's GPUs.
+    """
 
-class Host:
-    """One process's access to the machine. The caller passes in time, randomness, the driver and the folder."""
+    is_of_this_machine: Callable[[int], bool] = meets_this_machine
+    recovered: Callable[[str], None] = lambda purpose: None
+    actor: Actor | None = None
+    uid: int = field(default_factory=os.getuid)
 
-    def __init__(
-        self,
-        driver: Driver,
-        state_dir: Path,
-        *,
-        is_of_this_machine: Callable[[int], bool] = meets_this_machine,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-        new_id: Callable[[], str] = new_id,
-        boundary: Callable[[], None] = lambda: None,
-        environment: Mapping[str, str] = os.environ,
-        reading: bool = False,
-        recovered: Callable[[str], None] = lambda purpose: None,
-        actor: Actor | None = None,
-        uid: int | None = None,
-    ) -> None:
-        """With `reading`, needs neither permission nor disk space to write. `environment` locates the driver's programs.
-
-        `recovered` receives the purpose of each interrupted plan that this process undid. Events name the `actor`.
-        Shares are for the user `uid`, by default this process's.
-        """
-        self.driver, self.actor = driver, actor
-        self._uid = os.getuid() if uid is None else uid
-        self.places = StateFolder(state_dir)
-        self.ledger = open_to_read(self.places) if reading else Ledger(self.places.ledger)
-        self._clock = clock
-        self._new_id = new_id
-        self._boundary = boundary
-        self.daemons = MpsDaemonManager(self.places, environment)
-        self.timeslices = TimesliceStore(self.places)
-        self._executor = Executor(
-            driver,
-            self.ledger,
-            self.places.gpu_locks,
-            self.daemons,
-            self.timeslices,
-            clock=clock,
-            sleep=sleep,
-            boundary=boundary,
-        )
-        self.holders = HolderRegister(self.ledger, clock=clock, new_id=new_id, boundary=boundary)
-        self.memory_groups = MemoryGroupManager(self.places)
-        trials = LimitTrialRunner(self.places, environment, clock)
-        self._limited = MemoryLimitManager(self.memory_groups, trials, self.ledger, clock)
-        self._care = DaemonReconciler(
-            self.daemons, self.memory_groups, self.timeslices, self.ledger, self._executor, clock=clock, new_id=new_id
-        )
-        self._recovery = Recovery(
-            self.ledger, self.places, self._executor, clock, self._care.given_back, recovered=recovered
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._executor = Executor(self)
+        self._trials = LimitTrialRunner(self.places, self.environment, self.clock)
+        self._care = DaemonReconciler(self, self._executor)
+        self._recovery = Recovery(self, self._executor, self._care.given_back, self.recovered)
         self._inspection = MachineReader(
-            driver,
-            self.ledger,
-            self.places,
-            self.daemons,
-            self.timeslices,
-            trials,
+            self,
+            self._trials,
             recovery=self._recovery,
             care=self._care,
-            holders=self.holders,
             session=lambda: self._session[0],
-            clock=clock,
-            new_id=lambda: self._new_id(),
-            is_of_this_machine=is_of_this_machine,
+            is_of_this_machine=self.is_of_this_machine,
         )
 
     @cached_property
     def _session(self) -> tuple[str, FileLock]:
         """This process's name in the journal; its lock tells others whether the process still lives."""
-        name = self._new_id()
+        name = self.new_id()
         return name, FileLock(self.places.session(name))
-
-    @cached_property
-    def claims(self) -> ClaimRegister:
-        """The shares of resource claims."""
-        from tranche.node.claims import ClaimRegister  # only the agent needs it
-
-        return ClaimRegister(
-            self.ledger,
-            self.holders,
-            deciding=self._deciding,
-            look=self._inspection.in_order,
-            open_plan=self._open_plan,
-            carry_out=lambda plan_id, allocation_id: self._carry_out(plan_id, allocation_id, no_progress, None),
-            refuse_unavailable=lambda allocation: refuse_unavailable_parts(self.daemons, self.ledger, allocation),
-            given_back=self.given_back,
-            boundary=self._boundary,
-        )
 
     def close(self) -> None:
         """End the session: close the ledger and remove the session's lock file."""
@@ -178,10 +110,6 @@ class Host:
         """Every GPU's current state, with its daemons."""
         return self._inspection.node()
 
-    def observe_gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""
-        return self._inspection.gpu(gpu_uuid)
-
     def look(self, unsettled: Callable[[TrancheError], None]) -> NodeView:
         """The current machine, for callers that only look.
 
@@ -190,7 +118,7 @@ class Host:
         try:
             # A caller that looks repeatedly must not wait each time.
             if (slow := slow_decision(self.places)) is not None and self._inspection.something_to_clear():
-                raise WaitTimeout(str(slow), hint=slow.hint)
+                raise slow
             view = self.view(seconds=_LOOK_SECONDS)
         except (LedgerUnavailable, PermissionDenied, WaitTimeout) as error:
             view = self._inspection.as_it_is()
@@ -246,30 +174,23 @@ class Host:
             if plan.empty:
                 return plan
             refuse_changing(view, plan)
-            parts = {self._new_id(): part for part in (plan.apart if apart else (plan,))}
+            parts = {self.new_id(): part for part in (plan.apart if apart else (plan,))}
             with self.ledger.write() as db:
                 refuse_held_by_any(db, view, plan, "")
                 for plan_id, part in parts.items():
-                    journal.open_plan(db, plan_id, part, session=self._session[0], created=self._clock())
-                    chronicle.change_begun(db, self._clock(), plan_id, part.purpose, self.actor)
-            self._boundary()
-        carry_out_apart(tuple(parts), lambda plan_id: self._carry_out(plan_id, "", progress, seconds))
+                    journal.open_plan(db, plan_id, part, session=self._session[0], created=self.clock())
+                    chronicle.change_begun(db, self.clock(), plan_id, part.purpose, self.actor)
+            self.boundary()
+        carry_out_apart(tuple(parts), lambda plan_id: self.carry_out(plan_id, "", progress, seconds))
         return plan
-
-    def change_as_saved(self, plan: Plan, *, progress: Progress = no_progress, seconds: float | None = None) -> Plan:
-        """Carry out a saved plan. Raises StateMoved when a GPU that it touches has changed since the plan was made."""
-
-        from tranche.planning.layouts.saved_plan import as_saved
-
-        return self.change(lambda view: as_saved(plan, view), progress=progress, seconds=seconds)
 
     def enqueue(self, request: Request, *, command: str, pid: int) -> QueuePlace:
         """Take a place at the end of the queue."""
-        ticket_id = self._new_id()
+        ticket_id = self.new_id()
         lock = FileLock(self.places.waiter(ticket_id))
         try:
             with self.ledger.write() as db:
-                records.add_waiter(db, ticket_id, request, created=self._clock(), command=command, pid=pid)
+                records.add_waiter(db, ticket_id, request, created=self.clock(), command=command, pid=pid)
         except BaseException:
             lock.release(remove=True)
             raise
@@ -287,8 +208,8 @@ class Host:
         with self.ledger.write() as db:
             if not records.remove_waiter(db, waiter_id):
                 return False
-            chronicle.cancelled(db, self._clock(), waiter_id, self.actor)
-        self._boundary()
+            chronicle.cancelled(db, self.clock(), waiter_id, self.actor)
+        self.boundary()
         return True
 
     @contextmanager
@@ -312,28 +233,28 @@ class Host:
         plan = with_daemons(decision.plan, decision.grants, view)
         key = secrets.token_hex(16)
         allocation = Allocation(
-            id=self._new_id(),
+            id=self.new_id(),
             request=waiter.request,
             grants=decision.grants,
             phase=Phase.PREPARING,
-            created=self._clock(),
+            created=self.clock(),
             command=waiter.command,
-            keeper=ProcessKeeper(key_digest=digest_of(key), uid=self._uid),
+            keeper=ProcessKeeper(key_digest=digest_of(key), uid=self.uid),
         )
         # The lock comes first: an allocation without a held lock looks like one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))
-        plan_id = "" if plan.empty else self._new_id()
+        plan_id = "" if plan.empty else self.new_id()
         try:
             with self.ledger.write() as db:
                 add_or_refuse(db, allocation, shared_memory(allocation.grants, view.node))
                 if not records.remove_waiter(db, waiter.id):
                     raise AllocationUnknown(f"request {waiter.id} is no longer in the queue")
                 if plan_id:
-                    self._open_plan(db, plan_id, plan, view, allocation.id)
+                    self.open_plan(db, plan_id, plan, view, allocation.id)
         except BaseException:
             lock.release(remove=True)
             raise
-        self._boundary()
+        self.boundary()
         return ReservedShare(
             HeldAllocation(allocation, lock, key), plan_id, plan, decision.note, place, waiter, view.node.driver_version
         )
@@ -349,13 +270,21 @@ class Host:
         held = reservation.held
         if reservation.plan_id:
             try:
-                self._carry_out(reservation.plan_id, held.allocation.id, progress, seconds)
+                self.carry_out(reservation.plan_id, held.allocation.id, progress, seconds)
             except BaseException:
                 self._take_back(reservation)
                 raise
         try:
             refuse_unavailable_parts(self.daemons, self.ledger, held.allocation, reservation.plan, seconds)
-            held = replace(held, group=self._limited.limit(held.allocation, reservation.driver_version))
+            group = limited_group(
+                held.allocation,
+                reservation.driver_version,
+                self.memory_groups,
+                self._trials,
+                self.ledger,
+                self.clock,
+            )
+            held = replace(held, group=group)
         except BaseException:
             with self.ledger.write() as db:
                 register.remove_allocation(db, held.allocation.id)
@@ -365,13 +294,13 @@ class Host:
             register.activate_allocation(db, held.allocation.id)
             chronicle.granted(
                 db,
-                self._clock(),
+                self.clock(),
                 held.allocation,
                 plan_id=reservation.plan_id,
                 waiter_id=reservation.waiter.id,
                 note=reservation.note,
             )
-        self._boundary()
+        self.boundary()
         reservation.place.lock.release(remove=True)
         return held
 
@@ -380,35 +309,76 @@ class Host:
             records.restore_waiter(db, reservation.waiter)
         reservation.held.lock.release(remove=True)
 
-    def _open_plan(self, db: sqlite3.Connection, plan_id: str, plan: Plan, view: NodeView, allocation_id: str) -> None:
+    def open_plan(self, db: sqlite3.Connection, plan_id: str, plan: Plan, view: NodeView, allocation_id: str) -> None:
+        """Journal a plan that was decided on that view, unless it takes what another allocation got since."""
         refuse_held_by_any(db, view, plan, allocation_id)
-        session, created = self._session[0], self._clock()
+        session, created = self._session[0], self.clock()
         journal.open_plan(db, plan_id, plan, session=session, created=created, allocation_id=allocation_id)
 
     def hand_over(self, allocation: Allocation, superseded: Collection[str] = ()) -> None:
         """Record an allocation that Tranche did not decide; it replaces those superseded.
 
         On return, MPS daemons in its way have ended, and those of its parts serve with verified limits. A failure is undone.
-        Raises GpuBusy as `HolderRegister.add` does, when a daemon admits no clients, and when a device has been recut.
+        Raises GpuBusy as `add_holder` does, when a daemon admits no clients, and when a device has been recut.
         """
         with self._deciding(None):
             view = self._inspection.in_order()
             refuse_recut(view, allocation.grants)
             refuse_unavailable(view, allocation.grants)
             plan = with_daemons(Plan(f"for {allocation.keeper}"), allocation.grants, view)
-            plan_id = "" if plan.empty else self._new_id()
+            plan_id = "" if plan.empty else self.new_id()
             promised = allocation._replace(phase=Phase.PREPARING if plan_id else Phase.ACTIVE)
             with self.ledger.write() as db:
-                self.holders.write_down(db, promised, superseded, shared_memory(allocation.grants, view.node))
+                write_down(db, promised, superseded, shared_memory(allocation.grants, view.node))
                 if plan_id:
-                    self._open_plan(db, plan_id, plan, view, allocation.id)
-            self._boundary()
+                    self.open_plan(db, plan_id, plan, view, allocation.id)
+            self.boundary()
         if plan_id:
-            self._carry_out(plan_id, allocation.id, no_progress, None)
+            self.carry_out(plan_id, allocation.id)
         refuse_unavailable_parts(self.daemons, self.ledger, allocation, plan)
         if plan_id:
             with self.ledger.write() as db:
                 register.activate_allocation(db, allocation.id)
+
+    def add_holder(
+        self,
+        keeper: Keeper,
+        request: Request,
+        grants: tuple[Grant, ...],
+        superseded: Collection[str] = (),
+        memory: Mapping[WholeGpu | Slice, int] | None = None,
+    ) -> str:
+        """Record that `keeper` holds these grants from now on; returns the allocation's id. It replaces those superseded.
+
+        `memory` gives the bytes of each device with granted parts. Queries no GPU. Raises GpuBusy when another allocation holds
+        some of it, or an open plan is about to take it.
+        """
+        allocation = Allocation(self.new_id(), request, grants, Phase.ACTIVE, self.clock(), keeper=keeper)
+        with self.ledger.write() as db:
+            write_down(db, allocation, superseded, memory)
+        self.boundary()
+        return allocation.id
+
+    def settle(
+        self,
+        removed: Collection[str],
+        keepers: Mapping[str, Keeper],
+        added: Sequence[Allocation],
+        memory: Mapping[WholeGpu | Slice, int] | None = None,
+    ) -> tuple[Allocation, ...]:
+        """Write new knowledge of holders, all or nothing; returns every allocation afterwards. `memory` as for `add_holder`.
+
+        Leaves out an allocation if the register has another holder, and writes an event: the first holder keeps it.
+        """
+        with self.ledger.write() as db:
+            for allocation_id in removed:
+                register.remove_allocation(db, allocation_id)
+            for allocation_id, keeper in keepers.items():
+                register.set_keeper(db, allocation_id, keeper)
+            adopt(db, added, memory, self.clock())
+            settled = register.allocations(db)
+        self.boundary()
+        return settled
 
     def given_back(self, grants: Sequence[Grant]) -> None:
         """Note that holders gave these back. How they ended is unknown: they may have been killed."""
@@ -425,7 +395,7 @@ class Host:
                     process_start_time(pid) if sees_processes_of(pid_namespace()) else 0,
                     pid_namespace(),
                     digest_of(held.key),
-                    uid=self._uid,
+                    uid=self.uid,
                 ),
             )
 
@@ -441,8 +411,8 @@ class Host:
         with self.ledger.write() as db:
             if not register.remove_allocation(db, allocation_id):
                 raise unknown
-            chronicle.released(db, self._clock(), allocation_id, why, self.actor)
-        self._boundary()
+            chronicle.released(db, self.clock(), allocation_id, why, self.actor)
+        self.boundary()
         drop_state_file(self.places.allocation(allocation_id))
 
     def give_back(
@@ -457,10 +427,13 @@ class Host:
             self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
         held.lock.release()
         remains = self._recovery.settle_share(held.allocation.id, why=why, orphans=orphans, killed=killed)
-        self._boundary()
+        self.boundary()
         return remains
 
-    def _carry_out(self, plan_id: str, allocation_id: str, progress: Progress, seconds: float | None) -> None:
+    def carry_out(
+        self, plan_id: str, allocation_id: str, progress: Progress = no_progress, seconds: float | None = None
+    ) -> None:
+        """Carry out a journaled plan, or undo it on failure, which also removes its allocation."""
         with self.ledger.read() as db:
             steps = journal.step_records(db, plan_id)
         try:
@@ -469,16 +442,16 @@ class Host:
             # The executor has undone the plan. After any other exception the next command undoes it, as after a crash.
             with self.ledger.write() as db:
                 purpose = next(each.purpose for each in records.open_plans(db) if each.id == plan_id)
-                journal.close_plan(db, plan_id, records.PlanStatus.UNDONE, ended=self._clock())
+                journal.close_plan(db, plan_id, records.PlanStatus.UNDONE, ended=self.clock())
                 register.remove_allocation(db, allocation_id)
                 if isinstance(error, TrancheError):
-                    chronicle.undone(db, self._clock(), plan_id, error, allocation_id=allocation_id)
+                    chronicle.undone(db, self.clock(), plan_id, error, allocation_id=allocation_id)
                 else:
-                    chronicle.recovered(db, self._clock(), plan_id, purpose, allocation_id=allocation_id)
+                    chronicle.recovered(db, self.clock(), plan_id, purpose, allocation_id=allocation_id)
             raise
         with self.ledger.write() as db:
-            journal.close_plan(db, plan_id, records.PlanStatus.DONE, ended=self._clock())
-        self._boundary()
+            journal.close_plan(db, plan_id, records.PlanStatus.DONE, ended=self.clock())
+        self.boundary()
 
     @contextmanager
     def _deciding(self, seconds: float | None) -> Iterator[None]:

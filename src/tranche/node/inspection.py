@@ -17,58 +17,43 @@ from tranche.core.allocation import (
     with_lost_limits,
 )
 from tranche.core.keeper import NOT_KNOWN_YET
-from tranche.core.state import GpuState, NodeState
-from tranche.hardware.driver import DeviceVisibility, Driver
-from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
+from tranche.core.state import NodeState
+from tranche.hardware.driver import DeviceVisibility
+from tranche.node.execution.host_context import HostContext
+from tranche.node.limits.limited_shares import LimitTrialRunner
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.locks.locks import is_held
-from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.processes.pod_processes import devices_of_pods
 from tranche.node.recovery.adoption import find_again, note_missing, record_missing, shares_of_processes, take_over
 from tranche.node.recovery.daemon_reconciler import DaemonReconciler
 from tranche.node.recovery.recovery import Recovery
 from tranche.node.state.known_gpus import with_lost_named
-from tranche.node.state.session import StateFolder
 from tranche.node.store import journal, records, register
-from tranche.node.store.holders import HolderRegister
-from tranche.node.store.ledger import Ledger
+from tranche.node.store.holders import adopt
 from tranche.node.store.register import clear, contradictory_tables, grants_without_allocation, memory_of_devices
 from tranche.node.store.schema import ADOPT_SHARES
 
 
 class MachineReader:
-    """Looks at one machine. `clock` is seconds since the epoch; `session` names this process in the journal."""
+    """Looks at one machine. `session` names this process in the journal."""
 
     def __init__(
         self,
-        driver: Driver,
-        ledger: Ledger,
-        places: StateFolder,
-        daemons: MpsDaemonManager,
-        timeslices: TimesliceStore,
+        machine: HostContext,
         trials: LimitTrialRunner,
         *,
         recovery: Recovery,
         care: DaemonReconciler,
-        holders: HolderRegister,
         session: Callable[[], str],
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
         is_of_this_machine: Callable[[int], bool],
     ) -> None:
-        self._driver = driver
-        self._ledger = ledger
-        self._places = places
-        self._daemons = daemons
-        self._timeslices = timeslices
+        self._machine = machine
+        self._driver, self._ledger, self._places = machine.driver, machine.ledger, machine.places
+        self._daemons = machine.daemons
         self._trials = trials
         self._recovery = recovery
         self._care = care
-        self._holders = holders
         self._session = session
-        self._clock = clock
-        self._new_id = new_id
         self._is_of_this_machine = is_of_this_machine
 
     def node(self) -> NodeState:
@@ -82,11 +67,7 @@ class MachineReader:
         found = self._trials.on_node(
             found, may_try=self._driver.scope is not DeviceVisibility.PARTS, remember=not self._ledger.read_only
         )
-        return self._timeslices.on_node(self._daemons.on_node(found))
-
-    def gpu(self, gpu_uuid: str) -> GpuState:
-        """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""
-        return self._timeslices.on_gpu(self._daemons.on_gpu(self._driver.observe_gpu(gpu_uuid)))
+        return self._machine.timeslices.on_node(self._daemons.on_node(found))
 
     def something_to_clear(self) -> bool:
         """Whether anything must be put in order and this process may do it."""
@@ -135,10 +116,10 @@ class MachineReader:
         """
         owner, whole = self._owner, self._driver.scope is DeviceVisibility.ALL
         take_over(self._daemons, view.node, owner, whole=whole)
-        MemoryGroupManager(self._places).find_again([gpu.uuid for gpu in view.node if not gpu.lost])
-        there, now = devices(view.node), self._clock()
+        self._machine.memory_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
+        there, now = devices(view.node), self._machine.clock()
         found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now)
-        found += devices_of_pods(there, now=now, new_id=self._new_id, of_this_machine=self._is_of_this_machine)
+        found += devices_of_pods(there, now=now, new_id=self._machine.new_id, of_this_machine=self._is_of_this_machine)
         note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
         with self._ledger.write() as db:
             known = register.allocations(db)
@@ -147,9 +128,9 @@ class MachineReader:
                 known = self._still_held(db, known, found)
                 memory = memory_of_devices(db, (*known, *found), memory)
                 clear(db, self._places)
-                self._holders.adopt(db, known, memory)
+                adopt(db, known, memory, now)
             ids = {each.id for each in known}
-            self._holders.adopt(db, [each for each in found if each.id not in ids], memory)
+            adopt(db, [each for each in found if each.id not in ids], memory, now)
             if whole:
                 register.chore_done(db, ADOPT_SHARES)
 
@@ -164,7 +145,9 @@ class MachineReader:
         for name, grants in grants_without_allocation(db).items():
             if name not in running and is_held(self._places.allocation(name)):
                 request = nearest_request(grants)
-                held.append(Allocation(name, request, grants, Phase.ACTIVE, self._clock(), keeper=NOT_KNOWN_YET))
+                held.append(
+                    Allocation(name, request, grants, Phase.ACTIVE, self._machine.clock(), keeper=NOT_KNOWN_YET)
+                )
         return tuple(held)
 
     def _gather(self) -> tuple[NodeView, frozenset[str]]:

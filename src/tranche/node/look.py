@@ -12,8 +12,7 @@ from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.state import InstanceKey
 from tranche.hardware.driver import DeviceVisibility, Driver
 from tranche.node.limits.overdrawn import with_overdrawn
-from tranche.node.mps.daemon_due import care_needed
-from tranche.node.mps.mps_records import DaemonRecordStore, node_with_daemons
+from tranche.node.mps.mps_records import DaemonRecordStore, care_needed, node_with_daemons
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import records, register

@@ -21,7 +21,7 @@ from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import REPORT, ViewReport, lease_name, told, told_to_lease
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 NAMESPACE = "tranche-system"
 WAITING = LayoutReport(True, "wait", offer=LayoutList())

@@ -10,7 +10,7 @@ from tests.strategies import node_views, sharing_views
 from tranche.core.allocation import Allocation, NodeView, WholeGpu, WithheldDevice
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.state import GpuProcess, GpuState
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility
 
 OURS, THEIRS = "blue", "zebra"
 """The namespace that a viewer sees, and one that he does not; all that is theirs has the word in its name."""

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from tranche.dashboard.access import RefusalReason
 from tranche.dashboard.cluster.authentication import (
+    KubePermission,
+    KubeUser,
     RequestAuthenticator,
     RequestCredentials,
     TrustedProxySettings,
+    reviewed_viewer,
     session_cookie,
 )
-from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, reviewed_viewer
 
 SECRET = "0123456789abcdef-proxy"
 OPEN = RequestAuthenticator(frozenset({"gpus.example.org"}))

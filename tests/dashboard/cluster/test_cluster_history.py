@@ -18,11 +18,15 @@ from tests.dashboard.reading import parsed, tables, text_of
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fleet.clusters import node as node_object
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.cluster_history import MOST_SILENCES, ClusterHistory, GpuHistory, UnreportedSpan
-from tranche.dashboard.cluster.cluster_history_view import past_view
+from tranche.dashboard.cluster.cluster_history import (
+    MOST_SILENCES,
+    ClusterHistory,
+    GpuHistory,
+    UnreportedSpan,
+    past_view,
+)
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
-from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
+from tranche.dashboard.cluster.snapshot import HIDDEN, ClusterSnapshot, NameVisibility, SeenNode
 from tranche.documents.blocks import Document
 from tranche.documents.describe import timestamp
 from tranche.documents.overview import overview_data
@@ -86,9 +90,13 @@ def taken(book: ClusterHistory, nodes: Sequence[tuple[SeenNode, float]]) -> Clus
 
 def state_at(past: GpuHistory, last: State, at: float) -> State:
     slices = {
-        each.place.start for each in past.ended if not each.allocation_id and (each.began or 0) <= at < each.ended
+        each.place.start
+        for each in past.ended
+        if not each.allocation_id and (each.began or 0) <= at < (each.ended or 0)
     }
-    shares = {(each.allocation_id, each.place.start) for each in past.ended if each.allocation_id and at < each.ended}
+    shares = {
+        (each.allocation_id, each.place.start) for each in past.ended if each.allocation_id and at < (each.ended or 0)
+    }
     slices |= {start for start in last[0] if all(p.start != start or began <= at for p, began in past.began.items())}
     return frozenset(slices), frozenset(shares)
 
@@ -116,7 +124,7 @@ def test_what_is_kept_is_bounded_and_since_when_it_is_whole_is_said(states: list
     every, kept = whole.past("n1", UUID), bounded.past("n1", UUID)
     assert kept.ended == every.ended[-most:] if every.ended else kept.ended == ()
     forgotten = every.ended[: len(every.ended) - len(kept.ended)]
-    assert kept.since == max([BEGAN, *(each.ended for each in forgotten)])
+    assert kept.since == max([BEGAN, *(each.ended or 0.0 for each in forgotten)])
 
 
 ONE: State = (frozenset({0}), frozenset({("a", 0)}))

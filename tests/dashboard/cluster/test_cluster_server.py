@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.dashboard import asking
 from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import People
 from tests.dashboard.cluster.served_cluster import (
@@ -40,7 +42,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
 from tranche.dashboard.access import HEADERS
-from tranche.dashboard.cluster.visibility import HIDDEN
+from tranche.dashboard.cluster.snapshot import HIDDEN
 from tranche.kubernetes.api.connection import SILENT_SECONDS
 from tranche.planning.decide.recording import view_to_dict
 
@@ -301,6 +303,17 @@ def test_a_change_is_told_at_once_to_whom_it_concerns(page: ServedClusterPage) -
     assert len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 3
     page.api.change(lambda server: tell(server, "n1", held_by(a100s(2), ("blue", 0), ("zebra", 1))))
     wait_until(page, lambda: len(page.json("/api/nodes/n1", "t-ana")["overview"]["allocations"]) == 2)
+
+
+def test_viewers_with_the_same_cookie_have_streams_of_their_own(page: ServedClusterPage) -> None:
+    def news(token: str) -> AbstractContextManager[Iterator[Any]]:
+        return asking.news(page.port, "/live", token, Cookie="language=en")
+
+    with ExitStack() as streams:
+        lasting = [streams.enter_context(news("t-olga")) for _ in range(4)]
+        assert all(next(each)["version"] for each in lasting)
+        assert isinstance(next(streams.enter_context(news("t-olga"))), int), "she is told in turns"
+        assert next(streams.enter_context(news("t-ana")))["version"]
 
 
 def test_who_enters_gets_a_cookie_and_never_his_token_back(page: ServedClusterPage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from tests.dashboard.cluster.served_cluster import served_cluster_page
 from tests.kubernetes.fake_api_server import Seen
 from tests.kubernetes.support.test_rights import granted
 from tranche.cli.cluster_dashboard import command
-from tranche.kubernetes.support.rights import RbacPermission
+from tranche.dashboard.cluster.cluster_app import serve_cluster_page
+from tranche.kubernetes.support.programs import RbacPermission
 
 NAME = "tranche-agent-dashboard"
 ENABLED: dict[str, Any] = {"dashboard": {"enabled": True}}
@@ -60,8 +62,9 @@ def test_every_option_and_port_is_the_pages() -> None:
         assert ports == {"page": params["port"], "health": params["health_port"]}
         assert params["name"] == values.get("name", "cluster")
         assert params["act"] is params["proxy_act"] is values.get("act", False)
-        assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["host"])
+        assert {*values.get("hosts", ()), f"{NAME}.{NAMESPACE}"} <= set(params["hosts"])
         assert found["command"] == ["tranche", "cluster-dashboard"]
+        assert params.keys() ^ signature(serve_cluster_page).parameters.keys() == {"log_format", "verbose"}
         mounts = [each["mountPath"] for each in found.get("volumeMounts", ())]
         if params["proxy_secret"] is None:
             assert mounts == []

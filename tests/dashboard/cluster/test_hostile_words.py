@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,29 +17,38 @@ from tests.kubernetes.devices.test_order import a100s
 from tranche.core.errors import UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
-from tranche.dashboard.cluster.acting_page import node_acts, plan_page, refused_page, share_act
-from tranche.dashboard.cluster.cluster_action import ClusterAction, PodIdentity, node_plan, release_plan
-from tranche.dashboard.cluster.cluster_history import EndedSpan, GpuHistory, UnreportedSpan
-from tranche.dashboard.cluster.cluster_history_view import past_view
+from tranche.dashboard.cluster.cluster_action import (
+    ClusterAction,
+    layout_act,
+    node_acts,
+    node_plan,
+    plan_page,
+    refused_page,
+    release_plan,
+    share_act,
+)
+from tranche.dashboard.cluster.cluster_history import GpuHistory, UnreportedSpan, past_view
+from tranche.dashboard.cluster.cluster_waste import WasteHistory, cluster_waste_page, waste_data
 from tranche.dashboard.cluster.kube_event import decode_kube_event
-from tranche.dashboard.cluster.node_layouts import NodeLayoutView
-from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
+from tranche.dashboard.cluster.node_layouts import NodeLayoutView, node_layouts_page
 from tranche.dashboard.cluster.node_page import node_gpu_page, node_page, node_share_page
-from tranche.dashboard.cluster.pending import PendingPod, WaitingPod
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waiting_page import answered, cluster_events_page, cluster_queue_page
-from tranche.dashboard.cluster.waste_history import WasteHistory
-from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode
+from tranche.dashboard.cluster.waiting_page import (
+    PendingPod,
+    answered,
+    cluster_events_page,
+    cluster_queue_page,
+)
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.dashboard.queue_page import ask_page
-from tranche.documents.history import HistoryPlace
+from tranche.documents.history import HistoryPlace, HistorySpan
 from tranche.documents.markup import Child, printable
+from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 NOW = 2e9
@@ -87,8 +97,8 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
     assert report is not None
     gpu = node.overview["gpus"][0]
     uuid = gpu["uuid"]
-    ended = EndedSpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
-    past = GpuHistory(1.0, (ended, ended._replace(allocation_id="")), {}, (UnreportedSpan(1.0, None),))
+    ended = HistorySpan(HistoryPlace(said, 0, 1), 1.0, NOW, "a9", said, said)
+    past = GpuHistory(1.0, (ended, replace(ended, allocation_id="")), {}, (UnreportedSpan(1.0, None),))
     event = decode_kube_event(
         {
             "metadata": {"uid": said, "namespace": said, "name": said},
@@ -98,17 +108,17 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
             "lastTimestamp": "2026-11-22T10:00:00Z",
         }
     )
-    waiting = WaitingPod(PendingPod(FleetPod(said, said)), answer(said))
+    waiting = PendingPod(FleetPod(said, said)), answer(said)
     layout = node_plan(ClusterAction("layout", said, "all-1g.5gb"), node)
     last = f"z {said}"
     named = Layout(last, (LayoutSpec(True, ((parse_profile("1g.5gb"), 7),)),))
     offer = LayoutList(said, LayoutFile((named,)))
     told = ViewReport(said, held_by(a100s(8), ("blue", 0)), layouts=LayoutReport(True, "wait", offer=offer))
     layouts = NodeLayoutView(node, told, ALL)
-    release = release_plan(ClusterAction("release", said, share="a0"), [PodIdentity(said, said, said)])
+    release = release_plan(ClusterAction("release", said, share="a0"), [KubePod(PodRef(said, said), said)])
     return {
         "node": node_page(node, (said,), NOW, node_acts(node)),
-        "gpu": node_gpu_page(node, uuid, (said,), NOW, 1, past_view(node, gpu, past, ALL, NOW, 1)),
+        "gpu": node_gpu_page(node, uuid, (said,), NOW, past_view(node, gpu, past, ALL, NOW, 1)),
         "share": node_share_page([node], "a0", NOW, share_act),
         "queue": cluster_queue_page([waiting], 1, 1, (said,), NOW),
         "ask": ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(answer(said))),
@@ -119,8 +129,8 @@ def pages(said: str) -> dict[str, DashboardPage | None]:
         "layout": plan_page(layout, "key", "", said, moved=said),
         "release": plan_page(release, "", said, said),
         "refused": refused_page(said, said),
-        "layouts": node_layouts_page(layouts, last, layouts.outlook(last), "", acts=True),
-        "no layout": node_layouts_page(layouts, said, None, said, acts=True),
+        "layouts": node_layouts_page(layouts, last, layouts.outlook(last), "", layout_act),
+        "no layout": node_layouts_page(layouts, said, None, said, layout_act),
     }
 
 

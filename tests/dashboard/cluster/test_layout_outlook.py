@@ -16,21 +16,26 @@ from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, TrancheError, UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec
 from tranche.core.profile import parse_profile
-from tranche.dashboard.cluster.heard_node import HeardNode
-from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
-from tranche.dashboard.cluster.node_layouts_page import node_layouts_page
+from tranche.dashboard.cluster.cluster_action import layout_act
+from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView, node_layouts_page
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
+from tranche.dashboard.cluster.snapshot import (
+    HIDDEN,
+    ClusterSnapshot,
+    HeardNode,
+    KubeNodeState,
+    NameVisibility,
+    SeenNode,
+)
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 ALL = NameVisibility(everywhere=True)
 WAIT = LayoutReport(True, "wait", offer=LayoutList())
@@ -52,7 +57,7 @@ def page_of(layouts: NodeLayoutView, chosen: str) -> str:
         outlook, trouble = layouts.outlook(chosen), ""
     except UsageError as error:
         outlook, trouble = None, error.message
-    page = node_layouts_page(layouts, chosen, outlook, trouble, acts=True)
+    page = node_layouts_page(layouts, chosen, outlook, trouble, layout_act)
     return str(element("main", page.above, page.live))
 
 

@@ -18,10 +18,8 @@ from tests.documents.test_markup import HOSTILE
 from tests.documents.test_picture import every_kind
 from tests.strategies import sharing_views, uncuttable_gpu, view_of
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.node_row import NodeSummary, RowCache, node_row
-from tranche.dashboard.cluster.nodes_page import NodeFilter, nodes_page, rows_message
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.nodes_page import NodeFilter, RowCache, node_row, nodes_page, rows_message
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode
 from tranche.dashboard.frame import whole_page
 from tranche.dashboard.live import PageUpdate
 from tranche.documents.blocks import BlockStatus, blocks_of
@@ -216,8 +214,7 @@ def test_rows_are_made_again_only_where_something_has_changed() -> None:
 
 
 def test_no_rows_are_no_numbers() -> None:
-    assert NodeSummary.total([]) == NodeSummary()
-    assert figures(tree_of(ClusterSnapshot()))["nodes"] == "0"
+    assert set(figures(tree_of(ClusterSnapshot())).values()) == {"0"}
 
 
 @pytest.mark.parametrize("text", HOSTILE)

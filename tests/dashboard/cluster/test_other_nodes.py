@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,6 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 
 from tests.dashboard.cluster.teams import OUR_SIGHT, shared_machines
 from tests.dashboard.cluster.test_cluster_server import held_by
@@ -25,15 +25,12 @@ from tests.kubernetes.telling.garbling import garbled, lease_of
 from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
 from tranche.dashboard.cluster.cluster_history import MOST_GONE, ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
-from tranche.dashboard.cluster.heard_node import heard, seen_node
-from tranche.dashboard.cluster.node_row import RowCache
-from tranche.dashboard.cluster.pending import PendingPod, explain_pending, explain_request
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.cluster_routes import ClusterPages
+from tranche.dashboard.cluster.nodes_page import RowCache
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode, heard, seen_node
 from tranche.dashboard.cluster.source import ClusterObservation
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waste_history import WasteHistory
+from tranche.dashboard.cluster.waiting_page import PendingPod, explain_pending, explain_request
 from tranche.dashboard.frame import DashboardPage, whole_page
 from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
@@ -62,14 +59,28 @@ def cluster_with(*others: tuple[SeenNode, ViewReport | None]) -> ClusterObservat
     return ClusterObservation(snapshot, {node.name: said for node, said in nodes if said is not None}, NODES)
 
 
+class Admitted(ClusterPages):
+    """The pages of one viewer, who was let in."""
+
+    def __init__(self, view: UserView) -> None:
+        super().__init__("here", None)  # type: ignore[arg-type]
+        self._view = view
+
+    def strange(self, method: str, headers: Mapping[str, str]) -> None:
+        return None
+
+    async def admit(self, scope: Any, headers: Mapping[str, str]) -> str:
+        scope["view"] = self._view
+        return ""
+
+
 def answers(seen: ClusterObservation, rights: ViewerPermission, *paths: str) -> dict[str, tuple[int, str]]:
     """What somebody is answered at those addresses, without a server between."""
-    user_view, waste, past = UserView(rights), WasteHistory(), ClusterHistory()
-    for book in (waste, past):
-        book.take(seen.snapshot)
+    user_view = UserView(rights)
     user_view.take(seen)
-    pages: Any = ClusterPages("here", user_view, None, waste, past)  # type: ignore[arg-type]
-    app = Starlette(routes=cluster_routes())
+    app = Admitted(user_view)
+    app.waste.take(seen.snapshot)
+    app.past.take(seen.snapshot)
 
     async def ask(path: str) -> tuple[int, str]:
         sent: list[Any] = []
@@ -83,7 +94,7 @@ def answers(seen: ClusterObservation, rights: ViewerPermission, *paths: str) -> 
         path, _, query = path.partition("?")
         scope = {
             "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
-            "headers": [], "root_path": "", "pages": pages, "scheme": "http", "server": ("here", 80),
+            "headers": [], "root_path": "", "scheme": "http", "server": ("here", 80),
         }  # fmt: skip
         await app(scope, receive, send)
         text = b"".join(each.get("body", b"") for each in sent[1:]).decode()
@@ -166,7 +177,7 @@ def test_what_fails_in_the_making_of_a_node_makes_it_unreadable_and_is_said_once
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     lease = lease_of("{}", "bad")
-    with patch("tranche.dashboard.cluster.heard_node.told_from_lease", side_effect=ZeroDivisionError("of a kind")):
+    with patch("tranche.dashboard.cluster.snapshot.told_from_lease", side_effect=ZeroDivisionError("of a kind")):
         first = heard(lease, None, 2.0)
         again = heard(lease, first, 3.0)
     assert (first.overview, first.told, again.overview) == (None, None, None)
@@ -198,10 +209,10 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
         pod = FleetPod("blue", "odd", gated=True, by_gate=parse_request(gpus="1"), chosen=text)
         found = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert found is not None
-        with patch("tranche.dashboard.cluster.pending.explain_waiting", side_effect=KeyError("x")):
+        with patch("tranche.dashboard.cluster.waiting_page.explain_waiting", side_effect=KeyError("x")):
             failed = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert failed is not None
-        assert "cannot be said" in failed.answer.message
+        assert "cannot be said" in failed.message
 
 
 def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:

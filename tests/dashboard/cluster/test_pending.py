@@ -15,8 +15,11 @@ from tests.kubernetes.fleet.clusters import node as node_object
 from tests.strategies import requests
 from tranche.core.allocation import NodeView
 from tranche.core.request import Request, parse_request
-from tranche.dashboard.cluster.pending import (
+from tranche.dashboard.cluster.snapshot import NameVisibility
+from tranche.dashboard.cluster.waiting_page import (
     PendingPod,
+    answered,
+    cluster_queue_page,
     explain_pending,
     explain_request,
     gate_fleet,
@@ -24,15 +27,13 @@ from tranche.dashboard.cluster.pending import (
     in_order,
     redacted_fleet,
 )
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waiting_page import answered, cluster_queue_page
 from tranche.dashboard.queue_page import ask_page
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode, FleetPod, decode_fleet_node
 from tranche.kubernetes.gated.reading import GateFleet
-from tranche.planning.decide.across import ChosenMachine, decide_across
+from tranche.planning.decide.allocate import ChosenMachine, decide_across
 
 EVERYBODY = NameVisibility(everywhere=True)
 MIXED = {"tranche.dev/mode": "mixed"}
@@ -48,7 +49,7 @@ def test_no_word_about_a_gated_pod_or_a_request_names_a_hidden_team(view: NodeVi
     asked = explain_request(request, gates, AllocationBackend.GATES)
     pages = [ask_page({"kind": "gpus", "amount": "1"}, lambda _: answered(asked))]
     if waiting is not None:
-        pages.append(cluster_queue_page([waiting], 0, 0, (), 2e9))
+        pages.append(cluster_queue_page([(PendingPod(pod), waiting)], 0, 0, (), 2e9))
     assert THEIRS not in "".join(str(each.live) for each in pages)
 
 
@@ -98,9 +99,9 @@ def test_claims_of_other_namespaces_hold_what_they_hold_without_a_name() -> None
     redacted = explain_pending(PendingPod(pod), redacted_fleet(fleet, OUR_SIGHT), GateFleet(), AllocationBackend.CLAIMS)
     assert before is not None
     assert redacted is not None
-    assert THEIRS in str(before.answer)
-    assert THEIRS not in str(redacted.answer)
-    assert before.answer.status == redacted.answer.status
+    assert THEIRS in str(before)
+    assert THEIRS not in str(redacted)
+    assert before.status == redacted.status
     assert redacted_fleet(fleet, EVERYBODY) is fleet
 
 
@@ -120,7 +121,7 @@ def test_who_waits_in_a_way_that_the_cluster_has_left_is_told_so(backend: Alloca
     at_gate = PendingPod(FleetPod(OURS, "b", gated=True, by_gate=parse_request(gpu_memory="4Gi")))
     with_claim = PendingPod(FleetPod(OURS, "c", claims={"gpu": "a-claim"}))
     found = [explain_pending(each, Fleet(), gates, backend) for each in (at_gate, with_claim)]
-    words = ["" if each is None else each.answer.message for each in found]
+    words = ["" if each is None else each.message for each in found]
     by_gate, by_claim = (
         "now assigns shares through claims" in words[0],
         "now assigns shares at scheduling gates" in words[1],
@@ -148,7 +149,7 @@ def test_a_node_that_has_only_the_label_of_a_mode_gives_nothing_to_a_pod_and_to_
     waiting = explain_pending(pod, Fleet((node,)), giving(gates, Fleet((node,)), backend), backend)
     assert (asked.status, asked.message.startswith("no node that you see")) == (WaitStatus.IMPOSSIBLE, True)
     assert waiting is not None
-    assert (waiting.answer.status, waiting.answer.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
+    assert (waiting.status, waiting.groups[0].reason) == (WaitStatus.IMPOSSIBLE, "NoDevices")
     # As soon as it does what the label says, both are told so.
     raw = node_object("n1", mode="mixed")
     handing = decode_fleet_node({**raw, "status": {**raw["status"], "capacity": {"tranche.dev/share": "250"}}})
@@ -170,7 +171,7 @@ def test_whoever_sees_few_nodes_is_told_that_the_others_were_not_asked_and_of_no
             explain_request(request, gates, AllocationBackend.GATES),
             explain_request(request, none, AllocationBackend.GATES),
             *(
-                found.answer
+                found
                 for each, fleet in ((pod, Fleet((node,))), (pod, Fleet()), (gated, Fleet()))
                 if (
                     found := explain_pending(

@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,16 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Json, Seen, api_serv
 from tests.kubernetes.waiting import patiently
 from tests.machines import TRANCHE
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, UsageError
-from tranche.dashboard.acting.form_keys import FormKeyStore
+from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster import kube_reviews
-from tranche.dashboard.cluster.cluster_action import ClusterAction, PodIdentity, release_plan
-from tranche.dashboard.cluster.cluster_actions import ActingClientSource, ClusterActionHandler
-from tranche.dashboard.cluster.fleet_reader import FleetReader
+from tranche.dashboard.cluster.authentication import KubePermission, KubeUser, plainly_allowed
+from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterActionHandler, release_plan
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
-from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed
+from tranche.dashboard.cluster.source import FleetReader
+from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import KubePod, PodRef
 
 SECRET = "0123456789-0123456789"
 ANA = KubeUser("ana", ("blue", "system:authenticated"))
@@ -319,12 +319,11 @@ class Beside:
         self.people = People()
         self.people.serve(server)
         self.reviews = AccessReviewClient(connection, clock=lambda: 0.0)
-        self.accounts = ActingClientSource(ApiServer(server.url, token=lambda: "own"), self.reviews, for_proxied=True)
-        keys = FormKeyStore(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
         fleets = FleetReader(connection, "tranche-system", clock=lambda: 0.0)
-        self.acts = ClusterActionHandler(
-            self.accounts, connection, fleets, keys, now=lambda: datetime(2026, 11, 22, tzinfo=UTC), random=lambda: 0.5
-        )
+        keys = FormKeyStore(b"secret", clock=lambda: 0.0, new_id=lambda: "id")
+        events = KubeClient(connection)
+        own = ApiServer(server.url, token=lambda: "own")
+        self.acts = ClusterActionHandler(own, self.reviews, fleets, keys, events, for_proxied=True)
 
 
 def beside(act: Callable[[Beside], Coroutine[Any, Any, None]]) -> None:
@@ -362,19 +361,19 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         right = KubePermission("patch", "nodes", name="n1")
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.may_now(ANA, right)
-        account = it.accounts.of(ANA)
+        account = it.acts.account(ANA)
         assert "Nobody can say now" in await account.refuses([right])
 
     beside(act)
 
 
 def test_what_was_done_before_a_refusal_is_told_of_and_nothing_is_done_without_every_right() -> None:
-    pods = [PodIdentity("blue", each, f"uid-{each}") for each in ("one", "two", "three")]
+    pods = [KubePod(PodRef("blue", each), f"uid-{each}") for each in ("one", "two", "three")]
     plan = release_plan(ClusterAction("release", "n1", share="a0"), pods)
 
     async def act(it: Beside) -> None:
         for each in pods:
-            it.server.put(f"/api/v1/namespaces/blue/pods/{each.name}", {"metadata": {"uid": each.uid}})
+            it.server.put(f"/api/v1/namespaces/blue/pods/{each.ref.name}", {"metadata": {"uid": each.uid}})
         it.people.let("ana", "delete pods", namespaces=["green"])
         with pytest.raises(KubernetesForbidden, match="You may not delete pods one in blue"):
             await it.acts.act(ANA, plan)
@@ -394,7 +393,7 @@ def test_what_was_done_before_a_refusal_is_told_of_and_nothing_is_done_without_e
 def test_every_name_is_one_word_of_the_audit_log(user: str) -> None:
     async def act(it: Beside) -> None:
         it.server.put("/api/v1/nodes/n1", {})
-        connection = it.accounts.of(KubeUser(user)).connect()
+        connection = it.acts.account(KubeUser(user)).connect()
         try:
             await connection.ask("look", "GET", "/api/v1/nodes/n1")
         finally:
@@ -405,7 +404,7 @@ def test_every_name_is_one_word_of_the_audit_log(user: str) -> None:
         assert not set(said.removeprefix("tranche-dashboard (for ").removesuffix(")")) & set(" ()\r\n")
         assert "x-evil" not in it.server.requests[-1].headers
         with pytest.raises(UsageError, match="too long for an audit log"):
-            it.accounts.of(KubeUser(user * 300))
+            it.acts.account(KubeUser(user * 300))
 
     beside(act)
 

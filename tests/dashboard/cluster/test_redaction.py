@@ -18,11 +18,11 @@ from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import Request
 from tranche.dashboard.cluster.redaction import redacted_overview, redacted_text, redacted_view
-from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility
+from tranche.dashboard.cluster.snapshot import HIDDEN, NameVisibility
 from tranche.dashboard.fleet_page import fleet_page
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.parts import TableOrder
 from tranche.documents.explanation import explanation_document
 from tranche.documents.overview import overview_data
 from tranche.planning.explain.explanation import explain

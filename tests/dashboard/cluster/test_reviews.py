@@ -12,10 +12,9 @@ from tests.dashboard.cluster.reviewing import People
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.dashboard.cluster.authentication import LONGEST_SECONDS, SessionStore
+from tranche.dashboard.cluster.authentication import LONGEST_SECONDS, KubePermission, KubeUser, SessionStore
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, AccessReviewClient
-from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.dashboard.cluster import snapshot
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, SeenNode
-from tranche.dashboard.cluster.visibility import NameVisibility, namespace_of
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, KubeNodeState, NameVisibility, SeenNode, namespace_of
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 TURNS = st.lists(

@@ -15,12 +15,17 @@ from tests.dashboard.reading import parsed, tables, text_of
 from tests.documents.test_picture import documents_of, every_kind
 from tests.strategies import sharing_views
 from tranche.core.allocation import NodeView
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode
+from tranche.dashboard.cluster.cluster_waste import (
+    SLOT_SECONDS,
+    SLOTS,
+    WasteHistory,
+    WasteReport,
+    cluster_waste_page,
+    waste_data,
+)
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode
 from tranche.dashboard.cluster.user_view import ViewerPermission
-from tranche.dashboard.cluster.visibility import NameVisibility
-from tranche.dashboard.cluster.waste_history import SLOT_SECONDS, SLOTS, WasteHistory, WasteReport
-from tranche.dashboard.cluster.waste_view import cluster_waste_page, waste_data
-from tranche.documents.held_now import held_now
+from tranche.documents.waste import held_now
 
 ALL = NameVisibility(everywhere=True)
 OURS = NameVisibility(frozenset({"vision"}))

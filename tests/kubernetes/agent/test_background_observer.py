@@ -10,7 +10,7 @@ import pytest
 
 from tests.kubernetes.waiting import until
 from tranche.core.errors import HardwareError
-from tranche.kubernetes.agent.background_observer import BackgroundReader, TimedObservation
+from tranche.kubernetes.agent.metrics_server import BackgroundReader, TimedObservation
 
 
 class Clock:

@@ -34,7 +34,6 @@ class Recording:
         self.now = now
         self.ticks = 0.0
         self.busy: float | None = 0.5
-        self.use: LatestValue[str] = LatestValue()
         self.asked = 0
         self._lease, self._refusals = lease, refusals
         self._turn = asyncio.Semaphore(0)
@@ -44,7 +43,8 @@ class Recording:
             node_name="n1", inventory=SimpleNamespace(latest=snapshots), leases=SimpleNamespace(get=self._get)
         )
         clocks: Any = {"now": lambda: self.now, "clock": lambda: self.ticks, "sleep": self._sleep}
-        self.watch = GpuUseWatch(services, self.use, read=self._read, **clocks)
+        self.watch = GpuUseWatch(services, read=self._read, **clocks)
+        self.use = self.watch.latest
 
     async def minutes(self, count: int) -> UseReport:
         """What is told after so many readings more."""

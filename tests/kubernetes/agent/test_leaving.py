@@ -29,15 +29,23 @@ from tranche.core.state import DaemonState
 from tranche.hardware.cdi import CdiDevice, CdiSpec, write_spec
 from tranche.hardware.host_facts import HostFacts
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.agent.claims_left import say_claims_left
-from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, leave, take_files_along
-from tranche.kubernetes.agent.traces import FEATURE_LABELS, MIG_MANAGER, CleanupPlan, cleaning, is_marked
+from tranche.kubernetes.agent.leaving import (
+    FEATURE_LABELS,
+    MIG_MANAGER,
+    CleanupPlan,
+    cleaning,
+    give_gpus_back,
+    is_marked,
+    last_look_at,
+    leave,
+    say_claims_left,
+    take_files_along,
+)
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, PLACING_LABEL
+from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
-from tranche.kubernetes.dra.free_labels import FREE_LABELS
 from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
@@ -304,7 +312,7 @@ def test_daemons_that_nobody_needs_end_with_the_agent_and_those_in_use_are_named
             return
         assert only(host).daemons[0].state is DaemonState.READY
         assert [only(host).uuid in each for each in said] == [True]
-        assert [each.grants[0].isolation for each in host.view().allocations] == [Isolation.SOFT]
+        assert [each.grants[0].walls.isolation for each in host.view().allocations] == [Isolation.SOFT]
         # Another agent, or any command, ends it with the last share.
         host.release("held", why="it ended")
         asyncio.run(give_gpus_back(host, PodRegister(host, Kubelet(), no_pods, clock=lambda: 0.0), say))

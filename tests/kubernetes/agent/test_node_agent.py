@@ -16,7 +16,7 @@ from tests.kubernetes.waiting import patiently, until
 from tranche.core.errors import HardwareError, UsageError
 from tranche.kubernetes.component import Component, Readiness
 from tranche.kubernetes.serving import logs
-from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.http_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 
 READY = Readiness(True)

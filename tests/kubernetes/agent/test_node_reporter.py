@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from tests.kubernetes.agent.reporting import no_faults, reporter
 from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer
 from tests.kubernetes.test_tier_watch import on_server
@@ -20,17 +19,22 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuProcess
-from tranche.kubernetes.agent.node_reporter import ReportSource
+from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.leases import LeaseClient, decode_lease
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
+from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.gated.leases import NodeGpus, gpus_from_lease
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.health import FaultyDevices
 from tranche.kubernetes.node.inventory import Snapshot
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease
+from tranche.planning.layouts.named_layouts import LayoutList
 
+WAITS = LayoutReport(True, "wait", turns=True)
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 
 
@@ -45,7 +49,9 @@ def with_free(view: NodeView, free: int) -> NodeView:
 class Telling:
     """A running component, its clock, and what it wrote."""
 
-    def __init__(self, server: FakeApiServer, connection: ApiConnection, *, to_people: bool) -> None:
+    def __init__(
+        self, server: FakeApiServer, connection: ApiConnection, *, to_people: bool, told: LayoutReport = WAITS
+    ) -> None:
         self.server = server
         self.connection = connection
         self.snapshots: LatestValue[Snapshot] = LatestValue()
@@ -53,24 +59,31 @@ class Telling:
         self.now = 0.0
         self.fresh = True
         self.slept = 0
-        leases = LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
-        self.layouts: LatestValue[LayoutReport] = LatestValue()
+        leases = LeaseClient(connection, "tranche")
+        self.layouts: LatestValue[LayoutList] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
         self.refused: LatestValue[Mapping[str, str]] = LatestValue()
         self.use: LatestValue[str] = LatestValue()
-        self.faults = no_faults()
-        self.events: list[str] = []
-        news = ReportSource(
-            self.snapshots,
-            self.node,
-            self.backend,
-            lambda: self.fresh,
-            self.faults,
-            self.refused,
+        faults: LatestValue[FaultyDevices] = LatestValue()
+        faults.publish(FaultyDevices())
+        services = SimpleNamespace(
+            leases=leases,
+            inventory=SimpleNamespace(latest=self.snapshots, ready=lambda: Readiness(self.fresh)),
+            node=self.node,
+            backend=self.backend,
+            device_health=SimpleNamespace(faults=faults),
+            refused=self.refused,
+        )
+        self.news = NodeReporter(
+            cast(NodeContext, services),
+            told,
             self.layouts,
             self.use,
+            to_people=to_people,
+            clock=lambda: self.now,
+            pause=0.0,
+            sleep=self._sleep,
         )
-        self.news = reporter(leases, news, self.events, lambda: self.now, sleep=self._sleep, to_people=to_people)
 
     async def _sleep(self, seconds: float) -> None:
         self.slept += 1
@@ -152,8 +165,9 @@ def test_what_becomes_of_a_layout_is_told_as_soon_as_it_is_known_and_when_it_cha
     async def act(it: Telling) -> None:
         await it.show(a100s(1))
         assert it.heard.layouts is None
-        for said in (LayoutReport(True, "wait"), LayoutReport(True, "drain")):
-            it.layouts.publish(said)
+        for offer in (LayoutList(), LayoutList("tranche/layouts")):
+            it.layouts.publish(offer)
+            said = replace(WAITS, offer=offer)
             await until(lambda said=said: it.heard.layouts == said)  # type: ignore[misc]
 
     telling(act)

@@ -13,10 +13,10 @@ from tests.kubernetes.dra.test_publisher import publishing
 from tests.kubernetes.waiting import until
 from tests.node.processes import isolated
 from tranche.core.allocation import WithheldDevice
-from tranche.kubernetes.agent.parts import device_plugin
 from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.device_plugin.plugin import DevicePlugin
 from tranche.kubernetes.gated.leases import gpus_from_lease
 from tranche.kubernetes.node.health import QUIET_SECONDS
 
@@ -43,7 +43,7 @@ def test_device_plugin_claims_slices_and_gates_say_the_same_of_a_faulty_gpu() ->
             }
         )
         config = ConfigSource(start, services.api, "tranche", services.node, driver_obstacle=lambda _: "")
-        plugin = device_plugin(services, config, cdi_folder=node.cdi)
+        plugin = DevicePlugin(services, config, cdi_folder=node.cdi)
         news = gates_reporter(services, lambda: node.node.now)
         tasks = [asyncio.create_task(each.run()) for each in (config, plugin, news)]
         uuids = [gpu.uuid for gpu in services.inventory.latest.value.view.node]

@@ -5,39 +5,53 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.kubernetes.mig_manager.mig_node import ManagedNode, on_node
 from tests.kubernetes.waiting import until
-from tranche.kubernetes.agent import parts
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.agent.node_reporter import NodeReporter
+from tranche.kubernetes.agent.parts import AgentOptions, build_parts
+from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.mig_manager.manager import MigSettings
+from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.rollout.budget import parse_budget
-from tranche.kubernetes.telling.told_layouts import LayoutReport
 
 HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
 
 
 def test_what_layouts_there_are_is_told_at_once_and_when_the_config_map_changes(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        told: LatestValue[LayoutReport] = LatestValue()
-        settings = MigSettings(config_map="layouts", policy=InUsePolicy.DRAIN, heeds_mode=True)
-        budget = parse_budget("1")
-        config = cast(Any, None)
-        manager = parts.mig_manager(
-            node.services, config, settings=settings, budget=budget, daemon_set="agent", layouts=told
+        options = SimpleNamespace(
+            without={"dra", "device-plugin", "feature-labels"},
+            layouts=MigSettings(config_map="layouts", policy=InUsePolicy.DRAIN, heeds_mode=True),
+            budget=parse_budget("1"),
+            daemon_set="agent",
+            tell_view=True,
         )
+        parts = list(build_parts(node.services, cast(ConfigSource, None), cast(AgentOptions, options)))
+        manager = next(each for each in parts if isinstance(each, MigManager))
+        reporter = next(each for each in parts if isinstance(each, NodeReporter))
+
+        async def told() -> Any:
+            await node.services.inventory.latest.first()
+            seen = await node.services.node.first()
+            assert seen is not None
+            return (await reporter.now(seen, None)).told.layouts
+
+        assert await told() is None
         task = asyncio.create_task(manager.run())
         try:
-            first = await told.first()
+            await manager.layouts.first()
+            first = await told()
             assert (first.managed, first.in_use, first.heeds_mode, first.turns) == (True, "drain", True, True)
-            assert first.offer is not None
             assert (first.offer.config_map, first.offer.declared) == ("tranche/layouts", None)
             node.config_map(HALF)
-            await until(lambda: cast(Any, told.value.offer).declared is not None)
+            await until(lambda: manager.layouts.value.declared is not None)
+            assert (await told()).offer.declared is not None
             node.config_map("not: [layouts")
-            await until(lambda: bool(cast(Any, told.value.offer).broken))
+            await until(lambda: bool(manager.layouts.value.broken))
+            assert (await told()).offer.broken
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):

@@ -23,6 +23,7 @@ from tranche.core.errors import (
 from tranche.kubernetes.api import connection
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
@@ -33,7 +34,6 @@ from tranche.kubernetes.api.objects import (
     NodeCondition,
     PodRef,
 )
-from tranche.kubernetes.api.selection import ObjectSource
 
 NODE = "/api/v1/nodes/n1"
 PATIENCE = 30.0
@@ -51,10 +51,12 @@ class Clock:
 
 @asynccontextmanager
 async def connected(server: FakeApiServer, now: Callable[[], datetime] | None = None) -> AsyncIterator[KubeClient]:
-    connection = ApiConnection(ApiServer(server.url))
+    # Without pauses: what is tested is what happens, not how fast.
+    connection = ApiConnection(
+        ApiServer(server.url), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001), now=now or Clock()
+    )
     try:
-        # Without pauses: what is tested is what happens, not how fast.
-        yield KubeClient(connection, now=now or Clock(), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
+        yield KubeClient(connection)
     finally:
         await connection.close()
 

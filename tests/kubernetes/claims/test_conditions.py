@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tranche.kubernetes.claims.conditions import DeviceCondition, read_conditions, write_conditions
+from tranche.kubernetes.claims.spec import DeviceCondition, read_conditions, write_conditions
 
 WORDS = st.text(min_size=1, max_size=12)
 CONDITIONS = st.builds(

@@ -19,8 +19,14 @@ from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus, Tra
 from tranche.core.quantity import GIB, MIB
 from tranche.core.request import GpuMemory, GpuShare, Isolation, Request, parse_request
 from tranche.kubernetes.claims.quantity import parse_quantity
-from tranche.kubernetes.claims.share_request import read_share_request, share_request
-from tranche.kubernetes.claims.spec import MOST_ALTERNATIVES, SharedGpuModel, claim_spec, needs_cards
+from tranche.kubernetes.claims.spec import (
+    MOST_ALTERNATIVES,
+    SharedGpuModel,
+    claim_spec,
+    needs_cards,
+    read_share_request,
+    share_request,
+)
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 

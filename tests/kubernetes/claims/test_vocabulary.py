@@ -8,7 +8,7 @@ import pytest
 
 from tranche.core.board import catalogue
 from tranche.core.profile import parse_profile
-from tranche.kubernetes.claims.vocabulary import profile_class, profile_label, profile_of_label, profile_resource
+from tranche.kubernetes.claims.vocabulary import profile_class, profile_label, profile_of_label
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,5 @@ def test_a_profile_as_a_label(profile: str, label: str) -> None:
 def test_no_two_profiles_of_any_board_have_one_name() -> None:
     profiles = {profile.name for board in catalogue() for profile in board.profiles}
     labels = {profile_label(each) for each in profiles}
-    assert len(labels) == len(profiles) == len({profile_resource(each) for each in profiles})
+    assert len(labels) == len(profiles) == len({each.resource_name for each in profiles})
     assert all(re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", label) for label in labels)
-
-
-def test_the_resource_is_the_device_plugins() -> None:
-    assert profile_resource(parse_profile("1g.5gb+me")) == "nvidia.com/mig-1g.5gb.me"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,12 +20,12 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
 from tranche.kubernetes.claims.spec import claim_spec
+from tranche.kubernetes.controller.process import ControllerOptions
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
-from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
+from tranche.kubernetes.gated.scheduler.placing import PlacingClient
+from tranche.kubernetes.webhook.identity import ConfigurationClient
 from tranche.kubernetes.webhook.template_store import KEPT, TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH
-from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
+from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch
 
 NAME = "tranche-agent-controller"
 pytestmark = pytest.mark.helm
@@ -64,10 +65,15 @@ def test_every_option_and_port_is_the_controllers() -> None:
         context = command.make_context("controller", list(found["args"]))
         ports = {each["name"]: each["containerPort"] for each in found["ports"]}
         assert ports == {"webhook": context.params["webhook_port"], "health": context.params["health_port"]}
-        assert (context.params["service"], context.params["webhook_configuration"]) == (NAME, NAME)
+        assert (context.params["service"], context.params["configuration"]) == (NAME, NAME)
         schedulers = chosen.get("takeOverSchedulers", ["kai-scheduler", "runai-scheduler"])
-        assert list(context.params["take_over_scheduler"]) == schedulers
+        assert list(context.params["take_over"]) == schedulers
         assert found["command"] == ["tranche", "controller"]
+        set_up = {each.name for each in fields(ControllerOptions)} - {"leave_seconds"}  # which no option changes
+        assert context.params.keys() ^ set_up == {
+            *("lifetime", "certificate_lifetime", "backend", "tier"),  # which the command reads
+            *("log_format", "verbose"),
+        }
     known = {parameter.envvar for parameter in command.params}
     assert {each["name"] for each in container()["env"]} <= known
 
@@ -119,19 +125,20 @@ def test_the_rights_are_those_that_it_uses_and_no_more() -> None:
 async def _used() -> set[tuple[str, str]]:
     """Resource and verb of every request that its clients can make."""
     async with api_server() as server:
-        connection = ApiConnection(ApiServer(server.url))
-        moment = datetime(2026, 11, 22, tzinfo=UTC)
+        moments = [datetime(2026, 11, 22, tzinfo=UTC)]
+        connection = ApiConnection(ApiServer(server.url), now=lambda: moments[-1])
         request = parse_request(gpus="1")
         devices = claim_spec(request).devices
         for _ in range(2):
-            await TemplateStore(connection, now=lambda: moment, clock=lambda: 0.0).ensure("team", devices, str(request))
-        assert await TemplateStore(connection, now=lambda: moment + KEPT, clock=lambda: 0.0).sweep() == 1
+            await TemplateStore(connection, clock=lambda: 0.0).ensure("team", devices, str(request))
+        moments.append(moments[0] + KEPT)
+        assert await TemplateStore(connection, clock=lambda: 0.0).sweep() == 1
         server.put(f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{NAME}", {"webhooks": []})
-        configuration = ConfigurationClient(connection, NAME, random=lambda: 0.0)
+        configuration = ConfigurationClient(connection, NAME)
         found = await configuration.get()
         assert found is not None
         assert await configuration.trust(found, "")
-        cards = asyncio.create_task(GpuModelWatch(connection, random=lambda: 0.0).run())
+        cards = asyncio.create_task(GpuModelWatch(connection).run())
         watch = configuration.watch()
         await anext(watch)
         following = asyncio.ensure_future(anext(watch))
@@ -141,9 +148,9 @@ async def _used() -> set[tuple[str, str]]:
         await asyncio.gather(cards, following, return_exceptions=True)
         left = {"metadata": {"uid": "u"}, "spec": {"schedulingGates": [{"name": "tranche.dev/share"}]}}
         server.put("/api/v1/namespaces/team/pods/left", {**left, "status": {"phase": "Pending"}})
-        leases = LeaseClient(connection, NAMESPACE, now=lambda: moment, random=lambda: 0.0)
-        client = PlacingClient(connection, leases, now=lambda: moment)
-        replicas = [StrandedPodWatch(connection, client.say, random=lambda: 0.0) for _ in range(2)]
+        leases = LeaseClient(connection, NAMESPACE)
+        client = PlacingClient(connection, leases)
+        replicas = [StrandedPodWatch(connection, client.say) for _ in range(2)]
         telling = [asyncio.create_task(each.run()) for each in replicas]
         await until(lambda: any(seen.method == "PATCH" and "/events/" in seen.path for seen in server.requests))
         for task in telling:

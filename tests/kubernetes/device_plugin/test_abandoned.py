@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tranche.kubernetes.api.objects import KubeNode
-from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS, AbandonedResourceTracker, counted_elsewhere
+from tranche.kubernetes.device_plugin.device_list import SETTLE_SECONDS, AbandonedResourceTracker, counted_elsewhere
 from tranche.kubernetes.device_plugin.endpoints import served_on
 from tranche.kubernetes.node.resources import is_device_resource
 

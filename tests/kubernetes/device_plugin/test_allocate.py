@@ -9,10 +9,10 @@ import pytest
 
 from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, whole
 from tranche.hardware.cdi import spec_to_data
-from tranche.hardware.nodes import DriverFiles, Mount
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
+from tranche.hardware.nodes import DriverFiles, Mount, SimulatedDeviceFiles
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse, cdi_spec, respond
-from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
+from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.device_plugin.settings import DeviceIdStrategy, DeviceListStrategy
 from tranche.kubernetes.node.resources import PluginDevice, slices_of
 from tranche.node.processes.pod_processes import device_mark
 

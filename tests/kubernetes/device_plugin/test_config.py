@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import PluginConfigInvalid
-from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig, read_config
+from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
 from tranche.kubernetes.device_plugin.config_source import StartSettings
-from tranche.kubernetes.device_plugin.selection import FallbackStrategy, selected_key
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, UnsupportedOption
+from tranche.kubernetes.device_plugin.settings import (
+    SETTINGS,
+    UNSUPPORTED,
+    DeviceIdStrategy,
+    DeviceListStrategy,
+    FallbackStrategy,
+    UnsupportedOption,
+    selected_key,
+)
 from tranche.kubernetes.node.resources import MigStrategy
 
 PUBLISHED = """

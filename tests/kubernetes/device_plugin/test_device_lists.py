@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
-from tranche.kubernetes.device_plugin.device_lists import why_no_cdi, why_not_by_cdi, with_strategy
+from tranche.kubernetes.device_plugin.config import (
+    PluginConfig,
+    read_config,
+    why_no_cdi,
+    why_not_by_cdi,
+    with_strategy,
+)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from tranche.hardware.nodes import DeviceNode, Mount
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS, ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS, ResourceServerManager
-from tranche.kubernetes.device_plugin.registration import identify, register
-from tranche.kubernetes.device_plugin.server import ResourceServer
+from tranche.kubernetes.device_plugin.server import ResourceServer, register
+from tranche.kubernetes.kubelet.pod_resources import socket_run
 
 GPU, SLICE = "nvidia.com/gpu", "nvidia.com/mig-1g.5gb"
 
@@ -178,14 +178,14 @@ def test_a_restarted_kubelet_is_noticed_by_its_socket(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
         rig.wanted = {GPU: (), SLICE: devices("a")}
         await rig.settle_until_known("registered")
-        before = identify(rig.kubelet.socket)
+        before = socket_run(rig.kubelet.socket)
         await rig.kubelet.stop()
         rig.kubelet.socket.unlink(missing_ok=True)
         await rig.endpoints.settle(rig.wanted)
         assert not rig.endpoints.ready().ready
         assert "no kubelet" in rig.endpoints.ready().why
         await rig.kubelet.start()
-        assert identify(rig.kubelet.socket) != before
+        assert socket_run(rig.kubelet.socket) != before
         await rig.settle_until_known("registered with the new one")
         assert rig.kubelet.counts() == {GPU: (0, 0), SLICE: (1, 1)}
         assert len(rig.kubelet.registrations) == 4

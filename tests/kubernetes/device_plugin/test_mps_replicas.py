@@ -20,7 +20,7 @@ from tests.node.test_mps_daemons import short
 from tests.simulator.control_groups import group, hierarchy
 from tests.simulator.cuda_programs import PREAMBLE, CudaProgram
 from tranche.core.allocation import FractionalShare
-from tranche.core.events import EventKind
+from tranche.core.events import LimitExceeded
 from tranche.core.keeper import ADMISSION_SECONDS
 from tranche.core.request import Isolation, parse_request
 from tranche.core.sharing import MemoryIsolation, Sharing
@@ -98,7 +98,9 @@ def test_a_pod_is_answered_when_its_limit_is_in_force_and_gets_no_byte_more(shor
         assert 0.8 * memory / 4 < quarter * MIB <= memory / 4
         assert 0.8 * memory / 2 < half * MIB <= memory / 2
         held = rig.host.view().allocations
-        assert {(grant.mechanism, str(grant.isolation)) for each in held for grant in each.grants} == {("mps", "soft")}
+        assert {(grant.mechanism, str(grant.walls.isolation)) for each in held for grant in each.grants} == {
+            ("mps", "soft")
+        }
         assert not gpu_of(rig, 1).daemons
         with pytest.raises(grpc.aio.AioRpcError, match="one MPS daemon, but these replicas belong to several devices"):
             await rig.kubelet.allocate(GPU, f"{first}::3", f"{second}::0")
@@ -205,8 +207,8 @@ def test_a_pod_whose_processes_have_more_together_than_it_was_given_is_marked_an
             await rig.inventory.refresh()
             await rig.counts({GPU: (8, 4)})
             (allocation,) = rig.inventory.latest.value.view.allocations
-            assert allocation.grants[0].isolation is Isolation.NONE
-            assert [each for each in rig.host.events() if each.kind is EventKind.LIMIT_EXCEEDED]
+            assert allocation.grants[0].walls.isolation is Isolation.NONE
+            assert [each for each in rig.host.events() if isinstance(each.data, LimitExceeded)]
             with pytest.raises(grpc.aio.AioRpcError, match="nothing limits the memory"):
                 await rig.kubelet.allocate(GPU, second)
             await until(lambda: "ShareUnlimited" in rig.api.reasons, "said")

@@ -6,9 +6,11 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import pytest
@@ -23,26 +25,23 @@ from tranche.core.keeper import SETTLED_SECONDS
 from tranche.core.request import parse_request
 from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream, needs_recovery
+from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.hardware.nvml_links import read_links
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
 from tranche.kubernetes.api.objects import ConfigMap, KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
-from tranche.kubernetes.device_plugin.abandoned import SETTLE_SECONDS
-from tranche.kubernetes.device_plugin.announcements import ConditionReporter
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS
+from tranche.kubernetes.device_plugin.device_list import GRACE_SECONDS, SETTLE_SECONDS
 from tranche.kubernetes.device_plugin.endpoints import LINGER_SECONDS
-from tranche.kubernetes.device_plugin.machine import Machine
 from tranche.kubernetes.device_plugin.offers import INSISTED_SECONDS
 from tranche.kubernetes.device_plugin.plugin import BLIND_SECONDS, UNKNOWN_SECONDS, DevicePlugin
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import QUIET_SECONDS, xid_policy
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.local.queue import Queue
 from tranche.node.host import Host
@@ -94,7 +93,6 @@ class Rig:
         node: Node,
         host: Host,
         ways: AdvertisementState | None,
-        to_claims: Callable[[], Collection[str] | None],
         **settings: object,
     ) -> None:
         self.node, self.host = node, host
@@ -137,19 +135,24 @@ class Rig:
             clock=self.clock,
             recovery_seconds=0.01,
         )
+        services = SimpleNamespace(
+            api=self.api,
+            backend=LatestValue(),
+            device_health=self.device_health,
+            host=host,
+            inventory=self.inventory,
+            node=self.kube_node,
+            pods=self.pods,
+        )
         files = SimulatedDeviceFiles(node.machine.state)
         self.plugin = DevicePlugin(
+            cast(NodeContext, services),
             self.config,
-            self.inventory,
-            self.pods,
-            self.device_health.faults,
-            self.kube_node,
-            Machine(lambda config: files, read_links, host.daemons.records.pipes, lambda: self.mps_tied),
-            ConditionReporter(self.api, self.kube_node, clock=self.clock),  # type: ignore[arg-type]
+            files=lambda config: files,
+            mps_tied=lambda: self.mps_tied,
             clock=self.clock,
             cdi_folder=self.cdi_folder,
             ways=ways,
-            to_claims=to_claims,
             laid_out=lambda: self.laid_out,
         )
 
@@ -203,11 +206,13 @@ def run(
     marks_to_come: bool = False,
     driver: str = "",
     ways: AdvertisementState | None = None,
-    to_claims: Callable[[], Collection[str] | None] = tuple,
+    claims_known: bool = True,
     **settings: object,
 ) -> None:
     async def main(host: Host, node: Node) -> None:
-        rig = Rig(node, host, ways, to_claims, **settings)
+        if ways is not None and claims_known:
+            ways.claims.publish(frozenset())
+        rig = Rig(node, host, ways, **settings)
         if marks_to_come:
             rig.inventory.expect_marks()
         await rig.kubelet.start()
@@ -298,7 +303,7 @@ def test_a_gpu_that_claims_are_shown_is_not_listed_before_that_is_over(tmp_path:
         ways.claims.publish(frozenset())
         await rig.counts({GPU: (2, 2)})
 
-    run(tmp_path, scenario, ways=ways, to_claims=lambda: ways.claims.value if ways.claims.synced else None)
+    run(tmp_path, scenario, ways=ways, claims_known=False)
 
 
 def test_a_node_whose_resource_slices_cannot_be_read_offers_its_gpus_after_a_while(tmp_path: Path) -> None:
@@ -307,7 +312,7 @@ def test_a_node_whose_resource_slices_cannot_be_read_offers_its_gpus_after_a_whi
         rig.skip(UNKNOWN_SECONDS)
         await rig.counts({GPU: (2, 2)})
 
-    run(tmp_path, scenario, ways=AdvertisementState(), to_claims=lambda: None)
+    run(tmp_path, scenario, ways=AdvertisementState(), claims_known=False)
 
 
 def test_what_was_listed_counts_as_listed_until_kubelet_and_node_show_that_it_is_not(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.device_plugin.nodes import cut, whole
-from tranche.kubernetes.device_plugin.config import SharedPolicy
-from tranche.kubernetes.device_plugin.preferred import Links, preferred
+from tranche.kubernetes.device_plugin.offers import Links, preferred
+from tranche.kubernetes.device_plugin.settings import SharedPolicy
 from tranche.kubernetes.node.resources import PluginDevice, slices_of
 
 

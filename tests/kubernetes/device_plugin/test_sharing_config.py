@@ -239,7 +239,7 @@ def test_virtual_gpus_have_a_ceiling_and_memory_without_limit_only_when_somebody
     assert (usual.threads, part(usual).limit, part(usual).kept) == (None, None, True)
     assert first(thread_percentage="10") == replace(usual, threads=10)
     assert part(free) == part(usual)._replace(limit=TESLAS.gpus[0].usable_memory)
-    assert (part(free).isolation, part(free).kept) == (Isolation.NONE, False)
+    assert (part(free).walls.isolation, part(free).kept) == (Isolation.NONE, False)
     by_variable = read_config(flags={"--vgpu": "10"}, environment={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"})
     assert by_variable.sharing.virtual_threads == 20
 

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,11 @@ from tests.kubernetes.mig_manager.mig_node import ManagedNode, managed_node
 from tests.kubernetes.waiting import until
 from tests.mps_leftovers import end_daemons_below
 from tranche.core.allocation import Allocation
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
+from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.claims.vocabulary import DRIVER, MODE_LABEL
 from tranche.kubernetes.dra.driver import ClaimDriver
 from tranche.kubernetes.kubelet.proto import dra_pb2
-from tranche.kubernetes.latest_value import LatestValue
 
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 GIB = 1 << 30
@@ -36,8 +35,6 @@ class ClaimNodeStandIn:
     kubelet: DraKubelet
     cdi: Path
     now: float = 1000.0
-    reserved: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
-    fallen: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
 
     @property
     def standing(self) -> str:
@@ -144,8 +141,6 @@ class ClaimNodeStandIn:
             care_seconds=care_seconds,
             patience=patience,
             proc=self.proc,
-            reserved=self.reserved,
-            fallen=self.fallen,
         )
         task = asyncio.create_task(driver.run())
         try:

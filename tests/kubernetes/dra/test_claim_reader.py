@@ -17,15 +17,15 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims"
 class CountingConnection(ApiConnection):
     """One that knows how many requests were under way at the same time at the most."""
 
-    now = most = 0
+    under_way = most = 0
 
     async def ask(self, *words: Any, **more: Any) -> ApiResponse:
-        self.now += 1
-        self.most = max(self.most, self.now)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
         try:
             return await super().ask(*words, **more)
         finally:
-            self.now -= 1
+            self.under_way -= 1
 
 
 def test_a_backlog_of_claims_is_read_over_a_few_connections() -> None:

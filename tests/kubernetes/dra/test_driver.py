@@ -22,18 +22,19 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.sharing import GpuPolicy
 from tranche.core.state import DaemonState
-from tranche.kubernetes.agent.parts import claim_driver
+from tranche.kubernetes.agent.parts import with_claims
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
-from tranche.kubernetes.dra.driver import calm
-from tranche.kubernetes.dra.preparer import ShareFiles
+from tranche.kubernetes.dra.driver import ClaimDriver, calm
 from tranche.kubernetes.dra.registration import PluginSocketFiles
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import QUIET_SECONDS
 from tranche.kubernetes.node.inventory import Inventory
+from tranche.kubernetes.node.share_edits import FiledKeeper, ShareFiles
+from tranche.node.claims import ClaimRegister
 from tranche.node.policy_change import change_policy, cordon, uncordon
 from tranche.node.state.session import boot_id
 from tranche.node.store import register
@@ -157,19 +158,19 @@ def test_a_claim_that_is_given_back_amid_a_look_leaves_no_file_and_no_share() ->
     """The look has seen that the claim has a slice, and sees no file any more."""
 
     async def test(node: ClaimNodeStandIn) -> None:
-        loop, keepers = asyncio.get_running_loop(), ShareFiles.keepers
+        loop, marks = asyncio.get_running_loop(), ShareFiles.marks
         given_back: list[int] = []
         looks = 0
 
-        def seen_late(files: ShareFiles) -> Mapping[str, ClaimKeeper]:
+        def seen_late(files: ShareFiles) -> Mapping[str, FiledKeeper]:
             nonlocal looks
             looks += 1
             if armed and not given_back:
                 given_back.append(looks)
                 asyncio.run_coroutine_threadsafe(node.unprepare(claim), loop).result()
-            return keepers(files)
+            return marks(files)
 
-        ShareFiles.keepers = seen_late  # type: ignore[assignment, method-assign]
+        ShareFiles.marks = seen_late  # type: ignore[assignment, method-assign]
         armed = False
         async with node.driver():
             claim = node.allocate("a", "gpu-0-1g-5gb-0")
@@ -345,7 +346,7 @@ def test_what_a_crash_left_is_found_again() -> None:
         async with node.driver():
             assert await node.prepare(kept, freed, fallen) == ["", "", ""]
         # Killed between the share and its file; and the register lost.
-        host.claims.give_back(freed.uid, why="test")
+        ClaimRegister(host).give_back(freed.uid, why="test")
         node.delete("b")
         with host.ledger.write() as db:
             (lost,) = (each for each in register.allocations(db) if str(each.keeper) == "claim team/a")
@@ -555,19 +556,19 @@ def test_a_claim_that_was_deleted_under_its_pod_is_told_as_soon_as_another_meets
         async with node.driver(care_seconds=3600):
             assert await node.prepare(stands, deleted) == ["", ""]
             processes = [node.process(pid, f"pod-{name}") for pid, name in enumerate(("stands", "deleted"), 71)]
-            await until(lambda: node.fallen.synced)
-            assert node.fallen.value == frozenset()
+            await until(lambda: node.node.services.fallen.synced)
+            assert node.node.services.fallen.value == frozenset()
             node.delete("deleted")
             late = node.allocate("late", "gpu-0-2g-10gb-0")
             (error,) = await node.prepare(late)
             assert "the pod starts when that share is free; to place it elsewhere now, recreate it" in error
-            await until(lambda: node.fallen.value == {"uid-deleted"})
+            await until(lambda: node.node.services.fallen.value == {"uid-deleted"})
             await node.unprepare(stands)
             shutil.rmtree(processes[0])
         async with node.driver():
             shutil.rmtree(processes[1])
             await until(partial(_later_and_free, node))
-            await until(lambda: node.fallen.value == frozenset())
+            await until(lambda: node.node.services.fallen.value == frozenset())
             assert await node.prepare(late) == [""]
 
     on_claim_node(test, "A100-40GB")
@@ -581,10 +582,10 @@ def test_every_claim_has_its_turn_to_be_asked_about() -> None:
             assert await node.prepare(*claims) == [""] * 21
             for number in range(21):
                 node.process(100 + number, f"pod-c{number}")
-            await until(lambda: node.fallen.synced)
+            await until(lambda: node.node.services.fallen.synced)
             for name in ("c0", "c10", "c20"):
                 node.delete(name)
-            await until(lambda: node.fallen.value == {"uid-c0", "uid-c10", "uid-c20"})
+            await until(lambda: node.node.services.fallen.value == {"uid-c0", "uid-c10", "uid-c20"})
             assert len(node.allocations) == 21
 
     on_claim_node(test, "A100-40GB", "A100-40GB", "A100-40GB")
@@ -647,7 +648,7 @@ def test_room_that_is_kept_is_not_for_whom_tolerates_the_taint_and_is_for_whom_c
             node.allocate("late", "gpu-0-1g-5gb-1", tolerations=ANY),
         )
         node.node.annotate({"tranche.dev/keep": "2g.10gb=1"})
-        node.reserved.publish(frozenset({"gpu-0-1g-5gb-0"}))
+        node.node.services.reserved.publish(frozenset({"gpu-0-1g-5gb-0"}))
         await until(lambda: bool(node.node.services.node.value and node.node.services.node.value.annotations))
         async with node.driver():
             for error in await node.prepare(*sneaky):
@@ -688,10 +689,10 @@ def test_what_has_reported_an_error_is_given_to_nobody_until_it_is_well() -> Non
 def test_a_wall_clock_that_leaps_frees_nobody_and_forgets_nothing() -> None:
     async def test(node: ClaimNodeStandIn) -> None:
         early, late = node.allocate("early", "gpu-0-1g-5gb-0"), node.allocate("late", "gpu-0-1g-5gb-1")
-        holders, requests = node.node.host.holders, node.node.server.requests
+        host, requests = node.node.host, node.node.server.requests
         async with node.driver():
             for claim, year in ((early, 2040), (late, 1990)):
-                holders.clock = partial(float, (year - 1970) * 31_556_952)
+                host.clock = partial(float, (year - 1970) * 31_556_952)
                 assert await node.prepare(claim) == [""]
                 requests.clear()
                 # Whoever looks after claims has looked, more than once.
@@ -864,17 +865,17 @@ def test_after_a_change_to_gates_the_kubelet_is_served_until_no_claim_is_left() 
             StartSettings(), node.node.services.api, "tranche", LatestValue(), driver_obstacle=lambda config: ""
         )
         source.latest.publish(PluginConfig())
-        driver = claim_driver(
-            replace(node.node.services, backend=backend),
-            source,
+        services = replace(node.node.services, backend=backend)
+        inside = ClaimDriver(
+            services,
             kubelet_folder=node.kubelet.folder,
             instance="pod-2",
             cdi_folder=node.cdi,
-            registered=LatestValue(),
-            reserved=LatestValue(),
-            fallen=LatestValue(),
-            look_seconds=0.5,  # the last answer goes out within two looks, on a busy machine too
+            files=source.files,
+            configured=source.latest.first,
         )
+        # The last answer goes out within two looks, on a busy machine too.
+        driver = with_claims(services, inside, inside.run, look_seconds=0.5)
         running = asyncio.create_task(driver.run())
         await node.kubelet.register()
         assert driver.ready().ready

@@ -17,7 +17,7 @@ from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import FREE_GPUS_LABEL, LARGEST_MEMORY_LABEL, LARGEST_SLICE_LABEL
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
-from tranche.kubernetes.dra.free_labels import free_labels
+from tranche.kubernetes.dra.pool import free_labels
 
 A100 = board_by_key("A100-40GB")
 

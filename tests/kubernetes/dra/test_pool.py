@@ -20,11 +20,13 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.resource_slices import NodeSlice
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import TaintKey
 from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, reasons_against
-from tranche.kubernetes.dra.pool import PoolSlice, pool_contents, taint_keys
+from tranche.kubernetes.dra.pool import pool_contents
 
 MEANS = MachineSharing(frozenset(Sharing), mps_clients=48)
 
@@ -35,7 +37,7 @@ def a100() -> Board:
     return board
 
 
-def shown(view: NodeView, before: Sequence[PoolSlice] = ()) -> tuple[PoolSlice, ...]:
+def shown(view: NodeView, before: Sequence[NodeSlice] = ()) -> tuple[NodeSlice, ...]:
     devices = devices_of(view.node)
     return pool_contents("n", devices, view, reasons_against(devices, view, TaintFacts(NodeMode.MIXED)), before)
 
@@ -44,7 +46,11 @@ def with_means(view: NodeView) -> NodeView:
     return replace(view, node=replace(view.node, sharing=MEANS))
 
 
-def by_name(contents: Sequence[PoolSlice]) -> dict[str, dict[str, object]]:
+def taint_keys(device: Json) -> set[str]:
+    return {str(each["key"]) for each in device.get("taints") or ()}
+
+
+def by_name(contents: Sequence[NodeSlice]) -> dict[str, dict[str, object]]:
     return {each["name"]: dict(each) for content in contents for each in content.devices}
 
 

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tranche.kubernetes.api.resource_slices import NodeSlice, decode_slice, encode_slice
-from tranche.kubernetes.dra.pool import PoolSlice
-from tranche.kubernetes.dra.publication import SliceOwner, SliceUpdate, slice_writes
+from tranche.kubernetes.dra.pool import SliceUpdate, slice_writes
 
-OWNER = SliceOwner("n", "uid-1")
+OWNER = ("n", "uid-1")
 
 
 def device(name: str, memory: str = "4864Mi", **more: object) -> dict[str, object]:
     return {"name": name, "capacity": {"memory": {"value": memory}}, **more}
 
 
-def contents(*names: str, **more: object) -> tuple[PoolSlice, ...]:
-    return tuple(PoolSlice(name, devices=(device("a", **more), device("b"))) for name in names)  # type: ignore[arg-type]
+def contents(*names: str, **more: object) -> tuple[NodeSlice, ...]:
+    return tuple(NodeSlice(name, devices=(device("a", **more), device("b"))) for name in names)  # type: ignore[arg-type]
 
 
 def written(writes: SliceUpdate, known: Sequence[NodeSlice] = ()) -> tuple[NodeSlice, ...]:
@@ -54,7 +53,7 @@ def test_quantities_are_compared_by_their_meaning() -> None:
 
 def test_a_reordering_is_one_write_in_the_same_generation() -> None:
     known = written(slice_writes(contents("x", "y"), (), OWNER))
-    wanted = (contents("x")[0], PoolSlice("y", devices=(device("b"), device("a"))))
+    wanted = (contents("x")[0], NodeSlice("y", devices=(device("b"), device("a"))))
     writes = slice_writes(wanted, known, OWNER)
     assert (writes.generation, writes.create, writes.remove) == (1, (), ())
     (replaced,) = writes.replace
@@ -101,8 +100,8 @@ def test_what_was_half_written_is_written_again_in_a_newer_generation() -> None:
 
 
 def test_a_taint_keeps_the_time_at_which_it_was_set() -> None:
-    def tainted(*keys: str) -> tuple[PoolSlice, ...]:
-        return (PoolSlice("x", devices=(device("a", taints=[{"key": key, "effect": "NoSchedule"} for key in keys]),)),)
+    def tainted(*keys: str) -> tuple[NodeSlice, ...]:
+        return (NodeSlice("x", devices=(device("a", taints=[{"key": key, "effect": "NoSchedule"} for key in keys]),)),)
 
     known = written(slice_writes(tainted("lost"), (), OWNER))
     assert slice_writes(tainted("lost"), known, OWNER).count == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from tranche.kubernetes.dra.publisher import SlicePublisher
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import QUIET_SECONDS
-from tranche.node.claims import ClaimRequest, ReservedClaim
+from tranche.node.claims import ClaimRegister, ClaimRequest, ReservedClaim
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices/"
 
@@ -91,17 +91,22 @@ async def publishing(
     *,
     withdraws: bool = False,
 ) -> AsyncIterator[PublishingNode]:
-    connection = ApiConnection(ApiServer(node.server.url))
-    client = SliceClient(connection, "n1", DRIVER, random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001))
+    connection = ApiConnection(ApiServer(node.server.url), sleep=lambda _: asyncio.sleep(0.001))
+    services = replace(
+        node.services,
+        registered=registered or LatestValue(),
+        reserved=reserved or LatestValue(),
+        fallen=fallen or LatestValue(),
+    )
+    if registered is None:
+        services.registered.publish(True)
+    client = SliceClient(connection, "n1", DRIVER)
     run = SlicePublisher.withdraw if withdraws else SlicePublisher.run
     publisher = SlicePublisher(
-        node.services,
+        services,
         client,
         pcie_roots=lambda view: {gpu.uuid: "pci0000:10" for gpu in view.node},
-        registered=registered,
         ways=ways,
-        reserved=reserved,
-        fallen=fallen,
         pause=0.001,
         sleep=lambda _: asyncio.sleep(0.001),
     )
@@ -221,7 +226,7 @@ def test_what_a_pod_has_whose_claim_was_deleted_is_tainted_until_it_is_over(tmp_
             fallen.publish(frozenset({"uid-a"}))
             await until(lambda: published.taints("gpu-0") == published.taints("gpu-0-1g-5gb-3") == {TaintKey.HELD})
             assert published.taints("gpu-1") == set()
-            node.host.claims.give_back("uid-a", why="its pod has ended")
+            ClaimRegister(node.host).give_back("uid-a", why="its pod has ended")
             await until(lambda: published.taints("gpu-0") == published.taints("gpu-0-1g-5gb-3") == set())
 
     on_node(tmp_path, test, "A100-40GB", "A100-40GB")
@@ -250,7 +255,7 @@ def test_a_slice_that_tranche_did_not_make_comes_back_to_claims_and_its_room_to_
                 db.execute("DELETE FROM owned_instances")
             # While the claim has it as well: at its end the scheduler takes for free what has no taint.
             await until(as_it_is)
-            node.host.claims.give_back("uid-a", why="its pod has ended")
+            ClaimRegister(node.host).give_back("uid-a", why="its pod has ended")
             await holders(0)
             assert as_it_is()
 
@@ -260,9 +265,9 @@ def test_a_slice_that_tranche_did_not_make_comes_back_to_claims_and_its_room_to_
 def promise_to_claim(node: ManagedNode, device: WholeGpu | Slice) -> None:
     """The claim with uid `uid-a` has the device now."""
     order = ClaimRequest(ClaimKeeper("team", "a", "uid-a"), Request(WholeGpus(1)), (device,))
-    (promise,) = node.host.claims.promise([order])
+    (promise,) = ClaimRegister(node.host).promise([order])
     assert isinstance(promise, ReservedClaim)
-    node.host.claims.fulfil(promise)
+    ClaimRegister(node.host).fulfil(promise)
 
 
 def test_what_somebody_deletes_or_edits_is_put_right(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode, NodeState
 from tranche.hardware.host_facts import HostFacts, read_host_facts
 from tranche.kubernetes.feature_labels.labels import changed_labels, feature_labels, is_feature_label
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.node.replicas import ReplicaPolicy, SharedResource
 from tranche.kubernetes.node.resources import MigStrategy
+from tranche.planning.layouts.named_layouts import LayoutList
 from tranche.planning.layouts.reconfigure import plan_layout
 
 FACTS = HostFacts("PowerEdge XE9680 (rev. 2)", {"00000000:10:00.0": "0x030200", "00000000:11:00.0": "0x030200"})
@@ -80,7 +80,7 @@ def node(*gpus: GpuState) -> NodeState:
 
 
 def cut(view: NodeView, layout: str) -> tuple[GpuState, ...]:
-    return carry_out(view, plan_layout(view, LayoutSource().select(layout, view.node)).plan).node.gpus
+    return carry_out(view, plan_layout(view, LayoutList().select(layout, view.node)).plan).node.gpus
 
 
 def a100s(layout: str) -> NodeState:

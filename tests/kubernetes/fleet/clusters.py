@@ -22,9 +22,8 @@ from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kep
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.fleet.device_request import demanded_by
 from tranche.kubernetes.fleet.devices import FleetDevice, Pool, decode_fleet_slice, pools_of, shared_cards
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.fleet import Fleet, served
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
-from tranche.kubernetes.fleet.pool_usage import served
 
 Json = dict[str, Any]
 MPS = MachineSharing(frozenset({Sharing.MPS, Sharing.TIME_SLICING}), mps_clients=48)

@@ -41,9 +41,8 @@ from tranche.kubernetes.fleet.explanation import (
     head_lines,
     tail_lines,
 )
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.fleet import Fleet, served
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim
-from tranche.kubernetes.fleet.pool_usage import served
 
 P4D, T4 = published("p4d", a100s(2), NodeMode.DYNAMIC), published("t4", t4s(), NodeMode.SHARED)
 NODES = [node("p4d", mode="dynamic"), node("t4", mode="shared")]

@@ -16,7 +16,6 @@ from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
-from tranche.kubernetes.gated.scheduler.placer import GatedPod
 from tranche.kubernetes.gated.scheduler.placing import ChoiceState
 
 
@@ -34,8 +33,7 @@ class PlacingWorld:
     version: int = 1
 
     def add_pod(self, uid: str, request: Request) -> None:
-        gated = GatedPod("team", f"pod-{uid}", uid, request, created=uid)
-        self.pods[uid] = ClusterPod("team", f"pod-{uid}", uid, waits=True, asks=True, gated=gated)
+        self.pods[uid] = ClusterPod("team", f"pod-{uid}", uid, request, created=uid, waits=True, asks=True)
 
     def end_pod(self, uid: str) -> None:
         """It ends, and its node gives back what it had."""
@@ -96,7 +94,7 @@ class PlacingWorld:
         there = self.pods.get(choice.uid)
         if there is None or not there.waits:
             return False
-        self.pods[choice.uid] = replace(there, waits=False, gated=None, pinned=host, node=host)
+        self.pods[choice.uid] = replace(there, waits=False, request=None, pinned=host, node=host)
         self._may_fail()
         return True
 

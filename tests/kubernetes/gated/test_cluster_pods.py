@@ -19,8 +19,8 @@ from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
-from tranche.kubernetes.gated.scheduler.node_fit import why_not
-from tranche.kubernetes.gated.scheduler.retry_history import (
+from tranche.kubernetes.gated.scheduler.placer import why_not
+from tranche.kubernetes.gated.scheduler.placer_loop import (
     AVOIDED_SECONDS,
     REFUSED_SECONDS,
     UNBOUND_SECONDS,
@@ -54,11 +54,11 @@ def test_a_pod_that_waits_is_read_with_its_rules() -> None:
             priority=5,
         )
     )
-    assert pod.gated is not None
-    assert pod.gated.rules.needs == {"cpu": 4000, "memory": 1025 * 1024**2, SHARE: 1, "pods": 1}
-    assert pod.gated.rules.terms == ((Requirement("zone", "In", ("a",)),),)
-    assert pod.gated.rules.tolerations == (Toleration("gpu", exists=True),)
-    assert (pod.gated.priority, str(pod.gated.request)) == (5, "--gpu-memory 4Gi")
+    assert pod.request is not None
+    assert pod.needs == {"cpu": 4000, "memory": 1025 * 1024**2, SHARE: 1, "pods": 1}
+    assert pod.terms == ((Requirement("zone", "In", ("a",)),),)
+    assert pod.tolerations == (Toleration("gpu", exists=True),)
+    assert (pod.priority, str(pod.request)) == (5, "--gpu-memory 4Gi")
 
 
 def test_what_a_claim_serves_takes_nothing_of_what_the_node_counts() -> None:
@@ -78,7 +78,7 @@ def test_a_share_may_be_handed_to_a_container_beside_the_others() -> None:
     beside = asking("beside", restartPolicy="Always")
     pod = decode_cluster_pod(raw_pod(containers=[{"name": "main"}], initContainers=[beside]))
     assert (pod.wrong, pod.never) == ("", "")
-    assert pod.gated is not None
+    assert pod.request is not None
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_share_may_be_handed_to_a_container_beside_the_others() -> None:
 )
 def test_a_pod_that_cannot_be_placed_is_left_alone(change: dict[str, Any], wrong: str) -> None:
     pod = decode_cluster_pod(raw_pod(**change))
-    assert pod.gated is None
+    assert pod.request is None
     assert wrong in pod.wrong
     assert bool(wrong) == bool(pod.wrong)
 
@@ -125,9 +125,9 @@ def test_a_node_is_read_with_what_it_has() -> None:
     )
     assert (ClusterState(nodes={"n1": node}).host("n1"), node.allocatable) == ("host-1", {"cpu": 3900, SHARE: 250})
     pod = decode_cluster_pod(raw_pod())
-    assert pod.gated is not None
-    assert "taint gpu" in why_not(pod.gated.rules, node)
-    assert "not ready" in why_not(pod.gated.rules, decode_fleet_node({"metadata": {"name": "n1"}}))
+    assert pod.request is not None
+    assert "taint gpu" in why_not(pod, node)
+    assert "not ready" in why_not(pod, decode_fleet_node({"metadata": {"name": "n1"}}))
 
 
 def test_the_gate_and_the_resource_are_given_once() -> None:

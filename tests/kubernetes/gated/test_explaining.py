@@ -23,7 +23,6 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.fleet.explanation import WaitStatus
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_pod
-from tranche.kubernetes.gated.chosen_view import with_choices
 from tranche.kubernetes.gated.explaining import chosen_text, explain_gated
 from tranche.kubernetes.gated.leases import (
     CHOICES,
@@ -31,10 +30,10 @@ from tranche.kubernetes.gated.leases import (
     ChosenShare,
     NodeGpus,
     choices_to_lease,
+    with_choices,
 )
 from tranche.kubernetes.gated.reading import GateFleet, read_gate_fleet
-from tranche.planning.decide.across import ChosenMachine, decide_across
-from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.decide.allocate import ChosenMachine, Granted, decide, decide_across
 
 WAITS = FleetPod("team", "p", gated=True, uid="u1")
 SHARE = "tranche.dev/share"

@@ -8,25 +8,27 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.kubernetes.dra.claim_node import ClaimNodeStandIn, on_claim_node
 from tests.kubernetes.waiting import until
-from tranche.core.allocation import Allocation, Grant, Phase, shared_memory
+from tranche.core.allocation import Grant
 from tranche.core.errors import AllocationUnknown, GpuBusy, KubeletUnavailable
 from tranche.core.keeper import FALLEN_SECONDS, PlacedPodKeeper
 from tranche.core.request import parse_request
-from tranche.hardware.simulated_device_files import SimulatedDeviceFiles
+from tranche.hardware.nodes import SimulatedDeviceFiles
+from tranche.kubernetes.api.connection import ApiResponse
+from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
-from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, ShareNode
-from tranche.kubernetes.gated.agent.placed_files import PlacedFiles
+from tranche.kubernetes.gated.agent.handover import GatedSharePreparer
 from tranche.kubernetes.gated.agent.share_driver import FORGOTTEN_SECONDS, ShareReconciler
-from tranche.kubernetes.gated.leases import ChosenShare
+from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_to_lease
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
-from tranche.node.claims import ClaimRequest
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.planning.decide.allocate import Granted, decide
 
 A100 = "A100-SXM4-40GB"
@@ -45,52 +47,38 @@ class PlacedNode:
     patience: float = 0.0
 
     def __post_init__(self) -> None:
-        host, state = self.node.node.host, Path(self.node.node.machine.machine.environment()["TRANCHE_SIM_STATE"])
-        self.files = PlacedFiles(self.node.cdi)
+        real, state = self.node.node.services, Path(self.node.node.machine.machine.environment()["TRANCHE_SIM_STATE"])
 
-        async def listed() -> list[ContainerDevices]:
+        async def listed(resource: str) -> list[ContainerDevices]:
             return self.listed
 
-        async def chosen() -> dict[str, ChosenShare]:
-            return self.chosen
+        async def lease(name: str) -> Lease:
+            return choices_to_lease(ChoiceLease("n1", self.chosen))
 
-        async def uid_of(ref: PodRef) -> str:
-            return self.pods[ref].uid if ref in self.pods else ""
+        async def ask(what: str, method: str, path: str) -> ApiResponse:
+            name = path.rpartition("/")[2]
+            pod = self.pods.get(PodRef("team", name))
+            meta = {"namespace": "team", "name": name, "uid": "" if pod is None else pod.uid}
+            return ApiResponse(what, 404 if pod is None else 200, {"metadata": meta})
 
-        async def pods() -> list[KubePod]:
+        async def pods(node: str) -> list[KubePod]:
             return list(self.pods.values())
 
-        def adopt(order: ClaimRequest) -> None:
-            host.holders.settle(
-                (),
-                {},
-                [
-                    Allocation(
-                        host.holders.new_id(), order.request, order.grants, Phase.ACTIVE, 0.0, keeper=order.keeper
-                    )
-                ],
-                shared_memory(order.grants, host.observe()),
-            )
-
-        share_node = ShareNode(
-            shares=lambda: host.claims,
-            listed=listed,
-            chosen=chosen,
-            uid_of=uid_of,
-            adopt=adopt,
-            observe_gpu=host.observe_gpu,
-            files=lambda: SimulatedDeviceFiles(state),
-            driver_version=lambda: "580",
-            mps_pipes=host.daemons.records.pipes,
+        services: Any = SimpleNamespace(
+            node_name="n1",
+            host=real.host,
+            inventory=real.inventory,
+            refused=LatestValue(),
+            pods=SimpleNamespace(listed=listed),
+            leases=SimpleNamespace(get=lease),
+            connection=SimpleNamespace(ask=ask),
+            api=SimpleNamespace(list_pods_on_node=pods),
         )
-        self.handover = GatedSharePreparer(share_node, self.files, patience=self.patience)
+        self.handover = GatedSharePreparer(
+            services, lambda: SimulatedDeviceFiles(state), self.node.cdi, patience=self.patience
+        )
         self.care = ShareReconciler(
-            share_node,
-            self.handover,
-            self.files,
-            pods,
-            living=lambda uids: self.living & set(uids),
-            clock=lambda: self.now,
+            services, self.handover, living=lambda uids: self.living & set(uids), clock=lambda: self.now
         )
 
     def pod(self, name: str, unit: str, grants: tuple[Grant, ...] = ()) -> None:
@@ -259,7 +247,7 @@ def test_what_a_lost_register_knew_is_taken_up_again_before_anybody_is_served() 
         node.pod("q", "share-2", node.decided(mig_profile="1g.5gb"))
         await node.handover.start(["share-1"])
         (held,) = node.node.allocations
-        node.node.node.host.holders.settle([held.id], {}, ())
+        node.node.node.host.settle([held.id], {}, ())
         assert not node.held()
         await node.care.adopt()
         assert node.held() == {"uid-p": grants}  # and not what q was only promised

@@ -20,14 +20,11 @@ from tranche.kubernetes.devices.devices import devices_of
 from tranche.kubernetes.devices.taints import TaintFacts, kept_places, parse_kept, reasons_against, set_apart
 from tranche.kubernetes.dra.pool import pool_contents
 from tranche.kubernetes.fleet.devices import decode_fleet_slice, pools_of
-from tranche.kubernetes.fleet.documents import gpu_document
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.fleet.overview import FleetNodeSummary, summaries
-from tranche.kubernetes.gated.agent.withheld import withheld_places
-from tranche.kubernetes.gated.chosen_view import with_choices
+from tranche.kubernetes.fleet.overview import FleetNodeSummary, gpu_document, summaries
 from tranche.kubernetes.gated.lease_pools import fleet_of
-from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus, offered_view
+from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus, offered_view, with_choices, withheld_places
 from tranche.planning.decide.allocate import Granted, decide
 
 Faults = Mapping[WholeGpu | Slice, str]

@@ -36,8 +36,8 @@ def test_pods_at_the_gate_are_told_once_that_nobody_chooses_for_them() -> None:
             server.put(f"{PODS}/left", pod("u1"))
             server.put(f"{PODS}/other", pod("u2", "kueue"))
             server.refusals["GET", "/pods"] = (503, {"message": "not now"})
-            connection = ApiConnection(ApiServer(server.url))
-            running = asyncio.create_task(StrandedPodWatch(connection, say, random=lambda: 0.5, sleep=sleep).run())
+            connection = ApiConnection(ApiServer(server.url), sleep=sleep)
+            running = asyncio.create_task(StrandedPodWatch(connection, say).run())
             await until(lambda: looks >= 2)
             server.refusals.clear()
             before = looks

@@ -19,17 +19,17 @@ from tranche.kubernetes.api.node_rules import Requirement, Taint, Toleration
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
 from tranche.kubernetes.gated.scheduler.placer import (
-    GatedPod,
     GpuNode,
     PodPlacement,
     UnplacedPod,
     choice_text,
     place,
     ungating,
+    why_not,
 )
-from tranche.planning.decide.across import ChosenMachine, decide_across
+from tranche.planning.decide.allocate import ChosenMachine, decide_across
 from tranche.planning.decide.foresee import with_granted
 
 NODES = ("a", "b", "c")
@@ -45,28 +45,28 @@ def rooms(draw: st.DrawFn, name: str) -> FleetNode:
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> PlacingRequirement:
+def rules(draw: st.DrawFn) -> dict[str, Any]:
     needs = {"cpu": draw(st.integers(0, 1500)), "pods": 1}
     tolerations = draw(st.lists(st.sampled_from([Toleration("gpu", exists=True), Toleration(exists=True)]), max_size=1))
     term = st.just((Requirement("zone", "In", ("x",)),)) | st.just((Requirement("metadata.name", "NotIn", ("a",)),))
     terms = draw(st.none() | st.lists(term, min_size=1, max_size=2).map(tuple))
     selector = draw(st.sampled_from([{}, {}, {"pool": "x"}]))
-    return PlacingRequirement(needs, selector, terms, tuple(tolerations))
+    return {"needs": needs, "node_selector": selector, "terms": terms, "tolerations": tuple(tolerations)}
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> tuple[list[GpuNode], list[GatedPod]]:
+def clusters(draw: st.DrawFn) -> tuple[list[GpuNode], list[ClusterPod]]:
     names = draw(st.lists(st.sampled_from(NODES), unique=True, min_size=1))
     nodes = [GpuNode(draw(rooms(name)), draw(node_views(max_gpus=2))) for name in names]
     pods = [
-        GatedPod(
+        ClusterPod(
             "team",
             f"p{number}",
             f"u{number}",
             draw(requests_for(draw(st.sampled_from(nodes)).view)),
-            draw(rules()),
-            draw(st.integers(0, 1)),
-            str(draw(st.integers(0, 2))),
+            **draw(rules()),
+            priority=draw(st.integers(0, 1)),
+            created=str(draw(st.integers(0, 2))),
         )
         for number in range(draw(st.integers(1, 5)))
     ]
@@ -74,7 +74,7 @@ def clusters(draw: st.DrawFn) -> tuple[list[GpuNode], list[GatedPod]]:
 
 
 @given(clusters())
-def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode], list[GatedPod]]) -> None:
+def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode], list[ClusterPod]]) -> None:
     nodes, pods = cluster
     found = place(pods, nodes)
     assert sorted(str(each.pod) for each in found) == sorted(map(str, pods))
@@ -84,10 +84,11 @@ def test_what_is_chosen_is_there_and_is_given_once(cluster: tuple[list[GpuNode],
     for each in found:
         if isinstance(each, UnplacedPod):
             continue
+        assert each.pod.request is not None
         room = next(node.room for node in nodes if node.room.name == each.node)
         # Each fits beside all that were placed before it.
-        assert why_not(each.pod.rules, replace(room, allocatable=free[each.node])) == ""
-        for resource, amount in each.pod.rules.needs.items():
+        assert why_not(each.pod, replace(room, allocatable=free[each.node])) == ""
+        for resource, amount in each.pod.needs.items():
             free[each.node][resource] -= amount
         before = [grant for allocation in views[each.node].allocations for grant in allocation.grants]
         for grant in each.granted.grants:
@@ -113,12 +114,13 @@ def _no_device_gives_more_memory_than_it_has(view: NodeView) -> None:
 
 @given(clusters())
 def test_a_pod_waits_only_when_no_node_can_have_it_and_says_why_of_each(
-    cluster: tuple[list[GpuNode], list[GatedPod]],
+    cluster: tuple[list[GpuNode], list[ClusterPod]],
 ) -> None:
     nodes, pods = cluster
     (first, *_) = found = place(pods, nodes)
     by_name = {node.room.name: node for node in nodes}
-    near = {name: node.view for name, node in by_name.items() if not why_not(first.pod.rules, node.room)}
+    near = {name: node.view for name, node in by_name.items() if not why_not(first.pod, node.room)}
+    assert first.pod.request is not None
     assert isinstance(first, PodPlacement) == isinstance(decide_across(near, first.pod.request), ChosenMachine)
     for each in found:
         if isinstance(each, UnplacedPod):
@@ -129,47 +131,51 @@ def test_a_pod_waits_only_when_no_node_can_have_it_and_says_why_of_each(
 
 
 def test_the_highest_priority_comes_first_and_then_the_oldest() -> None:
-    def pod(name: str, priority: int, created: str) -> GatedPod:
-        return GatedPod("team", name, name, Request(WholeGpus(1)), priority=priority, created=created)
+    def pod(name: str, priority: int, created: str) -> ClusterPod:
+        return ClusterPod("team", name, name, Request(WholeGpus(1)), priority=priority, created=created)
 
     pods = [pod("late", 0, "2"), pod("early", 0, "1"), pod("urgent", 5, "3")]
     assert [each.pod.name for each in place(pods, [])] == ["urgent", "early", "late"]
     assert not any(each.possible for each in place(pods, []) if isinstance(each, UnplacedPod))
 
 
+def pod_of(**rules: Any) -> ClusterPod:
+    return ClusterPod("team", "p", "u1", **rules)
+
+
 @pytest.mark.parametrize(
     ("rule", "node", "why"),
     [
-        (PlacingRequirement(), FleetNode("n"), ""),
-        (PlacingRequirement(), FleetNode("n", ready=False), "is not ready"),
-        (PlacingRequirement(), FleetNode("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
-        (PlacingRequirement(tolerations=(Toleration(exists=True),)), FleetNode("n", unschedulable=True), ""),
-        (PlacingRequirement(), FleetNode("n", taints=(Taint("a", "NoExecute"),)), "the taint a"),
-        (PlacingRequirement(), FleetNode("n", taints=(Taint("a", "PreferNoSchedule"),)), ""),
+        (pod_of(), FleetNode("n"), ""),
+        (pod_of(), FleetNode("n", ready=False), "is not ready"),
+        (pod_of(), FleetNode("n", unschedulable=True), "node.kubernetes.io/unschedulable"),
+        (pod_of(tolerations=(Toleration(exists=True),)), FleetNode("n", unschedulable=True), ""),
+        (pod_of(), FleetNode("n", taints=(Taint("a", "NoExecute"),)), "the taint a"),
+        (pod_of(), FleetNode("n", taints=(Taint("a", "PreferNoSchedule"),)), ""),
         (
-            PlacingRequirement(tolerations=(Toleration("a", "x"),)),
+            pod_of(tolerations=(Toleration("a", "x"),)),
             FleetNode("n", taints=(Taint("a", "NoSchedule", "y"),)),
             "the taint a",
         ),
         (
-            PlacingRequirement(tolerations=(Toleration("a", "y"),)),
+            pod_of(tolerations=(Toleration("a", "y"),)),
             FleetNode("n", taints=(Taint("a", "NoSchedule", "y"),)),
             "",
         ),
         (
-            PlacingRequirement(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
+            pod_of(tolerations=(Toleration("a", effect="NoExecute", exists=True),)),
             FleetNode("n", taints=(Taint("a", "NoSchedule"),)),
             "the taint a",
         ),
-        (PlacingRequirement(node_selector={"pool": "x"}), FleetNode("n", {"pool": "y"}), "pool=x"),
-        (PlacingRequirement(terms=()), FleetNode("n"), "node affinity"),
-        (PlacingRequirement(terms=((),)), FleetNode("n"), "node affinity"),
-        (PlacingRequirement(needs={"cpu": 2}), FleetNode("n", allocatable={"cpu": 1}), "too little cpu"),
-        (PlacingRequirement(needs={"cpu": 2}), FleetNode("n", allocatable={"cpu": 2}), ""),
-        (PlacingRequirement(needs={"x/y": 1}), FleetNode("n"), "too little x/y"),
+        (pod_of(node_selector={"pool": "x"}), FleetNode("n", {"pool": "y"}), "pool=x"),
+        (pod_of(terms=()), FleetNode("n"), "node affinity"),
+        (pod_of(terms=((),)), FleetNode("n"), "node affinity"),
+        (pod_of(needs={"cpu": 2}), FleetNode("n", allocatable={"cpu": 1}), "too little cpu"),
+        (pod_of(needs={"cpu": 2}), FleetNode("n", allocatable={"cpu": 2}), ""),
+        (pod_of(needs={"x/y": 1}), FleetNode("n"), "too little x/y"),
     ],
 )
-def test_what_keeps_a_pod_from_a_node(rule: PlacingRequirement, node: FleetNode, why: str) -> None:
+def test_what_keeps_a_pod_from_a_node(rule: ClusterPod, node: FleetNode, why: str) -> None:
     assert why in why_not(rule, node)
     assert bool(why) == bool(why_not(rule, node))
 
@@ -196,7 +202,7 @@ def test_a_requirement(requirement: Requirement, holds: bool) -> None:
 
 @given(st.data(), node_views(max_gpus=2))
 def test_what_is_written_on_the_pod_is_exactly_what_was_chosen(data: st.DataObject, view: NodeView) -> None:
-    pod = GatedPod("team", "p", "u1", data.draw(requests_for(view)))
+    pod = ClusterPod("team", "p", "u1", data.draw(requests_for(view)))
     (found,) = place([pod], [GpuNode(FleetNode("n1"), view)])
     if isinstance(found, UnplacedPod):
         return
@@ -225,7 +231,7 @@ def test_the_patch_binds_the_pod_writes_the_choice_and_takes_the_gate_away() -> 
 
 
 def test_nothing_is_free_on_a_node_that_is_not_known_nor_on_one_that_has_refused_the_pod() -> None:
-    pod = GatedPod("team", "p", "u1", Request(WholeGpus(1)))
+    pod = ClusterPod("team", "p", "u1", Request(WholeGpus(1)))
     (found,) = place([pod], [], unknown={"dark": "its agent says nothing"})
     assert isinstance(found, UnplacedPod)
     assert (found.reasons, found.possible) == ({"dark": "its agent says nothing"}, True)

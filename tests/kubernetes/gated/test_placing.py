@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from tests.support.length import cases
 from tranche.core.allocation import NodeView
 from tranche.core.request import parse_request
 from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.placing import PlacingRunner
+from tranche.kubernetes.gated.scheduler.placing import PlacingClient, PlacingRunner
 
 REQUESTS = [
     parse_request(gpu_memory="4Gi"),
@@ -26,6 +27,10 @@ REQUESTS = [
     parse_request(gpus="1"),
     parse_request(gpu_memory="2Gi", isolation="any"),
 ]
+
+
+def runner(world: PlacingWorld) -> PlacingRunner:
+    return PlacingRunner(cast(PlacingClient, world))
 
 
 STEPS = ["a", "b", "hear a", "hear b", "end", "take up", "take up", "tell", "add", "add"]
@@ -45,7 +50,7 @@ def test_whatever_is_lost_and_whoever_else_chooses_no_share_is_given_twice(
     world = PlacingWorld(chance, bare, faults=chance.choice([0.0, 0.1, 0.4]))
     for node in bare:
         world.tell(node)
-    controllers = {name: (PlacingRunner(world), [world.now()]) for name in "ab"}
+    controllers = {name: (runner(world), [world.now()]) for name in "ab"}
     count = 0
 
     async def play() -> None:
@@ -96,13 +101,13 @@ def test_a_controller_that_is_late_cannot_give_what_another_has_given() -> None:
     early = world.now()
     world.add_pod("u1", request)
     late = world.now()
-    asyncio.run(PlacingRunner(world).round(early))
+    asyncio.run(runner(world).round(early))
     world.take_up("n")
-    done = asyncio.run(PlacingRunner(world).round(late))  # it still believes that nothing was chosen
+    done = asyncio.run(runner(world).round(late))  # it still believes that nothing was chosen
     assert (done.let_go, done.unwritten) == (frozenset(), frozenset({"n"}))
     world.take_up("n")
     world.check()
-    asyncio.run(PlacingRunner(world).round(world.now()))
+    asyncio.run(runner(world).round(world.now()))
     world.take_up("n")
     world.check()
     assert len(world.held["n"]) == 2
@@ -113,7 +118,7 @@ def test_a_crowd_is_chosen_for_with_one_write_for_each_node() -> None:
     world.tell("p4d")
     for number in range(58):
         world.add_pod(f"u{number:03}", parse_request(gpu_memory="4Gi"))
-    done = asyncio.run(PlacingRunner(world).round(world.now()))
+    done = asyncio.run(runner(world).round(world.now()))
     assert (len(done.let_go), len(done.waiting), len(done.written)) == (56, 2, 1)
     world.take_up("p4d")
     world.check()
@@ -125,13 +130,13 @@ def test_a_choice_goes_only_when_the_api_server_says_that_its_pod_is_over() -> N
     world.tell("n")
     world.add_pod("u1", parse_request(gpu_memory="4Gi"))
     before = world.now()
-    asyncio.run(PlacingRunner(world).round(before))
+    asyncio.run(runner(world).round(before))
     # A controller that has not heard of the pod yet must not forget what was chosen for it.
     late = replace(world.now(), pods={})
-    asyncio.run(PlacingRunner(world).round(late))
+    asyncio.run(runner(world).round(late))
     assert set(world.now().choices["n"].choices) == {"u1"}
     world.end_pod("u1")
-    asyncio.run(PlacingRunner(world).round(world.now()))
+    asyncio.run(runner(world).round(world.now()))
     assert not world.now().choices["n"].choices
 
 
@@ -139,11 +144,11 @@ def test_a_pod_that_was_chosen_for_and_not_let_go_is_let_go_with_that_choice() -
     world = PlacingWorld(random.Random(1), {"n": a100s(1)}, faults=0.0)
     world.tell("n")
     world.add_pod("u1", parse_request(gpu_memory="4Gi"))
-    asyncio.run(PlacingRunner(world).round(world.now()))
+    asyncio.run(runner(world).round(world.now()))
     (kept,) = world.now().choices["n"].choices.values()
     assert isinstance(kept, ChosenShare)
     world.add_pod("u1", parse_request(gpu_memory="4Gi"))  # as if the patch had never arrived
-    asyncio.run(PlacingRunner(world).round(world.now()))
+    asyncio.run(runner(world).round(world.now()))
     assert not world.pods["u1"].waits
     assert world.now().choices["n"].choices == {"u1": kept}
 
@@ -158,19 +163,20 @@ def test_what_was_chosen_for_a_pod_that_can_never_start_is_taken_back_and_the_po
 
     for uid in ("gone", "runs", "waits"):
         world.add_pod(uid, parse_request(gpu_memory="4Gi"))
-    asyncio.run(PlacingRunner(world).round(world.now()))
+    asyncio.run(runner(world).round(world.now()))
     # As a controller has let them go that did not know better; one has not been let go yet.
     world.pods = {uid: replace(each, never=never) for uid, each in world.pods.items()}
     world.pods["waits"] = replace(world.pods["waits"], waits=True, wrong=never, node="", pinned="")
     unheard = replace(world.now(), gpus={})
-    asyncio.run(PlacingRunner(world).round(unheard))
+    asyncio.run(runner(world).round(unheard))
     assert choices() == {"gone", "runs", "waits"}  # what the node has given is not known
     world.held["n"] = {"runs": world.now().choices["n"].choices["runs"].grants}
     world.tell("n")
-    done = asyncio.run(PlacingRunner(world).round(world.now()))
+    done = asyncio.run(runner(world).round(world.now()))
     assert choices() == {"runs"}
     assert world.pods["waits"].waits
     assert done.wrong.keys() == {"gone", "waits"}
     assert done.wrong["gone"].startswith(f"{never}: its node will always refuse it")
-    again = asyncio.run(PlacingRunner(world).round(world.now()))
+    assert done.wrong["gone"].endswith("; create the pod again")
+    again = asyncio.run(runner(world).round(world.now()))
     assert (choices(), set(again.wrong)) == ({"runs"}, {"gone", "waits"})

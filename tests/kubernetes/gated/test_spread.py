@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,13 +11,15 @@ from tests.kubernetes.devices.test_order import a100s
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.node_rules import Requirement
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.scheduler.cluster_pods import decode_cluster_pod
-from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement
-from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place
-from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, SpreadRequirement, decode_cluster_pod
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, PodPlacement, SpreadState, UnplacedPod, place
 
 KIND = {"app": "train"}
 SELECTOR = (Requirement("app", "In", ("train",)),)
+
+
+def there_on(node: FleetNode, namespace: str = "team", labels: Mapping[str, str] = KIND) -> ClusterPod:
+    return ClusterPod(namespace, "there", f"uid-{namespace}", labels=labels, node=node.name)
 
 
 @given(
@@ -27,12 +31,12 @@ SELECTOR = (Requirement("app", "In", ("train",)),)
 def test_no_zone_gets_more_than_its_share(zones: list[str], skew: int, count: int, there: list[int]) -> None:
     nodes = [GpuNode(FleetNode(f"n{number}", {"zone": zone}), a100s(1)) for number, zone in enumerate(zones)]
     rooms = tuple(each.room for each in nodes)
-    before = tuple(SpreadPod("team", KIND, rooms[number % len(rooms)].name) for number in there)
-    other = (SpreadPod("other", KIND, rooms[0].name), SpreadPod("team", {"app": "web"}, rooms[0].name))
+    before = tuple(there_on(rooms[number % len(rooms)]) for number in there)
+    other = (there_on(rooms[0], "other"), there_on(rooms[0], labels={"app": "web"}))
     rule = SpreadRequirement("zone", skew, SELECTOR)
     request = parse_request(mig_profile="1g.5gb")
     pods = [
-        GatedPod("team", f"p{number}", f"u{number}", request, created=str(number), labels=KIND, spread=(rule,))
+        ClusterPod("team", f"p{number}", f"u{number}", request, created=str(number), labels=KIND, spread=(rule,))
         for number in range(count)
     ]
     found = place(pods, nodes, spread=SpreadState(rooms, (*before, *other)))
@@ -48,15 +52,16 @@ def test_no_zone_gets_more_than_its_share(zones: list[str], skew: int, count: in
 
 def test_a_node_without_the_label_is_out_and_nodes_that_the_pod_may_not_use_do_not_count() -> None:
     rule = SpreadRequirement("zone", 1, SELECTOR)
-    rules = PlacingRequirement(node_selector={"pool": "gpu"})
-    pod = GatedPod("team", "p", "u", parse_request(gpus="1"), rules, labels=KIND, spread=(rule,))
+    pod = ClusterPod(
+        "team", "p", "u", parse_request(gpus="1"), node_selector={"pool": "gpu"}, labels=KIND, spread=(rule,)
+    )
     bare = GpuNode(FleetNode("bare", {"pool": "gpu"}), a100s(1))
     (found,) = place([pod], [bare])
     assert isinstance(found, UnplacedPod)
     assert "lacks the label zone" in found.reasons["bare"]
     here = FleetNode("here", {"pool": "gpu", "zone": "a"})
     empty = FleetNode("empty", {"zone": "b"})  # not of the pool: its emptiness does not matter
-    full = SpreadState((here, empty), (SpreadPod("team", KIND, "here"),) * 3)
+    full = SpreadState((here, empty), (there_on(here),) * 3)
     assert isinstance(place([pod], [GpuNode(here, a100s(1))], spread=full)[0], PodPlacement)
 
 
@@ -76,8 +81,8 @@ def test_constraints_are_read_from_a_pod() -> None:
             },
         }
     )
-    assert pod.gated is not None
-    (rule,) = pod.gated.spread
+    assert pod.request is not None
+    (rule,) = pod.spread
     assert (rule.key, rule.skew) == ("zone", 2)
     assert rule.selector == (
         Requirement("app", "In", ("train",)),

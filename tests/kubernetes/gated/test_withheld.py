@@ -18,9 +18,9 @@ from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import KEEP_ANNOTATION, MODE_LABEL
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.agent.withheld import withheld_places
-from tranche.kubernetes.gated.leases import gpus_from_lease
-from tranche.kubernetes.gated.scheduler.placer import GatedPod, GpuNode, PodPlacement, UnplacedPod, place, waiting_text
+from tranche.kubernetes.gated.leases import gpus_from_lease, withheld_places
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, PodPlacement, UnplacedPod, place, waiting_text
 from tranche.kubernetes.node.health import QUIET_SECONDS
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
@@ -40,7 +40,7 @@ def withheld(node: ManagedNode) -> tuple[WithheldDevice, ...]:
 def placed(view: NodeView | None, *requests: Request) -> tuple[PodPlacement | UnplacedPod, ...]:
     """What becomes of pods that ask for that, in that order."""
     assert view is not None
-    pods = [GatedPod("team", f"p{number}", f"u{number}", each) for number, each in enumerate(requests)]
+    pods = [ClusterPod("team", f"p{number}", f"u{number}", each) for number, each in enumerate(requests)]
     return place(pods, [GpuNode(FleetNode("n1"), view)])
 
 

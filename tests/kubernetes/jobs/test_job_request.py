@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
-from tranche.kubernetes.jobs.job_request import (
+from tranche.kubernetes.jobs.manifest import (
     JobMount,
     checked_name,
     name_from,

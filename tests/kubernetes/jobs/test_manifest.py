@@ -12,8 +12,7 @@ from tests.conftest import Golden
 from tests.kubernetes.claims.examples import CARDS
 from tranche.core.request import parse_request
 from tranche.kubernetes.claims.spec import claim_spec
-from tranche.kubernetes.jobs.job_request import JobMount, JobRequest
-from tranche.kubernetes.jobs.manifest import gated_job, objects_of
+from tranche.kubernetes.jobs.manifest import JobMount, JobRequest, gated_job, objects_of
 
 REQUEST = parse_request(gpu_memory="4Gi")
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,13 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import parse_budget
-from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.node.host import Host
 
@@ -190,20 +187,9 @@ class ManagedNode:
         ]
 
     def _rollout(self, budget: str) -> Rollout:
-        async def one() -> int:
-            return 1
-
-        me = RolloutNode("n1", lambda: "u1")
+        self.server.put("/apis/apps/v1/namespaces/tranche/daemonsets/agent", {"status": {"desiredNumberScheduled": 1}})
         loop = asyncio.get_running_loop()
-        return Rollout(
-            self.services.leases,
-            parse_budget(budget),
-            one,
-            me,
-            clock=loop.time,
-            random=lambda: 0.0,
-            sleep=asyncio.sleep,
-        )
+        return Rollout(self.services, parse_budget(budget), "agent", clock=loop.time, random=lambda: 0.0)
 
     def _put(self, **metadata: Any) -> None:
         node = self.server.objects.get(NODE, {})
@@ -215,10 +201,8 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
     machine = node_of(folder, *boards, machine_type=machine_type)
     machine.machine.preload()
     async with api_server() as server:
-        connection = ApiConnection(ApiServer(server.url))
-        api = KubeClient(
-            connection, now=lambda: datetime.now(UTC), random=lambda: 0.0, sleep=lambda _: asyncio.sleep(0.001)
-        )
+        connection = ApiConnection(ApiServer(server.url), sleep=lambda _: asyncio.sleep(0.001))
+        api = KubeClient(connection)
         server.put(NODE, {"metadata": {"uid": "u1", "labels": {}}})
         with machine.host() as host:
             kubelet = Kubelet()
@@ -241,7 +225,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 namespace="tranche",
                 api=api,
                 connection=connection,
-                leases=LeaseClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0),
+                leases=LeaseClient(connection, "tranche"),
                 backend=LatestValue(),
                 node=watch.latest,
                 node_pods=pod_watch.latest,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.grid_model import carry_out
-from tests.strategies import gpu_on, view_of
+from tests.strategies import gpu_on, holders_of, view_of
 from tranche.core.allocation import Allocation, NodeView, Phase, Slice
 from tranche.core.board import board_by_key
 from tranche.core.errors import GpuBusy, HardwareError, TrancheError
@@ -25,7 +25,7 @@ from tranche.kubernetes.mig_manager.decision import (
     work_plan,
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, attempt_text
 from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wanted_layout
@@ -87,7 +87,7 @@ class World:
     @property
     def situation(self) -> NodeObservation:
         """What the manager sees."""
-        source = LayoutSource(
+        source = read_layouts(
             CONFIG_MAP,
             None
             if self.config_map is None
@@ -136,7 +136,7 @@ class World:
         """A pod on the free slice there, if there is one that is not draining."""
         gpu = self.view.node.by_index(gpu_index)
         instance = next((i for i in gpu.instances if i.placement.start == start), None)
-        if instance is None or self.view_with_pods.holders_of(gpu.key(instance)):
+        if instance is None or holders_of(self.view_with_pods, gpu.key(instance)):
             return None
         if any(device.uuid in self.draining for device in instance.compute_instances):
             return None

@@ -12,7 +12,7 @@ from tranche.core.board import board_by_key
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.kubernetes.mig_manager.newcomers import NewPodTracker
+from tranche.kubernetes.mig_manager.drain import NewPodTracker
 
 BOARD = board_by_key("A100-40GB")
 assert BOARD is not None

@@ -15,10 +15,10 @@ from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, Tranc
 from tranche.core.state import MigMode
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import draining_by
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
 from tranche.kubernetes.mig_manager.retry import Moment, RetryState, attempt_text, parse_attempt, parse_moment
-from tranche.planning.layouts.generate import generate_layouts
+from tranche.planning.layouts.named_layouts import LayoutList, generate_layouts
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.steps import CreateInstance, DestroyInstance
@@ -26,31 +26,31 @@ from tranche.planning.steps import CreateInstance, DestroyInstance
 MOMENTS = st.builds(Moment, st.sampled_from(["", "boot-1", "boot-2"]), st.floats(0, 4e6))
 
 
-def source(text: str) -> LayoutSource:
-    return LayoutSource("ns/layouts", ConfigMap("ns", "layouts", {"config.yaml": text}))
+def source(text: str) -> LayoutList:
+    return read_layouts("ns/layouts", ConfigMap("ns", "layouts", {"config.yaml": text}))
 
 
 def test_the_config_map_wins_over_a_generated_name() -> None:
     text = "version: v1\nmig-configs: {all-1g.5gb: [{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 3}}]}"
     node = a100s().node
     assert source(text).select("all-1g.5gb", node).specs[0].slices[0][1] == 3
-    assert LayoutSource().select("all-1g.5gb", node).specs[0].slices[0][1] == 7
+    assert LayoutList().select("all-1g.5gb", node).specs[0].slices[0][1] == 7
     assert source(text).select("all-balanced", node).specs
 
 
 @pytest.mark.parametrize(
     ("made", "error", "says"),
     [
-        (LayoutSource("ns/l", ConfigMap("ns", "l", {"other": ""})), LayoutInvalid, "has no key 'config.yaml'"),
+        (read_layouts("ns/l", ConfigMap("ns", "l", {"other": ""})), LayoutInvalid, "has no key 'config.yaml'"),
         ("a: [b", LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
         ("version: v2", LayoutInvalid, "unknown version: v2"),
         ("version: v1\nmig-configs: 0x_", LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         ("version: v1\nmig-configs: " + "[" * 2000, LayoutInvalid, "config.yaml is neither YAML nor JSON"),
         ('{"version": ' + "[" * 200_000, LayoutInvalid, "config.yaml is neither YAML nor JSON"),
-        (LayoutSource("ns/l"), LayoutUnknown, "selected mig-config not present: x"),
+        (LayoutList("ns/l"), LayoutUnknown, "selected mig-config not present: x"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(made: LayoutSource | str, error: type[TrancheError], says: str) -> None:
+def test_what_is_wrong_is_said_with_its_place(made: LayoutList | str, error: type[TrancheError], says: str) -> None:
     layouts = source(made) if isinstance(made, str) else made
     with pytest.raises(error, match=says):
         layouts.select("x", a100s().node)
@@ -63,7 +63,7 @@ def test_a_layout_with_the_name_of_a_date_is_a_layout() -> None:
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(LayoutUnknown) as caught:
-        LayoutSource("ns/l").select("x", a100s().node)
+        LayoutList("ns/l").select("x", a100s().node)
     assert "ConfigMap ns/l does not exist" in caught.value.hint
     assert "all-balanced" in caught.value.hint
 
@@ -188,12 +188,12 @@ def test_pods_of_a_daemon_set_that_selects_a_paused_label_are_waited_for() -> No
 
 def test_a_change_of_mode_drains_the_gpu_and_all_on_it_and_a_cut_only_what_goes() -> None:
     off = view_of(gpu("A100-40GB", 0, mode=MigMode.DISABLED))
-    layout = LayoutSource().select("all-1g.5gb", off.node)
+    layout = LayoutList().select("all-1g.5gb", off.node)
     assert draining_by(plan_layout(off, layout).plan, off) == {off.node.by_index(0).uuid}
     on = carry_out(off, plan_layout(off, layout).plan)
     slices = {device.uuid for i in on.node.by_index(0).instances for device in i.compute_instances}
-    disabled = plan_layout(on, LayoutSource().select("all-disabled", on.node)).plan
+    disabled = plan_layout(on, LayoutList().select("all-disabled", on.node)).plan
     assert draining_by(disabled, on) == {on.node.by_index(0).uuid, *slices}
-    recut = plan_layout(on, LayoutSource().select("all-2g.10gb", on.node)).plan
+    recut = plan_layout(on, LayoutList().select("all-2g.10gb", on.node)).plan
     assert draining_by(recut, on) == slices
     assert draining_by(plan_layout(on, layout).plan, on) == frozenset()

@@ -6,7 +6,8 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from tranche.core.keeper import ClaimKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.node.claim_queue import ClaimQueue
 from tranche.node.claims import ClaimRequest, ReservedClaim
+from tranche.node.host import Host
 
 
 def order(name: str, *gpus: str) -> ClaimRequest:
@@ -70,7 +72,7 @@ def served(
     finish: Callable[[ClaimRequest], None] = lambda order: None,
 ) -> None:
     async def run() -> None:
-        backlog = ClaimQueue(lambda: machine, finish)
+        backlog = ClaimQueue(cast(Host, SimpleNamespace(claims=machine)), finish)
         serving = asyncio.create_task(backlog.run())
         try:
             await patiently(test(backlog))

@@ -408,7 +408,7 @@ def test_two_who_say_that_they_have_one_device_are_told_and_the_first_keeps_it(t
         scene.run_pod("a", grant.slot.placement.start)
         view = await scene.register.look()
         assert [each.id for each in view.allocations] == [held.allocation.id]
-        assert [each.kind for each in scene.host.events(last=1)] == ["HeldTwice"]
+        assert [each.name for each in scene.host.events(last=1)] == ["HeldTwice"]
 
     play(tmp_path, scenario)
 

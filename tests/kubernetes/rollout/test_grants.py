@@ -24,18 +24,15 @@ from tranche.kubernetes.rollout.budget import (
 )
 from tranche.kubernetes.rollout.ticket import (
     GO_ON_ANNOTATION,
-    RolloutTicket,
-    TicketState,
-    read_ticket,
-    ticket_name,
-    write_ticket,
-)
-from tranche.kubernetes.rollout.turn import (
     LayoutChangeState,
     RolloutPermission,
     RolloutStatus,
-    TicketAction,
+    RolloutTicket,
+    TicketState,
     next_ticket,
+    read_ticket,
+    ticket_name,
+    write_ticket,
 )
 
 WAITING, GRANTED, CHANGING, FAILED = TicketState
@@ -160,32 +157,27 @@ def test_a_node_keeps_its_place_through_a_failure_and_another_layout() -> None:
         RolloutStatus(LayoutChangeState.WANTED, "l", "d1"),
         RolloutStatus(LayoutChangeState.WANTED, "m", "d2"),
     )
-    move, first = next_ticket("n", None, wanted)
-    assert move is TicketAction.WRITE
+    first = next_ticket("n", None, wanted)
     assert first is not None
     assert first.state is WAITING
     changing = ticket("n", CHANGING)
-    move, failed = next_ticket("n", changing, RolloutStatus(LayoutChangeState.FAILED, "all-1g", message="no"))
-    assert move is TicketAction.WRITE
+    failed = next_ticket("n", changing, RolloutStatus(LayoutChangeState.FAILED, "all-1g", message="no"))
     assert failed is not None
     assert (failed.state, failed.digest) == (FAILED, "d1")
+    same = RolloutStatus(LayoutChangeState.FAILED, "all-1g", message="no")
+    assert next_ticket("n", failed, same) is failed
     assert RolloutPermission(failed).allows("d1")
     assert not RolloutPermission(failed).allows("d2")
-    move, changed = next_ticket("n", failed, other)
-    assert move is TicketAction.WRITE
+    changed = next_ticket("n", failed, other)
     assert changed is not None
     assert (changed.state, changed.digest) == (CHANGING, "d2")
-    assert next_ticket("n", ticket("n", FAILED, go_on=True), other) == (TicketAction.REMOVE, None)
-    assert next_ticket("n", changing, RolloutStatus(LayoutChangeState.DONE)) == (TicketAction.REMOVE, None)
-    assert next_ticket("n", None, RolloutStatus(LayoutChangeState.DONE)) == (TicketAction.NONE, None)
+    assert next_ticket("n", ticket("n", FAILED, go_on=True), other) is None
+    assert next_ticket("n", changing, RolloutStatus(LayoutChangeState.DONE)) is None
+    assert next_ticket("n", None, RolloutStatus(LayoutChangeState.DONE)) is None
     for state in (WAITING, GRANTED):
-        assert next_ticket("n", ticket("n", state), RolloutStatus(LayoutChangeState.FAILED)) == (
-            TicketAction.REMOVE,
-            None,
-        )
+        assert next_ticket("n", ticket("n", state), RolloutStatus(LayoutChangeState.FAILED)) is None
         assert not RolloutPermission(ticket("n", state)).allows("d1")
-    move, taken = next_ticket("n", ticket("n", GRANTED), RolloutStatus(LayoutChangeState.WANTED, "all-1g", "d1"))
-    assert move is TicketAction.WRITE
+    taken = next_ticket("n", ticket("n", GRANTED), RolloutStatus(LayoutChangeState.WANTED, "all-1g", "d1"))
     assert taken is not None
     assert taken.state is CHANGING
 

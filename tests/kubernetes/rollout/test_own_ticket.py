@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import cast
 
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import until
@@ -13,10 +14,12 @@ from tranche.core.errors import KubernetesUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE, LeaderLease
-from tranche.kubernetes.rollout.own_ticket import OwnTicket, RolloutNode
-from tranche.kubernetes.rollout.ticket import ticket_name
-from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutStatus
+from tranche.kubernetes.rollout.rollout import OwnTicket
+from tranche.kubernetes.rollout.ticket import LayoutChangeState, RolloutStatus, ticket_name
 
 PATH = f"/apis/coordination.k8s.io/v1/namespaces/tranche/leases/{ticket_name('n1')}"
 WANTED, DONE = RolloutStatus(LayoutChangeState.WANTED, "l", "d"), RolloutStatus(LayoutChangeState.DONE)
@@ -48,7 +51,7 @@ class UnluckyClient(LeaseClient):
 async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTicket]]:
     async with api_server() as server, asyncio.timeout(60):
         connection = ApiConnection(ApiServer(server.url))
-        client = UnluckyClient(connection, "tranche", now=lambda: datetime.now(UTC), random=lambda: 0.0)
+        client = UnluckyClient(connection, "tranche")
         client.late = asyncio.Event()
 
         async def at_once() -> float:
@@ -58,9 +61,10 @@ async def unlucky() -> AsyncIterator[tuple[FakeApiServer, UnluckyClient, OwnTick
             await asyncio.sleep(seconds / 1000)
 
         loop = asyncio.get_running_loop()
-        own = OwnTicket(
-            client, RolloutNode("n1", lambda: "u1"), at_once, clock=loop.time, random=lambda: 0.0, sleep=sleep
-        )
+        node: LatestValue[KubeNode | None] = LatestValue()
+        node.publish(KubeNode("n1", "u1"))
+        services = SimpleNamespace(leases=client, node=node, node_name="n1")
+        own = OwnTicket(cast(NodeContext, services), at_once, clock=loop.time, random=lambda: 0.0, sleep=sleep)
         task = asyncio.create_task(own.run())
         try:
             yield server, client, own

@@ -6,8 +6,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from tests.kubernetes import idle_clock
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
@@ -15,12 +15,13 @@ from tests.kubernetes.waiting import until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE
-from tranche.kubernetes.rollout.own_ticket import RolloutNode
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, ticket_name
-from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutStatus
+from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, LayoutChangeState, RolloutStatus, ticket_name
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases"
 WANTED = RolloutStatus(LayoutChangeState.WANTED, "all-1g", "d1")
@@ -40,24 +41,30 @@ class Fleet:
         self._connections: list[ApiConnection] = []
 
     def start(self, node: str) -> Rollout:
-        connection = ApiConnection(ApiServer(self.server.url))
-        self._connections.append(connection)
         loop = asyncio.get_running_loop()
 
         async def sleep(seconds: float) -> None:
             await asyncio.sleep(seconds / SPEED)
 
-        async def size() -> int:
+        connection = ApiConnection(ApiServer(self.server.url), sleep=lambda _: sleep(0.2))
+        self._connections.append(connection)
+
+        async def size(namespace: str, daemon_set: str) -> int:
             return self.nodes
 
-        leases = LeaseClient(
-            connection, "tranche", now=lambda: datetime.now(UTC), random=random.random, sleep=lambda _: sleep(0.2)
+        seen: LatestValue[KubeNode | None] = LatestValue()
+        seen.publish(KubeNode(node, f"uid-of-{node}"))
+        services = SimpleNamespace(
+            api=SimpleNamespace(daemon_set_size=size),
+            leases=LeaseClient(connection, "tranche"),
+            namespace="tranche",
+            node=seen,
+            node_name=node,
         )
         rollout = Rollout(
-            leases,
+            cast(NodeContext, services),
             self.budget,
-            size,
-            RolloutNode(node, lambda: f"uid-of-{node}"),
+            "agent",
             clock=lambda: loop.time() * SPEED,
             random=random.random,
             sleep=sleep,

@@ -13,8 +13,7 @@ import pytest
 from tests.kubernetes.agent.measured_node import scrape
 from tests.kubernetes.waiting import until
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.serving.health_server import HealthServer
-from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
+from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])

@@ -11,18 +11,18 @@ import pytest
 from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition
 from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
-from tranche.kubernetes.support.checks.gpu_nodes import why_gpu
+from tranche.kubernetes.support.checks.nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
     AgentSetFacts,
     ClusterFacts,
+    ClusterFinding,
     ControllerFacts,
     DaemonSetFacts,
     OtherProgramFacts,
     PodFacts,
     RolloutPlace,
 )
-from tranche.kubernetes.support.findings import ClusterFinding
 from tranche.kubernetes.support.programs import is_agent, known_product
 from tranche.node.health.checkup import Status
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from release.chart import KubeObject, render
 
-from tranche.kubernetes.support.rights import RbacPermission, needed_rights
+from tranche.kubernetes.support.programs import RbacPermission, needed_rights
 from tranche.kubernetes.support.survey import decode_daemon_set
 
 pytestmark = pytest.mark.helm

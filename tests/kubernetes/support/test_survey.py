@@ -14,7 +14,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import PROBE_PATH, ClaimFeatureGate, DryRunResult, probe_slice
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.support.facts import ClusterFacts, ControllerFacts
-from tranche.kubernetes.support.rights import REVIEWS
+from tranche.kubernetes.support.programs import REVIEWS
 from tranche.kubernetes.support.survey import survey
 
 FORBIDDEN = (403, {"message": "no"})

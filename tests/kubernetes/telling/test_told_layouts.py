@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kubernetes.devices.test_order import a100s
-from tranche.core.device_filter import parse_device_filter
 from tranche.core.errors import UsageError
-from tranche.core.layout import Layout, LayoutFile, LayoutSpec
+from tranche.core.layout import Layout, LayoutFile, LayoutSpec, parse_device_filter
 from tranche.core.profile import parse_profile
 from tranche.kubernetes.telling.packing import packed, unpacked
 from tranche.kubernetes.telling.told_layouts import (
@@ -23,7 +22,7 @@ from tranche.kubernetes.telling.told_layouts import (
     layouts_to_text,
 )
 from tranche.kubernetes.telling.told_view import MOST_BYTES, ViewReport, marked, told, told_from_lease, told_to_lease
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 OWNER = ("n1", "uid-n1")
 PROFILES = st.sampled_from(

@@ -45,8 +45,8 @@ class Clocks:
         self.clock += seconds
 
     def store(self, server: FakeApiServer) -> TemplateStore:
-        self.connections.append(ApiConnection(ApiServer(server.url)))
-        return TemplateStore(self.connections[-1], now=lambda: self.now, clock=lambda: self.clock)
+        self.connections.append(ApiConnection(ApiServer(server.url), now=lambda: self.now))
+        return TemplateStore(self.connections[-1], clock=lambda: self.clock)
 
 
 def run(check: Callable[[FakeApiServer, Clocks], Any]) -> None:

@@ -7,7 +7,8 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -23,9 +24,10 @@ from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.gated.gating import gating
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.injection import template_name
-from tranche.kubernetes.webhook.webhook import PATH, PodWebhook
+from tranche.kubernetes.webhook.template_store import TemplateStore
+from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch, PodWebhook
 
 GPU = {
     "attributes": {
@@ -73,10 +75,12 @@ def answered(
     *,
     path: str = PATH,
 ) -> tuple[HTTPStatus, dict[str, Any]]:
+    backend: LatestValue[AllocationBackend] = LatestValue()
+    backend.publish(AllocationBackend.CLAIMS)
     webhook = PodWebhook(
-        templates or KeptTemplates(),
-        lambda: cards,
-        lambda: AllocationBackend.CLAIMS,
+        cast(TemplateStore, templates or KeptTemplates()),
+        cast(GpuModelWatch, SimpleNamespace(shared=cards)),
+        backend,
         gating,
         take_over=["kai-scheduler"],
     )
@@ -178,7 +182,7 @@ def test_the_resource_slices_are_followed_and_of_them_shared_devices_are_kept() 
     async def check() -> None:
         async with api_server() as server:
             connection = ApiConnection(ApiServer(server.url))
-            watch = GpuModelWatch(connection, random=lambda: 0.0)
+            watch = GpuModelWatch(connection)
             assert watch.shared is None
             assert not watch.ready().ready
             work = asyncio.create_task(watch.run())

@@ -1,36 +1,138 @@
-"""Handles forms: checks that each is valid and that its plan still holds, then starts the work.
+"""Shows plans, and handles their forms: checks that each is valid and that its plan still holds, then starts the work.
 
-Where the server acts, the views link to the plans.
+Each operation has its own thread, so that a hanging driver blocks nothing else. The threads end with the process, as if a command
+were killed. The next look at the machine undoes what one left half done. Where the server acts, the views link to the plans.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextvars import copy_context
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from http import HTTPStatus
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import AllocationUnknown, GpuBusy, StateMoved, TrancheError
 from tranche.dashboard.access import RefusalReason
-from tranche.dashboard.acting.action import DashboardAction
-from tranche.dashboard.acting.cordon import CordonAction, UncordonAction
-from tranche.dashboard.acting.form_keys import FormKeyStore
-from tranche.dashboard.acting.layout import LayoutAction
-from tranche.dashboard.acting.operations import OperationRunner
-from tranche.dashboard.acting.pages import operation_page, plan_address, plan_page, trouble_page
-from tranche.dashboard.acting.release import ReleaseAction
+from tranche.dashboard.acting.actions import (
+    ActionPlan,
+    CordonAction,
+    DashboardAction,
+    LayoutAction,
+    ReleaseAction,
+    UncordonAction,
+    action_of,
+)
+from tranche.dashboard.acting.forms import FormKeyStore, moved_note, plan_form
 from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.parts import code, table
 from tranche.dashboard.snapshot import MachineSnapshot
-from tranche.documents.markup import Element, element
+from tranche.documents.markup import Child, Element, element
 from tranche.documents.slices import why_withheld
 from tranche.node.host import Host
 from tranche.node.state.session import StateFolder
 
+_LOG = logging.getLogger(__name__)
+_MOST_RUNNING = 8
+_KEPT = 200
+
+Work = Callable[[Callable[[str], None]], str]
+"""Does the work, tells each step as it begins, and says how it went."""
+_MOVED = "the machine has changed since you saw the plan"
+_CHANGED = "The machine has changed: another plan comes out now, and this one is not carried out any more."
+_LONGEST_REASON = 200
 ONLY_SHOWS = RefusalReason(
     HTTPStatus.FORBIDDEN, "this dashboard only shows: 'tranche dashboard --act' serves one that acts"
 )
+
+
+class OperationState(StrEnum):
+    """REFUSED: nothing was changed. FAILED: events say what was changed and undone."""
+
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+_WORDS = {
+    OperationState.RUNNING: "It goes on.",
+    OperationState.DONE: "Done.",
+    OperationState.REFUSED: "Refused: nothing was changed.",
+    OperationState.FAILED: "It failed.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """How far an operation is: `steps` of `expected` have begun; `said` is the outcome. `again` is the address of its plan."""
+
+    id: str
+    title: str
+    again: str
+    expected: int
+    state: OperationState = OperationState.RUNNING
+    steps: tuple[str, ...] = ()
+    said: str = ""
+
+
+class OperationRunner:
+    """Safe to use from several threads. `news` is called on every change, from any thread."""
+
+    def __init__(self, news: Callable[[], None], new_id: Callable[[], str]) -> None:
+        self._news = news
+        self._new_id = new_id
+        self._lock = threading.Lock()
+        self._known: dict[str, Operation] = {}
+
+    def begin(self, title: str, again: str, expected: int, work: Work) -> str | None:
+        """Begin an operation and return its id; None while too many run."""
+        with self._lock:
+            running = [each for each in self._known.values() if each.state is OperationState.RUNNING]
+            if len(running) >= _MOST_RUNNING:
+                return None
+            begun = Operation(self._new_id(), title, again, expected)
+            self._known[begun.id] = begun
+            for old in [each.id for each in self._known.values() if each.state is not OperationState.RUNNING][:-_KEPT]:
+                del self._known[old]
+        run = copy_context().run
+        threading.Thread(target=run, args=(self._do, begun.id, work), daemon=True, name="operation").start()
+        return begun.id
+
+    def get(self, id: str) -> Operation | None:
+        """The operation as it is now; None when it is no longer known."""
+        with self._lock:
+            return self._known.get(id)
+
+    def _do(self, id: str, work: Work) -> None:
+        def tell(step: str) -> None:
+            self._change(id, lambda before: replace(before, steps=(*before.steps, step)))
+
+        state = OperationState.DONE
+        try:
+            said = work(tell)
+        except TrancheError as error:
+            # Raised before the first step, these errors mean that nothing was changed.
+            refused = isinstance(error, AllocationUnknown | GpuBusy | StateMoved) and not self._begun(id)
+            state = OperationState.REFUSED if refused else OperationState.FAILED
+            said = f"{error.message}. {error.hint}".strip() if error.hint else f"{error.message}."
+        except Exception as error:
+            _LOG.exception("an operation failed")
+            state, said = OperationState.FAILED, f"{type(error).__name__}: {error}"
+        self._change(id, lambda before: replace(before, state=state, said=said))
+
+    def _begun(self, id: str) -> bool:
+        found = self.get(id)
+        return found is not None and bool(found.steps)
+
+    def _change(self, id: str, change: Callable[[Operation], Operation]) -> None:
+        with self._lock:
+            self._known[id] = change(self._known[id])
+        self._news()
 
 
 class ActionHandler:
@@ -44,7 +146,7 @@ class ActionHandler:
     ) -> None:
         self._places = places
         self._open_host = open_host
-        self._keys = FormKeyStore(secrets.token_bytes(32), clock=time.monotonic, new_id=lambda: secrets.token_hex(8))
+        self._keys = FormKeyStore()
         self._operations = OperationRunner(news, lambda: secrets.token_hex(8))
 
     @property
@@ -62,39 +164,38 @@ class ActionHandler:
         match path.strip("/").split("/"):
             case ["actions", id]:
                 found = self._operations.get(id)
-                return None if found is None else operation_page(found)
-            case ["act", kind] if (action := deed_of(kind, query)) is not None:
+                return None if found is None else _operation_page(found)
+            case ["act", kind] if (action := action_of(kind, query)) is not None:
                 return self._plan_page(action, query, seen, session, part=part)
             case _:
                 return None
 
-    def refusal(self, kind: str, fields: Mapping[str, str], session: str) -> RefusalReason | None:
-        """Why a form is refused; an accepted form is used up."""
+    def accepted(self, kind: str, fields: Mapping[str, str], session: str) -> DashboardAction | RefusalReason:
+        """The action of a valid form, which is used up; else why the form is refused."""
         if not self.acts:
             return ONLY_SHOWS
-        action = deed_of(kind, fields)
+        action = action_of(kind, fields)
         if action is None:
             return RefusalReason(HTTPStatus.NOT_FOUND, "there is nothing of that name to do")
-        why = self._keys.spend(fields.get("key", ""), session, action.label.name, fields.get("plan", ""))
-        return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else None
+        why = self._keys.spend(fields.get("key", ""), session, action.name, fields.get("plan", ""))
+        return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else action
 
-    def answer(self, kind: str, fields: Mapping[str, str], seen: MachineSnapshot) -> str | RefusalReason:
-        """Begin what an accepted form asks for if its plan still holds; returns the address of what came of it."""
-        action, confirmed, open_host = deed_of(kind, fields), fields["plan"], self._open_host
-        assert action is not None
+    def answer(self, action: DashboardAction, confirmed: str, seen: MachineSnapshot) -> str | RefusalReason:
+        """Begin an accepted action if its confirmed plan still holds; returns the address of what came of it."""
+        open_host = self._open_host
         assert open_host is not None
         try:
             plan = action.plan(seen, self._places)
         except TrancheError:
-            return plan_address(action, moved=True)
+            return action.address(moved=True)
         if plan.digest != confirmed or not plan.possible:
-            return plan_address(action, plan.digest, moved=True)
+            return action.address(plan.digest, moved=True)
 
         def work(tell: Callable[[str], None]) -> str:
             with open_host() as host:
                 return action.do(host, confirmed, tell)
 
-        begun = self._operations.begin(action.label.title, plan_address(action), len(plan.steps), work)
+        begun = self._operations.begin(action.title, action.address(), len(plan.steps), work)
         if begun is None:
             message = "nothing was done: too much that was begun here goes on still"
             return RefusalReason(HTTPStatus.SERVICE_UNAVAILABLE, message)
@@ -107,44 +208,30 @@ class ActionHandler:
         try:
             plan = action.plan(seen, self._places)
         except TrancheError as error:
-            return trouble_page(action, f"{error.message}. {error.hint}".strip(), moved=moved)
+            said = element("p", f"{error.message}. {error.hint}".strip(), class_="note")
+            return DashboardPage(action.title, said, moved_note(_MOVED) if moved else None)
         same = plan.digest == shown
         if not same and not part:
-            return plan_address(action, plan.digest, moved=moved)
-        key = self._keys.key(session, action.label.name, plan.digest) if self.acts else ""
+            return action.address(plan.digest, moved=moved)
+        key = self._keys.key(session, action.name, plan.digest) if self.acts else ""
         return plan_page(action, plan, key, same=same, moved=moved)
 
 
-def deed_of(kind: str, fields: Mapping[str, str]) -> DashboardAction | None:
-    """The action that a form or its page's address names; None when there is none."""
-    if kind == "release" and (id := fields.get("id", "")):
-        return ReleaseAction(id)
-    if kind == "cordon" and (gpu := fields.get("gpu", "")):
-        return CordonAction(gpu, fields.get("reason", ""))
-    if kind == "uncordon" and (gpu := fields.get("gpu", "")):
-        return UncordonAction(gpu)
-    if kind == "layout" and (layout := fields.get("layout", "")):
-        return LayoutAction(layout)
-    return None
-
-
-def with_ways(page: DashboardPage, path: str, query: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:
+def with_links(page: DashboardPage, path: str, query: Mapping[str, str], seen: MachineSnapshot) -> DashboardPage:
     """The page with links to the plans of its actions. Nothing is done before its plan is shown."""
-    ways = [_way(action) for action in _deeds(path, query, seen)]
-    if not ways:
+    links = [_link(action) for action in _actions_on(path, query, seen)]
+    if not links:
         return page
-    listed = element("nav", element("ul", ways, class_="choices acts"), aria_label="What can be done")
+    listed = element("nav", element("ul", links, class_="choices acts"), aria_label="What can be done")
     return replace(page, live=element("div", page.live, listed))
 
 
-def _way(action: DashboardAction) -> Element:
-    link = element(
-        "a", f"{action.label.title}…", href=plan_address(action), id=f"way-{action.label.name.replace(' ', '-')}"
-    )
+def _link(action: DashboardAction) -> Element:
+    link = element("a", f"{action.title}…", href=action.address(), id=f"way-{action.name.replace(' ', '-')}")
     return element("li", link)
 
 
-def _deeds(path: str, query: Mapping[str, str], seen: MachineSnapshot) -> Iterator[DashboardAction]:
+def _actions_on(path: str, query: Mapping[str, str], seen: MachineSnapshot) -> Iterator[DashboardAction]:
     match path.strip("/").split("/"):
         case ["shares", id] if any(each.id == id for each in seen.view.allocations):
             yield ReleaseAction(id)
@@ -159,3 +246,63 @@ def _deeds(path: str, query: Mapping[str, str], seen: MachineSnapshot) -> Iterat
             yield LayoutAction(layout)
         case _:
             return
+
+
+def plan_page(action: DashboardAction, plan: ActionPlan, key: str, *, same: bool, moved: bool) -> DashboardPage:
+    """The plan, and with a key the form that carries it out; without a key this server only shows.
+
+    The plan stays as it was when the user opened the page. `same` says whether it still holds. `moved` says that another plan was
+    confirmed.
+    """
+    again = element("a", "Show the plan of now", href=action.address())
+    fresh = element("p", "The plan is that of now.") if same else element("p", _CHANGED, " ", again, class_="note")
+    above = element("div", moved_note(_MOVED) if moved else None, _planned(plan), _form(action, plan, key))
+    return DashboardPage(action.title, element("div", fresh), above)
+
+
+def _operation_page(found: Operation) -> DashboardPage:
+    """An operation's progress and outcome."""
+    begun = element("ol", [element("li", each) for each in found.steps], id="steps") if found.steps else None
+    many = f"Begun: {len(found.steps)} of {found.expected} steps." if found.state is OperationState.RUNNING else None
+    live = element(
+        "div",
+        element("p", element("strong", _WORDS[found.state]), f" {found.said}", role="status", id="state"),
+        element("p", many) if many else None,
+        begun,
+        element("p", _onwards(found)),
+    )
+    return DashboardPage(found.title, live)
+
+
+def _onwards(found: Operation) -> list[Child]:
+    ways: list[Child] = [element("a", "What happened", href="/events"), " ", element("a", "The fleet", href="/")]
+    if found.state in (OperationState.REFUSED, OperationState.FAILED):
+        ways += [" ", element("a", "Show the plan of now", href=found.again)]
+    return ways
+
+
+def _planned(plan: ActionPlan) -> Element:
+    refused = None
+    if plan.refused:
+        refused = element("p", element("strong", "Refused now"), f": {plan.refused}", class_="note")
+    return element(
+        "div",
+        refused,
+        table("What would be done", ("Where", "What"), plan.steps, "Nothing is to be done."),
+        [element("p", each) for each in plan.facts],
+    )
+
+
+def _form(action: DashboardAction, plan: ActionPlan, key: str) -> Element | None:
+    if not plan.possible:
+        return None
+    if not key:
+        how = element("p", "This dashboard only shows; ", code("tranche dashboard --act"), " serves one that acts.")
+        return element("div", how, element("p", "In a terminal: ", code(plan.command)))
+    asked = None
+    if action.asks:
+        field = element("input", name="reason", id="reason", value="", maxlength=_LONGEST_REASON)
+        asked = element("p", element("label", action.asks, " ", field))
+    fields = {**action.fields, "plan": plan.digest, "key": key}
+    verb = f"Kill {plan.ends}" if plan.ends else action.verb
+    return plan_form(f"/act/{action.kind}", fields, action.title, verb, danger=bool(plan.ends), asked=asked)

@@ -1,23 +1,57 @@
-"""The actions of a cluster's page, in words, and the requests that they send to the API server, which judges them. Pure."""
+"""What viewers can do on a cluster's page: each with their own rights, as the API server judges them.
+
+It uses the viewer's own account through their token, or the page's account for viewers whom a proxy names. The API server judges
+each request by the rights of its account. The page's account may do more than most viewers, so it does nothing before the API
+server has said, just then, that the viewer may do exactly that. A layout's plan includes what the node's agent would do: what it
+takes from whom, and what stays.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tranche.core.errors import UsageError
-from tranche.dashboard.cluster.kube_viewer import KubePermission
+from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
+from tranche.dashboard.acting.forms import FormKeyStore, digest_of, moved_note, plan_form
+from tranche.dashboard.cluster.authentication import KubePermission, KubeUser
+from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
+from tranche.dashboard.cluster.node_layouts import LayoutPreview, outlook_view
 from tranche.dashboard.cluster.snapshot import SeenNode
+from tranche.dashboard.cluster.source import FleetReader
+from tranche.dashboard.cluster.user_view import UserView
+from tranche.dashboard.frame import DashboardPage
 from tranche.documents.blocks import Document
+from tranche.documents.markup import Element, element
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.fleet.objects import FleetClaim
 
 LAYOUT_LABEL = "nvidia.com/mig.config"
 _LONGEST_LABEL = 63
 _KINDS = ("cordon", "uncordon", "layout", "release")
+_NO_TOKEN = (
+    "you came through a proxy, which shows no token of yours, and this page does nothing for those: reach it without the proxy, "
+    "and enter with a token"
+)
+_BY_OWN_RIGHTS = "Kubernetes judges it by your own rights."
+_BY_PAGES_ACCOUNT = (
+    "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of its own. "
+    "Your name is written down with it."
+)
+_LONGEST_NAME = 900
+"""Characters of a viewer's name in a header: the API server's audit log cuts a user agent at 1,024."""
+_REASON = "DoneFromDashboard"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,32 +99,23 @@ class ClusterAction:
 
 
 @dataclass(frozen=True, slots=True)
-class PodIdentity:
-    """A pod as it is now. The uid keeps a later pod of the same name out."""
-
-    namespace: str
-    name: str
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """The action in words, the rights that it needs, and its requests to the API server.
 
-    A request is method, path, body and content type; `pods` are those that are deleted.
+    A request is method, path, body and content type; `pods` are those that are deleted, with the uids that keep later pods of
+    the same names out.
     """
 
     action: ClusterAction
     lines: tuple[str, ...]
     rights: tuple[KubePermission, ...]
     requests: tuple[tuple[str, str, Mapping[str, Any], str], ...]
-    pods: tuple[PodIdentity, ...] = field(default=())
+    pods: tuple[KubePod, ...] = ()
 
     @property
     def digest(self) -> str:
-        """Two plans with the same digest are the same plan."""
-        whole = json.dumps([self.action.fields, self.lines, self.requests], sort_keys=True)
-        return hashlib.sha256(whole.encode()).hexdigest()
+        """Changes whenever anything in the plan does."""
+        return digest_of([self.action.fields, self.lines, self.requests])
 
 
 def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
@@ -137,17 +162,17 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
             raise UsageError("no pod has it: take it back on the machine, by tranche release")
 
 
-def release_plan(action: ClusterAction, pods: Sequence[PodIdentity]) -> ClusterPlan:
+def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
     """What happens to the pods that have the share."""
     lines = tuple(
-        f"Pod {each.namespace}/{each.name} is deleted, with the time to end that it has. A controller that made it makes another."
+        f"Pod {each.ref} is deleted, with the time to end that it has. A controller that made it makes another."
         for each in pods
     )
-    rights = tuple(KubePermission("delete", "pods", each.namespace, each.name) for each in pods)
+    rights = tuple(KubePermission("delete", "pods", each.ref.namespace, each.ref.name) for each in pods)
     requests = tuple(
         (
             "DELETE",
-            f"/api/v1/namespaces/{quote(each.namespace, safe='')}/pods/{quote(each.name, safe='')}",
+            f"/api/v1/namespaces/{quote(each.ref.namespace, safe='')}/pods/{quote(each.ref.name, safe='')}",
             {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"uid": each.uid}},
             "application/json",
         )
@@ -156,3 +181,252 @@ def release_plan(action: ClusterAction, pods: Sequence[PodIdentity]) -> ClusterP
     return ClusterPlan(
         action, (*lines, "The share is given back when the pod has ended."), rights, requests, tuple(pods)
     )
+
+
+def plan_page(plan: ClusterPlan, key: str, why_not: str, judged: str, *, moved: str = "") -> DashboardPage:
+    """The plan, and with a key the form that carries out exactly that.
+
+    `judged` says whose rights decide; `moved` says why an earlier form did nothing.
+    """
+    above = element(
+        "div",
+        moved_note(moved) if moved else None,
+        element("ol", [element("li", each) for each in plan.lines]),
+        element("p", why_not, class_="note") if why_not else _form(plan, key),
+    )
+    return DashboardPage(plan.action.title, element("p", judged), above)
+
+
+def refused_page(title: str, said: str) -> DashboardPage:
+    """Why nothing is done."""
+    return DashboardPage(title, element("p", said, class_="note", role="alert"))
+
+
+def node_acts(node: SeenNode) -> Element:
+    """The actions on a node."""
+    kind = "uncordon" if node.standing.unschedulable else "cordon"
+    layout = element(
+        "form",
+        element("input", type="hidden", name="kind", value="layout"),
+        element("input", type="hidden", name="node", value=node.name),
+        element("label", "Layout ", element("input", name="layout", id="layout", required=True, autocomplete="off")),
+        element("button", "Show the plan"),
+        action="/act",
+        method="get",
+        aria_label="Give the node a layout",
+    )
+    cordon = element("a", f"{kind.capitalize()}: show the plan", href=ClusterAction(kind, node.name).address)
+    return element("section", element("h2", "Act"), element("p", cordon), layout)
+
+
+def share_act(node: str, allocation_id: str) -> Element:
+    """The link to taking a share back."""
+    action = ClusterAction("release", node, share=allocation_id)
+    return element("p", element("a", f"Take it back from node {node}: show the plan", href=action.address))
+
+
+def layout_act(node: str, layout: str) -> Element:
+    """The link to giving a node that layout."""
+    action = ClusterAction("layout", node, layout=layout)
+    return element("p", element("a", f"{action.title}: show the plan", href=action.address))
+
+
+def _form(plan: ClusterPlan, key: str) -> Element:
+    """Its button names the one pod that it deletes, or says how many."""
+    verb = plan.action.title
+    if plan.pods:
+        verb = f"Delete {f'pod {plan.pods[0].ref}' if len(plan.pods) == 1 else f'{len(plan.pods)} pods'}"
+    fields = {**plan.action.fields, "plan": plan.digest, "key": key}
+    return plan_form("/act", fields, plan.action.title, verb, danger=bool(plan.pods))
+
+
+def foreseen_plan(plan: ClusterPlan, user_view: UserView) -> ClusterPlan:
+    """The plan with what its agent would do, or that this is unknown. When that changes, the confirmed plan no longer holds."""
+    if plan.action.kind != "layout":
+        return plan
+    notes, found = _foreseen(plan.action, user_view)
+    told = (found,) if isinstance(found, str) else (*notes, *found.said)
+    return replace(plan, lines=(*plan.lines, *told))
+
+
+def with_outlook(page: DashboardPage, action: ClusterAction, user_view: UserView) -> DashboardPage:
+    """The page of a layout's plan, with the GPUs before and after below it."""
+    found = _foreseen(action, user_view)[1] if action.kind == "layout" else ""
+    node = user_view.snapshot.nodes.get(action.node)
+    if isinstance(found, str) or node is None:
+        return page
+    return replace(page, below=element("section", list(outlook_view(node, found, in_words=False))))
+
+
+def _foreseen(action: ClusterAction, user_view: UserView) -> tuple[tuple[str, ...], LayoutPreview | str]:
+    """What to know about it, and what it would do, or why that is unknown."""
+    layouts = user_view.layouts(action.node)
+    if layouts is None or layouts.unknown:
+        return (), "What it would do there is not known." if layouts is None else layouts.unknown
+    try:
+        return layouts.notes, user_view.outlook(layouts, action.layout)
+    except TrancheError as error:
+        return (), f"The agent would do nothing: {error.message}. {error.hint}".strip()
+
+
+class ClusterActionHandler:
+    """Acts on `server`. Events are written by `events`, with the page's account.
+
+    With `for_proxied`, viewers named by a proxy act with the server's own credentials; else they cannot act.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        reviews: AccessReviewClient,
+        fleets: FleetReader,
+        keys: FormKeyStore,
+        events: KubeClient,
+        *,
+        for_proxied: bool,
+    ) -> None:
+        self._server = server
+        self._reviews = reviews
+        self._fleets = fleets
+        self._keys = keys
+        self._events = events
+        self._for_proxied = for_proxied
+
+    def account(self, viewer: KubeUser) -> ActingClient:
+        """The account for the viewer's actions; UsageError where there is none."""
+        if not viewer.token and not self._for_proxied:
+            raise UsageError(_NO_TOKEN)
+        if not viewer.token and len(quote(viewer.user)) > _LONGEST_NAME:
+            raise UsageError("your name is too long for an audit log, so nothing is done in it")
+        return ActingClient(viewer, self._server, self._reviews)
+
+    async def plan(self, viewer: KubeUser, action: ClusterAction, node: SeenNode) -> ClusterPlan:
+        """What would be done now. `node` is as the viewer sees it. UsageError if it is impossible; errors of the API server."""
+        account = self.account(viewer)
+        if action.kind != "release":
+            return node_plan(action, node)
+        holders = holders_of(action, node, (await self._fleets.fleet()).claims)
+        if why_not := await account.refuses([KubePermission("get", "pods", *each) for each in holders]):
+            raise UsageError(why_not.removesuffix("."))
+        async with _connected(account) as connection:
+            pods = [await _pod(connection, *each) for each in holders]
+        return release_plan(action, pods)
+
+    def said(self, viewer: KubeUser) -> str:
+        """Whose rights decide, in words for the viewer; UsageError if this viewer may do nothing here."""
+        return self.account(viewer).said
+
+    async def why_not(self, viewer: KubeUser, plan: ClusterPlan) -> str:
+        """Which right the viewer lacks for it; "" if none. The API server judges again when it is done."""
+        return await self.account(viewer).lacks(plan.rights)
+
+    def key(self, viewer: KubeUser, plan: ClusterPlan) -> str:
+        """The key of a form that shows the viewer that plan."""
+        return self._keys.key(_session(viewer), plan.action.address, plan.digest)
+
+    def spend(self, viewer: KubeUser, plan: ClusterPlan, key: str) -> str:
+        """Use up the key. Returns why it is invalid, or ""."""
+        return self._keys.spend(key, _session(viewer), plan.action.address, plan.digest)
+
+    async def act(self, viewer: KubeUser, plan: ClusterPlan) -> None:
+        """Do it in the viewer's name. Passes on the API server's refusal; what was done before it still gets its events."""
+        account, title = self.account(viewer), plan.action.title
+        if why_not := await account.refuses(plan.rights):
+            raise KubernetesForbidden(why_not.removesuffix("."))
+        _log.info("begun from the page", extra={"action": title, "viewer": viewer.user, "groups": viewer.groups})
+        done = 0
+        try:
+            async with _connected(account) as connection:
+                for method, path, body, content_type in plan.requests:
+                    what = title[:1].lower() + title[1:]
+                    answer = await connection.ask(what, method, path, body, content_type=content_type)
+                    if not (method == "DELETE" and answer.status == 404):
+                        answer.accepted()
+                    done += 1
+        finally:
+            if done:
+                await self._tell(account, plan, plan.pods[:done])
+        _log.info("done from the page", extra={"action": title, "viewer": viewer.user})
+
+    async def _tell(self, account: ActingClient, plan: ClusterPlan, pods: Sequence[KubePod]) -> None:
+        message = f"{plan.action.title}: done by {account.done_by} from the dashboard"
+        try:
+            for pod in pods:
+                await self._events.create_pod_event(pod, plan.action.node, KubeEventType.NORMAL, _REASON, message)
+            if not plan.pods:
+                await self._events.create_node_event(KubeNode(plan.action.node), KubeEventType.NORMAL, _REASON, message)
+        except TrancheError as error:
+            _log.warning("done, and not told of", extra={"action": plan.action.title, "error": error.message})
+
+
+@asynccontextmanager
+async def _connected(account: ActingClient) -> AsyncIterator[ApiConnection]:
+    connection = account.connect()
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _pod(connection: ApiConnection, namespace: str, name: str) -> KubePod:
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    try:
+        raw = (await connection.ask(f"read pod {namespace}/{name}", "GET", path)).accepted()
+    except KubernetesNotFound as error:
+        raise UsageError(f"pod {namespace}/{name} has gone already") from error
+    except KubernetesForbidden as error:
+        raise UsageError(f"you may not read pod {namespace}/{name}, and so not delete it from here") from error
+    return KubePod(PodRef(namespace, name), str((raw.get("metadata") or {}).get("uid") or ""))
+
+
+def _session(viewer: KubeUser) -> str:
+    # A viewer whose groups have changed counts as someone else: forms shown before are no longer valid.
+    token = hashlib.sha256(viewer.token.encode()).hexdigest()
+    return json.dumps([viewer.user, viewer.uid, sorted(viewer.groups), token])
+
+
+@dataclass(frozen=True, slots=True)
+class ActingClient:
+    """The account for one viewer's actions.
+
+    With a token it is the viewer's own: the API server judges each of its requests, so the rights known here only serve for
+    words. Else it is the page's own, which remembers no viewer's rights, and takes anything but a plain yes as a no.
+    """
+
+    viewer: KubeUser
+    server: ApiServer
+    reviews: AccessReviewClient
+
+    @property
+    def said(self) -> str:
+        """Whose rights decide, in words for the viewer."""
+        return _BY_OWN_RIGHTS if self.viewer.token else _BY_PAGES_ACCOUNT
+
+    @property
+    def done_by(self) -> str:
+        """Who acts with this account, in the words of an event."""
+        return self.viewer.user if self.viewer.token else f"{self.viewer.user}, whom the proxy named,"
+
+    async def lacks(self, rights: Sequence[KubePermission]) -> str:
+        """Which of these rights the viewer lacks, in words for the viewer; "" only if the viewer is known to have all."""
+        if self.viewer.token:
+            for each in rights:
+                if not await self.reviews.may(self.viewer, each):
+                    return f"You may not {each}."
+            return ""
+        try:
+            answers = await asyncio.gather(*(self.reviews.may_now(self.viewer, each) for each in rights))
+        except TrancheError as error:
+            return f"Nobody can say now whether you may do it ({error.reason}), so it is not done."
+        lacking = (each for each, allowed in zip(rights, answers, strict=True) if not allowed)
+        return next((f"You may not {each}." for each in lacking), "")
+
+    async def refuses(self, rights: Sequence[KubePermission]) -> str:
+        """Why requests that need these rights must not be sent now; "" where they may be."""
+        return "" if self.viewer.token else await self.lacks(rights)
+
+    def connect(self) -> ApiConnection:
+        """A connection with that account. The caller closes it."""
+        if token := self.viewer.token:
+            return ApiConnection(replace(self.server, token=lambda: token))
+        return ApiConnection(self.server, user_agent=f"tranche-dashboard (for {quote(self.viewer.user)})")

@@ -1,53 +1,64 @@
-"""A cluster's page over HTTP. Requests pass authentication first, and then reach the cluster as their viewer may see it."""
+"""A cluster's page over HTTP, and as a process: it watches, serves until a signal, and reports its health.
+
+Requests pass authentication first, and then reach the cluster as their viewer may see it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http import HTTPStatus
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from tranche.core.errors import TrancheError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.dashboard.access import RefusalReason
+from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster.authentication import (
+    LEAST_SECRET,
     TWICE,
+    KubeUser,
     RequestAuthenticator,
     SessionStore,
+    TrustedProxySettings,
     forgotten_cookies,
     session_cookie,
 )
-from tranche.dashboard.cluster.cluster_actions import ClusterActionHandler
-from tranche.dashboard.cluster.cluster_history import ClusterHistory
-from tranche.dashboard.cluster.cluster_routes import ClusterPages, cluster_routes
-from tranche.dashboard.cluster.entering_page import login_page
-from tranche.dashboard.cluster.fleet_reader import FleetReader
+from tranche.dashboard.cluster.cluster_action import ClusterActionHandler
+from tranche.dashboard.cluster.cluster_routes import ClusterPages
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, LIST_NODES, AccessReviewClient
-from tranche.dashboard.cluster.kube_viewer import KubeUser
-from tranche.dashboard.cluster.source import ClusterObservation
+from tranche.dashboard.cluster.source import ClusterObservation, ClusterSource, FleetReader
 from tranche.dashboard.cluster.user_view import UserView, ViewerPermission
-from tranche.dashboard.cluster.waste_history import WasteHistory
-from tranche.dashboard.frame import entered_page
-from tranche.dashboard.web import GatedRequestHandler, error_answer, form_of, html, refusal
+from tranche.dashboard.frame import entered_page, plain_page, token_form
+from tranche.dashboard.parts import code
+from tranche.dashboard.server import GuardedServer, guarded_config, listening
+from tranche.dashboard.web import error_answer, form_of, html, refusal
+from tranche.documents.markup import element
+from tranche.kubernetes.api.client import KubeClient
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.kubeconfig import find_api_server
+from tranche.kubernetes.serving.http_server import HealthServer
+from tranche.kubernetes.serving.supervisor import Supervisor
 
 _STREAM = "/live"
 _LONGEST_FORM = 64 * 1024
 _KEPT_SECONDS = 600.0
 _MOST_VIEWPOINTS = 200
+_MOST_CONNECTIONS = 2_000
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Kept:
-    pages: ClusterPages
-    used: float
-
-
-class ClusterRequestHandler(GatedRequestHandler):
-    """The application. `take` is given the newest state; `clock` is monotonic, in seconds."""
+class ClusterRequestHandler(ClusterPages):
+    """The application. `take` is given the newest state."""
 
     def __init__(
         self,
@@ -57,49 +68,39 @@ class ClusterRequestHandler(GatedRequestHandler):
         sessions: SessionStore,
         fleets: FleetReader,
         acts: ClusterActionHandler | None = None,
-        *,
-        clock: Callable[[], float],
-        recheck: float = FRESH_SECONDS,
     ) -> None:
         entering = Route("/login", self._login, methods=["GET", "POST"])
-        super().__init__([entering, Route("/leave", self._leave, methods=["POST"]), *cluster_routes()])
-        self._name = name
+        super().__init__(name, fleets, acts, [entering, Route("/leave", self._leave, methods=["POST"])])
         self._entrance = entrance
         self._reviews = reviews
         self._sessions = sessions
-        self._fleets = fleets
-        self._acts = acts
-        self._clock = clock
-        self._recheck = recheck
         self._seen: ClusterObservation | None = None
         self._trouble = ""
-        self._waste = WasteHistory()
-        self._past = ClusterHistory()
-        self._kept: dict[ViewerPermission, _Kept] = {}
+        self._views: dict[ViewerPermission, UserView] = {}
 
     def take(self, seen: ClusterObservation) -> None:
         """Take the newest known state of the cluster."""
         self._seen = seen
-        self._waste.take(seen.snapshot)
-        self._past.take(seen.snapshot, seen.trouble)
-        now = self._clock()
-        for rights in [each for each, kept in self._kept.items() if now - kept.used >= _KEPT_SECONDS]:
-            self._kept.pop(rights).pages.user_view.live.end()
-        for kept in self._kept.values():
-            kept.pages.user_view.take(seen)
+        self.waste.take(seen.snapshot)
+        self.past.take(seen.snapshot, seen.trouble)
+        now = time.monotonic()
+        for rights in [each for each, view in self._views.items() if now - view.used >= _KEPT_SECONDS]:
+            self._views.pop(rights).live.end()
+        for view in self._views.values():
+            view.take(seen)
 
     def lose(self, why: str) -> None:
         """Say why nothing newer is known of the cluster."""
         self._trouble = why
         if self._seen is not None:
             self._seen = replace(self._seen, trouble=why)
-        for kept in self._kept.values():
-            kept.pages.user_view.lose(why)
+        for view in self._views.values():
+            view.lose(why)
 
     def end(self) -> None:
         """End every stream."""
-        for kept in self._kept.values():
-            kept.pages.user_view.live.end()
+        for view in self._views.values():
+            view.live.end()
 
     def strange(self, method: str, headers: Mapping[str, str]) -> RefusalReason | None:
         """Why a request comes from none of our pages."""
@@ -120,7 +121,7 @@ class ClusterRequestHandler(GatedRequestHandler):
         admitted = await self._admitted(scope)
         if isinstance(admitted, Response):
             return admitted
-        scope["viewer"], scope["pages"] = admitted
+        scope["viewer"], scope["view"] = admitted
         return admitted[0].user
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,9 +138,9 @@ class ClusterRequestHandler(GatedRequestHandler):
 
         work = asyncio.ensure_future(self.app(scope, receive, noted))
         try:
-            while not (await asyncio.wait({work}, timeout=self._recheck))[0]:
+            while not (await asyncio.wait({work}, timeout=FRESH_SECONDS))[0]:
                 again = await self._admitted(scope)
-                if isinstance(again, Response) or again[1] is not scope["pages"]:
+                if isinstance(again, Response) or again[1] is not scope["view"]:
                     break
             else:
                 work.result()
@@ -150,7 +151,7 @@ class ClusterRequestHandler(GatedRequestHandler):
         if started:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _admitted(self, scope: Scope) -> tuple[KubeUser, ClusterPages] | Response:
+    async def _admitted(self, scope: Scope) -> tuple[KubeUser, UserView] | Response:
         presented = self._entrance.presented(_headers(scope))
         if isinstance(presented, RefusalReason):
             return self.refused(scope, presented)
@@ -160,7 +161,7 @@ class ClusterRequestHandler(GatedRequestHandler):
                 viewer = await self._reviews.who(presented.token or self._sessions.token(presented.session))
             if viewer is None:
                 said = "Send a token that Kubernetes knows: Authorization: Bearer TOKEN."
-                return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, login_page())
+                return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, _login_page())
             if self._seen is None:
                 why = f"Its nodes were not read yet: {self._trouble or 'the API server has not answered'}."
                 return _unavailable(scope, "The state of the cluster is unknown", why)
@@ -172,37 +173,35 @@ class ClusterRequestHandler(GatedRequestHandler):
                 f"Nobody can say who you are or what you may see ({error.reason}). Nothing is shown until somebody can."
             )
             return _unavailable(scope, "Kubernetes does not answer", said)
-        return viewer, self._pages(rights)
+        return viewer, self._view(rights)
 
-    def _pages(self, rights: ViewerPermission) -> ClusterPages:
-        """The pages for viewers with those rights."""
-        found = self._kept.get(rights)
+    def _view(self, rights: ViewerPermission) -> UserView:
+        """What viewers with those rights see."""
+        found = self._views.get(rights)
         if found is None:
-            while len(self._kept) >= _MOST_VIEWPOINTS:
-                oldest = min(self._kept, key=lambda each: self._kept[each].used)
-                self._kept.pop(oldest).pages.user_view.live.end()
-            user_view = UserView(rights)
+            while len(self._views) >= _MOST_VIEWPOINTS:
+                oldest = min(self._views, key=lambda each: self._views[each].used)
+                self._views.pop(oldest).live.end()
+            found = self._views[rights] = UserView(rights)
             if self._seen is not None:
-                user_view.take(self._seen)
-            pages = ClusterPages(self._name, user_view, self._fleets, self._waste, self._past, self._acts)
-            found = self._kept[rights] = _Kept(pages, 0.0)
-        found.used = self._clock()
-        return found.pages
+                found.take(self._seen)
+        found.used = time.monotonic()
+        return found
 
     async def _login(self, request: Request) -> Response:
         if request.method != "POST":
-            return html(login_page())
+            return html(_login_page())
         fields = await form_of(request, _LONGEST_FORM)
         if fields is None:
-            return html(login_page("That is no token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return html(_login_page("That is no token."), HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         token = fields.get("token", "").strip()
         try:
             viewer = await self._reviews.who(token)
         except TrancheError:
             said = "Kubernetes does not answer, so nobody can say who you are. Try again in a moment."
-            return html(login_page(said), HTTPStatus.SERVICE_UNAVAILABLE)
+            return html(_login_page(said), HTTPStatus.SERVICE_UNAVAILABLE)
         if viewer is None:
-            return html(login_page("Kubernetes does not know this token, or it has ended."), HTTPStatus.UNAUTHORIZED)
+            return html(_login_page("Kubernetes does not know this token, or it has ended."), HTTPStatus.UNAUTHORIZED)
         cookie = session_cookie(self._sessions.begin(token), request.headers.get("origin", ""))
         return html(entered_page(), headers={"Set-Cookie": cookie})
 
@@ -210,7 +209,19 @@ class ClusterRequestHandler(GatedRequestHandler):
         for session in self._entrance.sessions(_headers(request.scope)):
             self._sessions.end(session)
         gone = session_cookie("", request.headers.get("origin", ""))
-        return html(login_page("You have left."), headers={"Set-Cookie": gone})
+        return html(_login_page("You have left."), headers={"Set-Cookie": gone})
+
+
+def _login_page(trouble: str = "") -> str:
+    """Asks for a token. It loads nothing."""
+    said = element(
+        "p",
+        "The page shows what Kubernetes lets you see. Enter with a token of yours, such as ",
+        code("kubectl create token ACCOUNT -n NAMESPACE"),
+        " prints. It stays on the server, for eight hours at most, and your browser gets a cookie for it.",
+    )
+    alert = element("p", trouble, role="alert") if trouble else None
+    return plain_page("Sign in", alert, said, token_form("/login", "post"))
 
 
 def _headers(scope: Scope) -> list[tuple[str, str]]:
@@ -220,3 +231,81 @@ def _headers(scope: Scope) -> list[tuple[str, str]]:
 
 def _unavailable(scope: Scope, title: str, said: str) -> Response:
     return error_answer(scope, HTTPStatus.SERVICE_UNAVAILABLE, title, said)
+
+
+async def serve_cluster_page(
+    *,
+    kubeconfig: str | None,
+    namespace: str,
+    name: str,
+    host: str,
+    port: int,
+    health_host: str,
+    health_port: int,
+    hosts: Sequence[str],
+    proxy_secret: Path | None,
+    proxy_user_header: str,
+    proxy_group_header: str,
+    act: bool,
+    proxy_act: bool,
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    `namespace` is the agents'; "" means the one of the connection to the API server. `hosts` are the names that browsers use for
+    the server, besides the loopback's. `proxy_secret` is the file with the secret of a proxy that vouches for its users. With
+    `act`, viewers can do what Kubernetes lets them; with `proxy_act` so can viewers whom the proxy names, with the server's own
+    account. KubeconfigInvalid when no API server is known, UsageError when a port is taken or the secret is invalid.
+    """
+    server = find_api_server(kubeconfig, os.environ)
+    if act and server.tls is not None and (kubeconfig or os.environ.get("KUBECONFIG")):
+        # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
+        raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
+    if proxy_act and not (act and proxy_secret is not None):
+        raise UsageError(
+            "--proxy-act needs --act and --proxy-secret", hint="the proxy's secret is what it is trusted for"
+        )
+    entrance = RequestAuthenticator(
+        frozenset(each.lower() for each in hosts), _proxy(proxy_secret, proxy_user_header, proxy_group_header)
+    )
+    connection = ApiConnection(server)
+    namespace = namespace or server.namespace
+    reviews = AccessReviewClient(connection, clock=time.monotonic)
+    fleets = FleetReader(connection, namespace, clock=time.monotonic)
+    acts = None
+    if act:
+        events = KubeClient(connection)
+        acts = ClusterActionHandler(server, reviews, fleets, FormKeyStore(), events, for_proxied=proxy_act)
+    app = ClusterRequestHandler(name, entrance, reviews, SessionStore(time.monotonic), fleets, acts)
+    source = ClusterSource(connection, namespace, app.take, app.lose)
+    supervisor = Supervisor([source], clock=time.monotonic)
+    health = HealthServer(supervisor.readiness)
+    with listening(host, port) as listener:
+        await health.start(health_host, health_port)
+        config = guarded_config(app, _MOST_CONNECTIONS, lifespan="off")
+        port = listener.getsockname()[1]
+        _log.info("serving", extra={"api_server": server.url, "port": port, "health_port": health.port})
+        running = asyncio.create_task(supervisor.run())
+        try:
+            await GuardedServer(config).serve([listener])
+        finally:
+            app.end()
+            health.stop()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await connection.close()
+
+
+def _proxy(file: Path | None, user_header: str, group_header: str) -> TrustedProxySettings | None:
+    """The trusted proxy, if any. An invalid secret is refused with an error rather than ignored."""
+    if file is None:
+        return None
+    try:
+        secret = file.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--proxy-secret {file}: it cannot be read: {error}") from error
+    if len(secret) < LEAST_SECRET:
+        raise UsageError(
+            f"--proxy-secret {file}: a secret has {LEAST_SECRET} characters or more",
+            hint="make one: head -c 32 /dev/urandom | base64",
+        )
+    return TrustedProxySettings(secret, user_header.lower(), group_header.lower())

@@ -1,4 +1,4 @@
-"""How each GPU was cut and who held what of it, as the server has seen it since it began to watch.
+"""How each GPU was cut and who held what of it, as the server has seen it since it began to watch, and how a page shows it.
 
 Agents report only the present, and nothing else keeps the past of all nodes. What existed when the server started may be older.
 The server does not see what comes and goes between two reports of an agent, a second apart. What goes while nothing is heard
@@ -8,15 +8,20 @@ is shown until the node was last heard. The oldest is forgotten first, and each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
-from tranche.dashboard.cluster.visibility import namespace_of
+from tranche.dashboard.cluster.snapshot import HIDDEN, ClusterSnapshot, NameVisibility, SeenNode, apart, namespace_of
+from tranche.dashboard.gauges_view import gauges_view
+from tranche.dashboard.history_view import hours_choice, spans_drawn
+from tranche.dashboard.parts import maker, moment, share_link, table
+from tranche.documents import describe
 from tranche.documents.blocks import Document, holder_without_id
-from tranche.documents.history import HistoryPlace, place_of, seconds_of
+from tranche.documents.history import HistoryPlace, HistorySpan, place_of, seconds_of
+from tranche.documents.markup import Child, Element, element
+from tranche.kubernetes.telling.use_report import KEPT_DAYS, LINES_KEPT_HOURS, NO_USE, UseReport
 
 MOST_SPANS = 200_000
 """Kept ended spans of the whole cluster: about 60 MB, and an hour of 50 changes a second."""
@@ -28,21 +33,16 @@ MOST_GONE = 64
 
 GpuPlace = tuple[str, str]
 """A GPU by its node's name and its UUID: two nodes may report the same UUID."""
-
-
-class EndedSpan(NamedTuple):
-    """A slice that existed, or with an id a share that was held, with its owner and namespace. Times as in `HistorySpan`.
-
-    `owned` is whether Tranche made the slice, None where that is not known.
-    """
-
-    place: HistoryPlace
-    began: float | None
-    ended: float
-    allocation_id: str = ""
-    namespace: str = ""
-    holder: str = ""
-    owned: bool | None = None
+_GAUGES = (
+    "The node's agent reads the gauges once a minute. "
+    f"It keeps means of five minutes for {LINES_KEPT_HOURS} hours and of half an hour for {KEPT_DAYS} days, as far as they fit. "
+    "In a gap no agent ran, its driver did not answer, or this was not measured."
+)
+_BEFORE = ". Of the time before that is known only since when shares are held that were there then."
+_NO_CAUSE = (
+    "Who had a slice made or destroyed is in the node's own events: tranche events there, and the events of its layout. "
+    "What came and went within a second was not seen."
+)
 
 
 class UnreportedSpan(NamedTuple):
@@ -57,7 +57,7 @@ class GpuHistory:
     """What is known of one GPU since `since`: what has ended, when its present slices were made, and when nothing was heard."""
 
     since: float
-    ended: tuple[EndedSpan, ...]
+    ended: tuple[HistorySpan, ...]
     began: Mapping[HistoryPlace, float]
     silences: tuple[UnreportedSpan, ...]
 
@@ -85,7 +85,7 @@ class ClusterHistory:
         self._silences: dict[str, deque[UnreportedSpan]] = {}
         self._reached: dict[GpuPlace, Document] = {}
         self._began: dict[GpuPlace, dict[HistoryPlace, float]] = {}
-        self._ended: dict[GpuPlace, deque[EndedSpan]] = {}
+        self._ended: dict[GpuPlace, deque[HistorySpan]] = {}
         self._order: deque[GpuPlace] = deque()
         self._forgotten: dict[GpuPlace, float] = {}
         self._places: dict[HistoryPlace, HistoryPlace] = {}
@@ -162,7 +162,7 @@ class ClusterHistory:
         began = self._began.setdefault(at, {})
         for place, owned in was.items():
             if place not in now:
-                self._end(at, EndedSpan(place, began.pop(place, None), known, owned=owned))
+                self._end(at, HistorySpan(place, began.pop(place, None), known, owned=owned))
         began.update(dict.fromkeys(now.keys() - was.keys(), seen))
 
     def _shares_ended(self, node: str, was: Iterable[Document], now: Iterable[Document], known: float) -> None:
@@ -175,7 +175,7 @@ class ClusterHistory:
                 place = self._place(grant)
                 self._end(
                     (node, grant["gpuUUID"]),
-                    EndedSpan(place, seconds_of(each["created"]), known, each["id"], namespace_of(each), holder),
+                    HistorySpan(place, seconds_of(each["created"]), known, each["id"], namespace_of(each), holder),
                 )
 
     def _slices(self, gpu: Document) -> dict[HistoryPlace, bool | None]:
@@ -186,13 +186,13 @@ class ClusterHistory:
         place = place_of(document)
         return self._places.setdefault(place, place)
 
-    def _end(self, at: GpuPlace, span: EndedSpan) -> None:
+    def _end(self, at: GpuPlace, span: HistorySpan) -> None:
         self._ended.setdefault(at, deque()).append(span)
         self._order.append(at)
         while len(self._order) > self._most:
             oldest = self._order.popleft()
             if kept := self._ended.get(oldest):
-                self._forgotten[oldest] = kept.popleft().ended
+                self._forgotten[oldest] = kept.popleft().ended or 0.0
 
     def _forget(self, name: str) -> None:
         """The node has left the cluster."""
@@ -202,3 +202,89 @@ class ClusterHistory:
         for kept in (self._reached, self._began, self._ended, self._forgotten):
             for at in [each for each in kept if each[0] == name]:
                 del kept[at]
+
+
+def past_view(
+    node: SeenNode,
+    gpu: Document,
+    past: GpuHistory,
+    sight: NameVisibility,
+    now: float,
+    hours: int,
+    use: UseReport = NO_USE,
+) -> Element:
+    """The last so many hours, as far as known. `node` and `gpu` are as the viewer may see them."""
+    since = now - hours * 3600
+    charts = gauges_view(gpu, *use.over(hours, now), _GAUGES, (since, now))
+    slices = [each for each in _in_order(_slices(gpu, past)) if each.meets(since)]
+    shares = [each for each in _in_order(_shares(node, gpu, past, sight)) if each.meets(since)]
+    return element(
+        "div",
+        element("h2", "Over time"),
+        hours_choice(gpu["uuid"], hours, node.name),
+        charts or element("p", f"Nothing is known of its use in this time. {_GAUGES}", class_="muted"),
+        element("p", "Watched since ", moment(describe.timestamp(past.since)), _BEFORE),
+        [_silence(each) for each in past.silences if each.until is None or each.until >= since],
+        spans_drawn(gpu, slices, shares, now, hours) if slices or shares else None,
+        _held(shares),
+        _there(slices),
+        element("p", _NO_CAUSE, class_="muted"),
+    )
+
+
+def _slices(gpu: Document, past: GpuHistory) -> Iterator[HistorySpan]:
+    yield from (each for each in past.ended if not each.allocation_id)
+    for each in gpu["slices"]:
+        if each["gpuInstanceId"] is not None:
+            place = place_of(each)
+            yield HistorySpan(place, past.began.get(place), None, owned=each["owned"])
+
+
+def _shares(node: SeenNode, gpu: Document, past: GpuHistory, sight: NameVisibility) -> Iterator[HistorySpan]:
+    for each in past.ended:
+        if each.allocation_id:
+            yield each if sight.sees(each.namespace) else replace(each, holder=HIDDEN, namespace="")
+    for held in node.overview["allocations"]:
+        for grant in held["grants"]:
+            if grant["gpuUUID"] == gpu["uuid"]:
+                began, holder = seconds_of(held["created"]), holder_without_id(held)
+                yield HistorySpan(place_of(grant), began, None, held["id"], holder=holder)
+
+
+def _in_order(spans: Iterator[HistorySpan]) -> list[HistorySpan]:
+    return sorted(spans, key=lambda each: (each.began or 0.0, each.place))
+
+
+def _silence(each: UnreportedSpan) -> Element:
+    said: list[Child] = ["Not heard from ", moment(describe.timestamp(each.since))]
+    if each.until is not None:
+        said += [" until ", moment(describe.timestamp(each.until))]
+    return element(
+        "p", *said, ": what ended meanwhile is shown until then, what was made as found after it.", class_="note"
+    )
+
+
+def _held(shares: Sequence[HistorySpan]) -> Element:
+    rows = [
+        (
+            share_link(each.allocation_id) if each.ended is None else each.allocation_id,
+            str(each.place),
+            each.holder,
+            *_times(each, "held still"),
+        )
+        for each in reversed(shares)
+    ]
+    name = "Who held what of it, newest first"
+    return table(name, ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it.")
+
+
+def _there(slices: Sequence[HistorySpan]) -> Element:
+    rows = [
+        (str(each.place), maker(each.owned) or "not known", *_times(each, "there still")) for each in reversed(slices)
+    ]
+    return table("Its slices, newest first", ("Slice", "Made by", "From", "Until"), rows, "It was not cut.")
+
+
+def _times(span: HistorySpan, still: str) -> tuple[Child, Child]:
+    began = "before it was watched" if span.began is None else moment(describe.timestamp(span.began))
+    return began, still if span.ended is None else moment(describe.timestamp(span.ended))

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from tranche.dashboard.cluster.redaction import redacted_text
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility
 
 COMPONENTS = ("tranche", "tranche-controller", "tranche-dashboard")
 """The names of our programs in events: the agent, the controller, and this page."""

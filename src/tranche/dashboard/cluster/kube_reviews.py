@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tranche.core.errors import KubernetesUnavailable
-from tranche.dashboard.cluster.kube_viewer import KubePermission, KubeUser, plainly_allowed, reviewed_viewer
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.authentication import KubePermission, KubeUser, plainly_allowed, reviewed_viewer
+from tranche.dashboard.cluster.snapshot import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"

@@ -1,4 +1,4 @@
-"""The layouts that a node can have, as its agent reports, and what one would do there. Pure.
+"""The layouts that a node can have, as its agent reports, and what one would do there, with their page. Pure.
 
 What the agent does not report is shown as unknown; nothing is made up. The outlook comes from the planning that the agent itself
 uses, and holds for the moment of the view.
@@ -6,25 +6,29 @@ uses, and holds for the moment of the view.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, TrancheError, UsageError
 from tranche.core.layout import Layout
 from tranche.core.state import GpuInstance, GpuState
+from tranche.dashboard.cluster.node_page import layouts_address, not_of_now
 from tranche.dashboard.cluster.redaction import redacted_text, redacted_view
-from tranche.dashboard.cluster.snapshot import SeenNode
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import NameVisibility, SeenNode
+from tranche.dashboard.frame import DashboardPage
+from tranche.dashboard.layouts_page import before_and_after
+from tranche.dashboard.parts import layout_choice, node_link, notes, table
 from tranche.documents.blocks import Document
 from tranche.documents.layout_change import counted
 from tranche.documents.machine import gpu_document
+from tranche.documents.markup import Child, Element, element
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.state import REASON_LABEL, ReportReason
 from tranche.kubernetes.telling.told_view import ViewReport
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 from tranche.planning.layouts.partial import view_after_blockers
 from tranche.planning.layouts.reconfigure import plan_layout
 from tranche.planning.occupancy.layout_occupancy import User
@@ -231,3 +235,53 @@ class NodeLayoutView:
         if told.short:
             yield _SHORT
         yield _ANEW
+
+
+def node_layouts_page(
+    layouts: NodeLayoutView,
+    chosen: str,
+    outlook: LayoutPreview | None,
+    trouble: str,
+    act: Callable[[str, str], Element] | None = None,
+) -> DashboardPage:
+    """The choice of layouts, and what the chosen one would do, or why that is unknown. `act` gives the link to setting it."""
+    node = layouts.node
+    shown: list[Child] = [element("p", "Of node ", node_link(node.name))]
+    if layouts.told is not None:
+        shown += notes(not_of_now(node))
+    if layouts.unknown or trouble:
+        shown += notes([layouts.unknown or trouble])
+    elif outlook is None:
+        shown.append(element("p", "Choose a layout to see what it would keep, and take from whom. Nothing is changed."))
+    else:
+        shown += notes(layouts.notes)
+        shown += outlook_view(node, outlook)
+        if act is not None and not outlook.nothing_to_do:
+            shown.append(act(node.name, chosen))
+    names = layouts.names
+    return DashboardPage(
+        f"Layouts of node {node.name}",
+        element("div", shown),
+        layout_choice(names, chosen, layouts_address(node.name)) if names else None,
+    )
+
+
+def outlook_view(node: SeenNode, outlook: LayoutPreview, *, in_words: bool = True) -> Iterator[Child]:
+    """What it would do, in words and as bars, and what stays."""
+    if in_words:
+        yield element("ul", [element("li", each) for each in outlook.said])
+    if outlook.after:
+        yield element("h2", "Before, and when nothing is in the way any more")
+        gpus = [each for each in node.overview["gpus"] if each["uuid"] in {one["uuid"] for one in outlook.after}]
+        yield from before_and_after(gpus, outlook.after, node.overview["allocations"])
+    if kept := list(_kept_slices(outlook)):
+        yield table("What stays", ("GPU", "Slice", "MIG devices"), kept, "")
+
+
+def _kept_slices(outlook: LayoutPreview) -> Iterator[Sequence[Child | None]]:
+    if outlook.changing:
+        return
+    for gpu in outlook.gpus:
+        for each in gpu.kept:
+            uuids = ", ".join(piece.uuid for piece in each.compute_instances)
+            yield gpu.gpu.label, f"{each.profile} at {each.placement}", uuids

@@ -11,8 +11,18 @@ from tranche.dashboard.events_page import share_page
 from tranche.dashboard.fleet_page import fleet_figures, gpu_row, key, used_in_words
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.gpu_page import gpu_page
-from tranche.dashboard.parts import code, figures, gpu_link, memory, moment, node_link, notes, share_link, span_since
-from tranche.dashboard.table_order import TableOrder
+from tranche.dashboard.parts import (
+    TableOrder,
+    code,
+    figures,
+    gpu_link,
+    memory,
+    moment,
+    node_link,
+    notes,
+    share_link,
+    span_since,
+)
 from tranche.documents import describe
 from tranche.documents.blocks import Document, blocks_of, holder_without_id, whose
 from tranche.documents.markup import Child, Element, element
@@ -51,14 +61,13 @@ def node_gpu_page(
     uuid: str,
     said: Sequence[str],
     now: float,
-    hours: int,
     past: Element,
     use: UseReport = NO_USE,
     order: TableOrder = _NO_ORDER,
 ) -> DashboardPage | None:
     """One GPU of the node; `past` is what the server has seen of it, and `use` the agent's readings."""
     readings, said = _readings(node, use, now), [*said, *not_of_now(node)]
-    page = gpu_page(uuid, node.overview, readings, (), said, now, hours, past=past, order=order)
+    page = gpu_page(uuid, node.overview, readings, (), said, now, past=past, order=order)
     return None if page is None else _of_node(page, node)
 
 

@@ -1,27 +1,291 @@
-"""The first view of a cluster: a row for each chosen node, and counts."""
+"""The first view of a cluster: counts, and a row for each chosen node, with its GPUs as small bars, in numbers and in words.
+
+A row names no holder: all viewers see the same.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from urllib.parse import urlencode
 
-from tranche.dashboard.cluster.node_row import CHANGING, COLUMNS, NEEDING, NodeRow, NodeSummary, RowCache, shown_looks
-from tranche.dashboard.cluster.snapshot import ClusterChange, ClusterSnapshot
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.snapshot import (
+    ClusterChange,
+    ClusterSnapshot,
+    NameVisibility,
+    SeenNode,
+    apart,
+    namespace_of,
+    unshown,
+)
 from tranche.dashboard.frame import DashboardPage
 from tranche.dashboard.live import PageUpdate, message
-from tranche.dashboard.parts import DashboardFinding, figures, needs_line, notes, select
-from tranche.dashboard.table_order import TableOrder
-from tranche.documents.bar import swatch
-from tranche.documents.blocks import BlockStatus
-from tranche.documents.markup import Element, element
+from tranche.dashboard.parts import DashboardFinding, TableOrder, figures, moment, needs_line, node_link, notes, select
+from tranche.documents import describe
+from tranche.documents.blocks import BarBlock, BlockRow, BlockStatus, blocks_of, short_holder
+from tranche.documents.markup import Child, Element, KeptElement, element
+from tranche.documents.picture import CLASSES, pattern_of, swatch
 
+_IN_LINE = 8
+_STEP, _BAR, _HEIGHT, _LINE = 96, 88, 16, 20
+COLUMNS = ("Node", "GPUs", "Held", "Idle", "Free", "Used", "State")
+"""The columns of a table of nodes."""
+
+NOT_SEEN, NOT_READY, CORDONED, TROUBLE = "not seen", "not ready", "cordoned", "trouble"
+WITHHELD, CHANGING = "not given away", "being changed"
+"""States of single GPUs. Why one is not given away may name someone, and only its node's page says it."""
+UNKNOWN = "unknown"
+_ROOM = frozenset({BlockStatus.FREE, BlockStatus.IDLE})
+"""Room that can be given; whether a node that is not heard still has it is unknown."""
+NEEDING: Mapping[str, str] = {
+    BlockStatus.LOST: "a GPU is lost",
+    BlockStatus.FAULTY: "a GPU is faulty",
+    NOT_SEEN: "not seen",
+    NOT_READY: "not ready",
+    BlockStatus.MISSING: "a slice is missing",
+}
+"""The states in which a node needs attention, the worst first, in words."""
+_TROUBLING = frozenset(NEEDING)
 _CAPTION = (
     "Nodes that have GPUs, or whose agent tells of them. Each bar is a GPU, its slices in the order of their placement. "
     "Used is how much of their memory programs use."
 )
+
+_COUNTED = ("nodes", "nodes not seen", "GPUs", "slices", "slices held", "slices idle", "slices unknown", "shares")
+"""What is counted of each node. All known slices are counted; those of nodes that are not heard are neither held nor idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A row, and what finds it. `changed` is the version in which the node became what it is.
+
+    `said` is the row's text without the holders' names, in lower case. `holders` are those names: of each allocation the
+    namespace and the name, in lower case. `keys` are the sort keys, in the order of the columns after the node's name; None if
+    unknown. `counts` are those of _COUNTED.
+    """
+
+    name: str
+    changed: int
+    shown: KeptElement
+    counts: tuple[int, ...]
+    said: str
+    models: frozenset[str]
+    states: frozenset[str]
+    holders: tuple[tuple[str, str], ...]
+    keys: tuple[float | None, ...]
+
+
+class RowCache:
+    """The rows of a cluster's nodes. Rows of unchanged nodes are reused."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, NodeRow] = {}
+
+    def rows(self, snapshot: ClusterSnapshot) -> Sequence[NodeRow]:
+        """A row for each node, by name."""
+        if len(self._rows) > 2 * len(snapshot.nodes) + 100:
+            self._rows = {name: row for name, row in self._rows.items() if name in snapshot.nodes}
+        return [self.row(node) for node in snapshot.nodes.values()]
+
+    def row(self, node: SeenNode) -> NodeRow:
+        """The row of one node."""
+        found = self._rows.get(node.name)
+        if found is None or found.changed != node.changed:
+            made = apart(node.name, lambda: node_row(node), lambda: node_row(unshown(node)))
+            found = self._rows[node.name] = made
+        return found
+
+
+def node_row(node: SeenNode) -> NodeRow:
+    """The row of a node."""
+    gpus, allocations = node.overview["gpus"], node.overview["allocations"]
+    drawn = blocks_of(gpus, allocations)
+    slices = Counter(each["state"] for gpu in gpus for each in gpu["slices"])
+    heard = _heard(node)
+    total = slices.total()
+    of_slices = (total, slices["held"], slices["idle"], 0) if heard else (total, 0, 0, total)
+    models = Counter(str(gpu["name"]).removeprefix("NVIDIA ").strip() for gpu in gpus)
+    states = frozenset(_states(node, drawn))
+    told = ", ".join(f"{count} × {model}" for model, count in models.items()) or "no GPU is known"
+    state = "; ".join(_state_words(node, drawn))
+    labels = " ".join(f"{name}={value}" for name, value in node.standing.labels.items())
+    said = " ".join((node.name, told, node.standing.mode, labels, state, *sorted(states), *(gpu.uuid for gpu in drawn)))
+    return NodeRow(
+        name=node.name,
+        changed=node.changed,
+        shown=_shown(node, drawn, told, state).kept(),
+        counts=(1, 0 if heard else 1, len(gpus), *of_slices, len(allocations)),
+        said=said.casefold(),
+        models=frozenset(models),
+        states=states,
+        holders=tuple((namespace_of(each), short_holder(each).casefold()) for each in allocations),
+        keys=_keys(node, drawn, states),
+    )
+
+
+def _keys(node: SeenNode, drawn: Sequence[BlockRow], states: frozenset[str]) -> tuple[float | None, ...]:
+    """How many GPUs there are, what is held, idle and free of them, how much memory is used, and how bad the state is."""
+    looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
+    counts = (looks[BlockStatus.HELD] + looks[BlockStatus.SHARED], looks[BlockStatus.IDLE], _free(drawn), _used(node))
+    known: Sequence[float | None] = counts if _heard(node) else (None,) * len(counts)
+    worst = next((place for place, state in enumerate(NEEDING) if state in states), len(NEEDING))
+    return (len(drawn), *known, worst)
+
+
+def told_in_short(gpus: Sequence[BlockRow]) -> str:
+    """The contents of the GPUs, in words for screen readers; equal neighbours are said once."""
+    groups: list[tuple[int, int, str]] = []
+    for place, gpu in enumerate(gpus):
+        counts = Counter(str(each.look) for each in gpu.blocks)
+        said = ", ".join(f"{counts[look]} {look}" for look in BlockStatus if counts[look])
+        if groups and groups[-1][2] == said:
+            groups[-1] = (groups[-1][0], place, said)
+        else:
+            groups.append((place, place, said))
+    heads = (gpus[first].label if first == last else f"{gpus[first].label} to {last}" for first, last, _ in groups)
+    return "; ".join(f"{head}: {said}" for head, (_, _, said) in zip(heads, groups, strict=True)) or "no GPU is known"
+
+
+def _shown(node: SeenNode, drawn: Sequence[BlockRow], told: str, state: str) -> Element:
+    looks, heard = Counter(each.look for gpu in drawn for each in gpu.blocks), _heard(node)
+    cells: list[tuple[str, Child | Sequence[Child]]] = [
+        ("GPUs", _bars(drawn, "" if heard else "as last seen: ") if drawn else "not known"),
+        ("Held", str(looks[BlockStatus.HELD] + looks[BlockStatus.SHARED]) if heard else UNKNOWN),
+        ("Idle", str(looks[BlockStatus.IDLE]) if heard else UNKNOWN),
+        ("Free", UNKNOWN if not heard else "–" if (free := _free(drawn)) is None else f"{free:.0%}"),
+        ("Used", UNKNOWN if not heard else "–" if (used := _used(node)) is None else f"{used:.0%}"),
+        ("State", _last_seen(node, state)),
+    ]
+    return element(
+        "tr",
+        element(
+            "th",
+            node_link(node.name),
+            element("span", told, class_="muted"),
+            scope="row",
+            role="rowheader",
+        ),
+        [element("td", shown, role="cell", data_label=column) for column, shown in cells],
+        role="row",
+        id=f"node-{node.name}",
+        data_changed=node.changed,
+    )
+
+
+def _heard(node: SeenNode) -> bool:
+    """Whether its report is current."""
+    return not node.trouble and node.seen is not None
+
+
+def _last_seen(node: SeenNode, state: str) -> list[Child]:
+    if not node.trouble or node.seen is None:
+        return [state or "–"]
+    return [f"{state}: last seen ", moment(describe.timestamp(node.seen))]
+
+
+def _free(drawn: Sequence[BlockRow]) -> float | None:
+    total = sum(gpu.units for gpu in drawn)
+    free = sum(each.size for gpu in drawn for each in gpu.blocks if each.look is BlockStatus.FREE)
+    return free / total if total else None
+
+
+def _used(node: SeenNode) -> float | None:
+    """The fraction of the GPUs' memory that programs use; None if unknown."""
+    known = [
+        (each["memoryBytes"], each["memoryFreeBytes"])
+        for each in node.overview["gpus"]
+        if each["memoryBytes"] and each["memoryFreeBytes"] is not None and not each["lost"]
+    ]
+    total = sum(memory for memory, _ in known)
+    return max(0.0, 1 - sum(free for _, free in known) / total) if total else None
+
+
+def _states(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
+    # A cordoned GPU is the business of `_marked`; this word is for nodes.
+    looks = {each.look for gpu in drawn for each in gpu.blocks} - {BlockStatus.CORDONED}
+    found = {str(look) for look in (looks if _heard(node) else looks - _ROOM)} | set(_standing(node))
+    found |= {word for word, count in _marked(node) if count}
+    yield from found
+    if found & _TROUBLING:
+        yield TROUBLE
+
+
+def _standing(node: SeenNode) -> Iterator[str]:
+    if not _heard(node):
+        yield NOT_SEEN
+    if node.standing.ready is False:
+        yield NOT_READY
+    if node.standing.unschedulable:
+        yield CORDONED
+
+
+def _marked(node: SeenNode) -> Iterator[tuple[str, int]]:
+    gpus = node.overview["gpus"]
+    yield WITHHELD, sum(bool(gpu.get("withheld")) for gpu in gpus)
+    yield CHANGING, sum(bool(gpu["changing"]) for gpu in gpus)
+
+
+def _state_words(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
+    standing = list(_standing(node))
+    yield from (word for word in standing if word != NOT_SEEN)
+    looks = Counter(each.look for gpu in drawn for each in gpu.blocks)
+    yield from (
+        f"{looks[look]} {look}"
+        for look in (
+            BlockStatus.LOST,
+            BlockStatus.FAULTY,
+            BlockStatus.MISSING,
+            BlockStatus.IN_USE,
+            BlockStatus.PREPARING,
+        )
+        if looks[look]
+    )
+    yield from (f"{count} GPU{'s' if count > 1 else ''} {word}" for word, count in _marked(node) if count)
+    if NOT_SEEN in standing:
+        yield node.trouble or "its agent has not been heard"
+
+
+def _bars(gpus: Sequence[BlockRow], said_first: str) -> Element:
+    """The bars of all GPUs, eight to a line. Blocks that look alike are one path, because there may be tens of thousands."""
+    paths: dict[tuple[BlockStatus, bool], list[str]] = {}
+    for place, gpu in enumerate(gpus):
+        for each in gpu.blocks:
+            paths.setdefault((each.look, each.foreign), []).append(_box(place, each, gpu.units))
+    whole = BarBlock(0, 1, BlockStatus.FREE, "", "", "")
+    changing = "".join(_box(place, whole, 1) for place, gpu in enumerate(gpus) if gpu.changing)
+    height = _LINE * -(-len(gpus) // _IN_LINE)
+    return element(
+        "svg",
+        [each for (look, foreign), drawn in sorted(paths.items()) for each in _paths(look, foreign, "".join(drawn))],
+        element("path", d=changing, class_="tr-changing") if changing else None,
+        role="img",
+        aria_label=f"{said_first}{told_in_short(gpus)}",
+        viewBox=f"0 0 {_IN_LINE * _STEP} {height}",
+        height=height,
+        preserveAspectRatio="none",
+        class_="bars",
+    )
+
+
+def _box(place: int, each: BarBlock, units: int) -> str:
+    left = place % _IN_LINE * _STEP + 4 + _BAR * each.start / units
+    width = _BAR * each.size / units
+    return f"M{left:.4g} {place // _IN_LINE * _LINE + 2}h{width:.3g}v{_HEIGHT}h-{width:.3g}z"
+
+
+def _paths(look: BlockStatus, foreign: bool, d: str) -> Iterator[Element]:
+    yield element("path", d=d, class_=f"{CLASSES[look]} tr-box{' tr-foreign' if foreign else ''}")
+    if (pattern := pattern_of(look)) != "none":
+        yield element("path", d=d, fill=pattern)
+
+
+def shown_looks(rows: Iterable[NodeRow]) -> Mapping[str, str]:
+    """The states of these rows, each with its word, in the order of the filter."""
+    present = frozenset[str]().union(*(row.states for row in rows))
+    words = {TROUBLE: "in trouble", NOT_SEEN: NOT_SEEN, NOT_READY: NOT_READY, CORDONED: CORDONED}
+    words |= {WITHHELD: WITHHELD, CHANGING: CHANGING} | {str(look): str(look) for look in BlockStatus}
+    return {state: word for state, word in words.items() if state in present}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +350,12 @@ def feed_of(choice: NodeFilter) -> str:
 
 def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> Element:
     """The counts of the cluster, and how many nodes are chosen."""
-    total = NodeSummary.total(each.tally for each in rows)
-    counted = {
-        "nodes": total.nodes,
-        "nodes not seen": total.unheard,
-        "GPUs": total.gpus,
-        "slices": total.slices,
-        "slices held": total.held,
-        "slices idle": total.idle,
-        "slices unknown": total.unknown,
-        "shares": total.shares,
-    }
-    said = f"{chosen:,} of {total.nodes:,} nodes are such." if choice.leaves_out else None
+    total = [sum(row.counts[place] for row in rows) for place in range(len(_COUNTED))]
+    said = f"{chosen:,} of {total[0]:,} nodes are such." if choice.leaves_out else None
     return element(
         "div",
         needs_line(_needs(rows), 0.0, "No node that you see is in trouble."),
-        figures((word, f"{count:,}") for word, count in counted.items()),
+        figures((word, f"{count:,}") for word, count in zip(_COUNTED, total, strict=True)),
         element("p", said) if said else None,
         id="summary",
     )

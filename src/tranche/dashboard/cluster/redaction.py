@@ -13,7 +13,7 @@ from dataclasses import replace
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.keeper import NOT_KNOWN_YET, ProcessKeeper
 from tranche.core.state import ComputeInstance, GpuInstance, GpuProcess, GpuState, InstanceKey
-from tranche.dashboard.cluster.visibility import HIDDEN, NameVisibility, namespace_of
+from tranche.dashboard.cluster.snapshot import HIDDEN, NameVisibility, namespace_of
 from tranche.documents.blocks import Document
 
 _PROCESS = "a process"

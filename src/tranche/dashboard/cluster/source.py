@@ -1,12 +1,14 @@
 """Watches a cluster: agents' reports, nodes, waiting pods, and events. All pages are made from these.
 
-It uses the rights of the dashboard's own account; what each viewer may see is decided elsewhere.
+What nodes offer to claims, what claims have, and how the cluster gives shares is read on demand: a watch without viewers would
+cost too much. All uses the rights of the dashboard's own account; what each viewer may see is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing, suppress
@@ -14,17 +16,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
-from tranche.core.errors import TrancheError
-from tranche.dashboard.cluster.heard_node import HeardNode, has_gpus, heard, seen_node
+from tranche.core.errors import ClaimsUnavailable, TrancheError
 from tranche.dashboard.cluster.kube_event import COMPONENTS, KubeEvent, decode_kube_event
-from tranche.dashboard.cluster.pending import PendingPod, decode_pending_pod
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, HeardNode, SeenNode, apart, has_gpus, heard, seen_node
+from tranche.dashboard.cluster.waiting_page import PendingPod, decode_pending_pod
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, WatchEvent
+from tranche.kubernetes.api.informer import Backoff, Informer, ObjectList, ObjectSource, WatchEvent
 from tranche.kubernetes.api.leases import Lease, decode_lease
-from tranche.kubernetes.api.selection import ObjectSource
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
+from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
 from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, told_node
 
 _PACE_SECONDS = 0.25
@@ -35,6 +38,9 @@ _MADE_OUT = "this page cannot make out what it reads of the cluster; its log say
 _log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+_FRESH_SECONDS = 5.0
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,7 @@ def _spaces_of(node: SeenNode) -> list[str]:
 
 class ClusterSource:
     """A component. It calls `report` on the event loop with the newest state, and `lose` with a fault that keeps it from reading
-    what the API server sends. `now` is seconds since the epoch.
+    what the API server sends.
     """
 
     name = "cluster"
@@ -79,16 +85,9 @@ class ClusterSource:
         namespace: str,
         report: Callable[[ClusterObservation], None],
         lose: Callable[[str], None],
-        *,
-        random: Callable[[], float],
-        now: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._report = report
         self._lose = lose
-        self._random = random
-        self._now = now
-        self._sleep = sleep
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         waiting = {"fieldSelector": "status.phase=Pending"}
         self._leases = _Followed(
@@ -131,7 +130,7 @@ class ClusterSource:
         try:
             async with asyncio.TaskGroup() as group:
                 for each in self._all():
-                    group.create_task(each.follow(Backoff(self._random), self._changed, self._sleep))
+                    group.create_task(each.follow(Backoff(random.random), self._changed))
                 group.create_task(self._keep())
         except ExceptionGroup as errors:
             self._fail(errors.exceptions[0])
@@ -160,7 +159,7 @@ class ClusterSource:
                 except Exception as error:
                     # Catch everything: pages say that they are not live, and the next change tries again.
                     self._fail(error)
-            await self._sleep(_PACE_SECONDS)
+            await asyncio.sleep(_PACE_SECONDS)
 
     def _settled(self) -> bool:
         """Whether the present state of everything followed is known, or why it is not."""
@@ -174,7 +173,7 @@ class ClusterSource:
         self._lose(_MADE_OUT)
 
     async def _look(self) -> None:
-        now, trouble = self._now(), self._trouble()
+        now, trouble = time.time(), self._trouble()
         leases, nodes = self._leases.items or {}, self._nodes.items or {}
         by_node = {told_node(each): each for each in leases.values()}
         fresh = [each for name, each in by_node.items() if self._read.get(name) is not each]
@@ -235,10 +234,53 @@ class _Followed(Generic[Item]):
             async for event in events:
                 yield event
 
-    async def follow(self, backoff: Backoff, changed: asyncio.Event, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def follow(self, backoff: Backoff, changed: asyncio.Event) -> None:
         """Keep up until cancelled."""
-        informer = Informer[Item](self, backoff, sleep=sleep)
+        informer = Informer[Item](self, backoff)
         async with aclosing(informer.snapshots()) as snapshots:
             async for items in snapshots:
                 self.items, self.heard = items, True
                 changed.set()
+
+
+class FleetReader:
+    """Reads with the dashboard's own account, which may read leases in its namespace alone. `clock` is monotonic, in
+    seconds.
+    """
+
+    def __init__(self, connection: ApiConnection, namespace: str, *, clock: Callable[[], float]) -> None:
+        self._fleet = _Fresh(partial(_fleet, connection, namespace), clock)
+        self._backend = _Fresh(partial(backend_in_force, connection, namespace), clock)
+
+    async def fleet(self) -> Fleet:
+        """As of now or five seconds ago; empty in a cluster without claims. KubernetesUnavailable without an answer."""
+        return await self._fleet.get()
+
+    async def backend(self) -> AllocationBackend:
+        """How the cluster gives shares, as of now or five seconds ago. KubernetesUnavailable without an answer."""
+        return await self._backend.get()
+
+
+async def _fleet(connection: ApiConnection, namespace: str) -> Fleet:
+    try:
+        return await read_fleet(connection, namespace)
+    except ClaimsUnavailable:
+        return Fleet()
+
+
+class _Fresh(Generic[Read]):
+    """A reading, until it is too old. One caller at a time reads it again."""
+
+    def __init__(self, read: Callable[[], Awaitable[Read]], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._found: tuple[float, Read] | None = None
+        self._reading = asyncio.Lock()
+
+    async def get(self) -> Read:
+        """As of now, or five seconds ago."""
+        async with self._reading:
+            if self._found is None or self._clock() - self._found[0] >= _FRESH_SECONDS:
+                found = await self._read()
+                self._found = self._clock(), found
+            return self._found[1]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.kube_event import KubeEvent, newest_fairly
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, NodeLayoutView
-from tranche.dashboard.cluster.pending import PendingPod, gate_fleet, giving, redacted_fleet
+from tranche.dashboard.cluster.nodes_page import RowCache
 from tranche.dashboard.cluster.redaction import redacted_overview
-from tranche.dashboard.cluster.snapshot import ClusterSnapshot, SeenNode, apart, unshown
+from tranche.dashboard.cluster.snapshot import ClusterSnapshot, NameVisibility, SeenNode, apart, unshown
 from tranche.dashboard.cluster.source import ClusterObservation
-from tranche.dashboard.cluster.visibility import NameVisibility
+from tranche.dashboard.cluster.waiting_page import PendingPod, gate_fleet, giving, redacted_fleet
 from tranche.dashboard.live import Publisher
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -67,14 +67,16 @@ class ViewerPermission:
 
 
 class UserView:
-    """To be used on the event loop. `live` announces changes."""
+    """To be used on the event loop. `live` announces changes; `used` is when a viewer last asked."""
 
     def __init__(self, rights: ViewerPermission) -> None:
         self.rights = rights
+        self.used = 0.0
+        self.row_cache = RowCache()
         self.live = Publisher[ClusterSnapshot](_PACE_SECONDS)
         self._base: ClusterSnapshot | None = None
         self._shown = ClusterSnapshot()
-        self._seen: ClusterObservation | None = None
+        self._seen = ClusterObservation(ClusterSnapshot())
         self._others: tuple[object, ...] = ()
         self._events: tuple[KubeEvent, ...] = ()
         self._events_of: tuple[object, ...] = ()
@@ -82,7 +84,6 @@ class UserView:
 
     def lose(self, why: str) -> None:
         """Say why nothing newer is known."""
-        self._seen = replace(self._known, trouble=why)
         self.live.take(None, why)
 
     def take(self, seen: ClusterObservation) -> None:
@@ -116,12 +117,12 @@ class UserView:
     @property
     def pods(self) -> tuple[PendingPod, ...]:
         """Waiting pods that may be named."""
-        return tuple(each for each in self._known.pods if self.rights.sight.sees(each.pod.namespace))
+        return tuple(each for each in self._seen.pods if self.rights.sight.sees(each.pod.namespace))
 
     @property
     def hidden_pods(self) -> int:
         """How many others wait, for viewers who may know that."""
-        return 0 if self.rights.see_nothing else len(self._known.pods) - len(self.pods)
+        return 0 if self.rights.see_nothing else len(self._seen.pods) - len(self.pods)
 
     @property
     def events(self) -> tuple[KubeEvent, ...]:
@@ -138,8 +139,8 @@ class UserView:
 
     def gates(self, fleet: Fleet, backend: AllocationBackend) -> GateFleet:
         """What nodes have for shares that are given by demand; `fleet` is what they offer to claims."""
-        nodes: Mapping[str, FleetNode] = self._known.nodes
-        told: Mapping[str, ViewReport] = self._known.told
+        nodes: Mapping[str, FleetNode] = self._seen.nodes
+        told: Mapping[str, ViewReport] = self._seen.told
         shown = {name: each for name, each in nodes.items() if self.rights.all_nodes or name in self._shown.nodes}
         known = {name: told[name].view for name, each in self._shown.nodes.items() if name in told and not each.trouble}
         gates = replace(gate_fleet(known, shown, self.rights.sight), whole=self.rights.all_nodes)
@@ -150,7 +151,7 @@ class UserView:
         unreadable. Others would learn what went on before they came.
         """
         seen = name in self._shown.nodes and (self.rights.all_nodes or self.rights.sight.everywhere)
-        told = self._known.told.get(name) if seen else None
+        told = self._seen.told.get(name) if seen else None
         try:
             return NO_USE if told is None or not told.use else use_from_text(told.use)
         except UsageError:
@@ -161,7 +162,7 @@ class UserView:
         node = self._shown.nodes.get(name)
         if node is None:
             return None
-        return NodeLayoutView(node, self._known.told.get(name), self.rights.sight, self._known.namespaces)
+        return NodeLayoutView(node, self._seen.told.get(name), self.rights.sight, self._seen.namespaces)
 
     def outlook(self, layouts: NodeLayoutView, layout: str) -> LayoutPreview:
         """What that layout would do on that node; TrancheError if that is unknown.
@@ -184,7 +185,3 @@ class UserView:
         sight = self.rights.sight
         found = newest_fairly((each for each in seen.events if sight.sees(each.namespace)), MOST_EVENTS)
         return tuple(each.redacted(sight, seen.namespaces) for each in found)
-
-    @property
-    def _known(self) -> ClusterObservation:
-        return self._seen or ClusterObservation(ClusterSnapshot())

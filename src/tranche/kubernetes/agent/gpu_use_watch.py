@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class GpuUseWatch:
-    """A component: after each reading, publishes the annotation's text in `use`.
+    """A component: after each reading, publishes the annotation's text in `latest`.
 
     It never holds up other parts: while the driver hangs, it reads nothing and leaves a gap. `now` is seconds since the epoch;
     `clock` is monotonic. If the two drift apart, the system clock was set, and the time of earlier samples is unknown.
@@ -49,7 +49,6 @@ class GpuUseWatch:
     def __init__(
         self,
         services: NodeContext,
-        use: LatestValue[str],
         *,
         read: Callable[[NodeState], Sequence[GpuReading]] | None = None,
         now: Callable[[], float] = time.time,
@@ -57,7 +56,7 @@ class GpuUseWatch:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._services = services
-        self._use = use
+        self.latest: LatestValue[str] = LatestValue()
         self._read = read or NvmlGaugeReader(time.monotonic).read
         self._now = now
         self._clock = clock
@@ -83,7 +82,7 @@ class GpuUseWatch:
             if readings:
                 since_line.append(sample_of(now, readings))
             use = UseReport(now, readings, use.lines, use.long_lines)
-            self._use.publish(await asyncio.to_thread(use_to_text, use))
+            self.latest.publish(await asyncio.to_thread(use_to_text, use))
             await self._sleep(READ_SECONDS)
 
     async def _kept(self) -> UseReport:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tranche.hardware.host_facts import has_nvidia_gpu
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.http_server import HealthServer
 
 LOOK_SECONDS = 60.0
 

@@ -2,7 +2,7 @@
 
 The signal that ends an agent does not tell it an uninstallation from an upgrade, and after an uninstallation it has no rights
 left. So the agents' DaemonSet is deleted first, while everything else is still there; an agent with a deleted DaemonSet removes
-its files.
+its files. Pods that still have GPUs by claims are listed, as no agent can take these back.
 """
 
 from __future__ import annotations
@@ -11,25 +11,85 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError
 from tranche.hardware.cdi import CdiSpec, write_spec
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.agent.traces import cleaning, is_marked
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
+from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.reader import ClusterReader
+from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
 from tranche.kubernetes.dra.registration import socket_folder
+from tranche.kubernetes.feature_labels.labels import changed_labels
+from tranche.kubernetes.fleet.objects import FleetClaim, decode_fleet_claim
 from tranche.kubernetes.gated.leases import CHOICES
+from tranche.kubernetes.mig_manager import operands
+from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
+from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
+from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, NOTHING_ASKED
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL, ticket_name
 from tranche.kubernetes.telling.told_view import REPORT, TOLD_LABEL, lease_name
 from tranche.node.host import Host
+
+MIG_MANAGER, FEATURE_LABELS = "mig-manager", "feature-labels"
+"""The parts of an agent that another program may replace on the node object; no other reports what claims can have."""
+
+_ANNOTATION_PREFIXES = (CLAIM_PREFIX, "tranche.dev/")
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupPlan:
+    """How to take back the traces: parts of a metadata patch, a condition to remove, and whether to uncordon."""
+
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+    condition: str | None = None
+    uncordon: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.annotations or self.condition or self.uncordon)
+
+
+def is_marked(node: KubeNode) -> bool:
+    """Whether the node has a mark that only agents write."""
+    return bool(_annotations(node) or _free_labels(node)) or node.condition(CONDITION_TYPE) is not None
+
+
+def cleaning(node: KubeNode, parts: Collection[str]) -> CleanupPlan:
+    """How to take back what these parts of an agent wrote on the node.
+
+    What people set stays, such as the wanted layout and the room to keep. Paused operands run again; a cordon goes if it
+    was an agent's.
+    """
+    labels = changed_labels(node.labels, {}, 0.0) if FEATURE_LABELS in parts else {}
+    labels |= dict.fromkeys(_free_labels(node))
+    if MIG_MANAGER not in parts:
+        return CleanupPlan(labels=labels)
+    labels |= {key: None for key in NOTHING_ASKED if key in node.labels}
+    if operands.paused_here(node):
+        labels |= operands.restore(node)
+    return CleanupPlan(
+        labels,
+        dict.fromkeys(_annotations(node)),
+        CONDITION_TYPE if node.condition(CONDITION_TYPE) is not None else None,
+        node.unschedulable and CORDON_ANNOTATION in node.annotations,
+    )
+
+
+def _free_labels(node: KubeNode) -> list[str]:
+    return [key for key in FREE_LABELS if key in node.labels]
+
+
+def _annotations(node: KubeNode) -> list[str]:
+    return [key for key in node.annotations if key.startswith(_ANNOTATION_PREFIXES) and key != KEEP_ANNOTATION]
+
 
 _LOOK_SECONDS = 0.5
 _ASK_SECONDS = 1.0
@@ -61,7 +121,7 @@ def leave(
         connection = ApiConnection(server)
         try:
             cluster = ClusterClient(connection)
-            client = KubeClient(connection, now=lambda: datetime.now(UTC), random=lambda: 0.0)
+            client = KubeClient(connection)
             nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
             nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
             others = await _nodes_of_other_agents(cluster, namespace, daemon_set, say)
@@ -189,3 +249,37 @@ def _end_idle_daemons(host: Host) -> tuple[str, ...]:
     host.daemons.records.expire()
     view = host.view(seconds=_DAEMONS_END_SECONDS, thorough=True)
     return tuple(daemon.device_uuid for gpu in view.node for daemon in gpu.daemons)
+
+
+_CLAIMS = "/apis/resource.k8s.io/v1/resourceclaims"
+_NAMED = 20
+
+
+def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Name the pods that cannot end until an agent runs again. Says nothing where the cluster has no claims.
+
+    Raises KubeconfigInvalid when no API server is known, and KubernetesUnavailable when it does not answer.
+    """
+
+    async def read() -> tuple[ClusterReader, tuple[FleetClaim, ...] | None]:
+        connection = ApiConnection(find_api_server(kubeconfig, environ))
+        try:
+            reader = ClusterReader(connection)
+            return reader, await reader.decoded("claims", _CLAIMS, decode_fleet_claim)
+        finally:
+            await connection.close()
+
+    reader, found = asyncio.run(read())
+    if reader.unread:
+        say("cannot tell which pods have GPUs through claims: this account may not read claims")
+    if pods := pods_left(found or ()):
+        more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
+        say(
+            f"{len(pods)} pods have GPUs through claims and keep running. If you delete one, it stays Terminating "
+            f"until an agent runs on its node again: {', '.join(pods[:_NAMED])}{more}"
+        )
+
+
+def pods_left(claims: tuple[FleetClaim, ...]) -> tuple[str, ...]:
+    """The pods of claims that have devices of Tranche's driver."""
+    return tuple(sorted({f"{each.namespace}/{name}" for each in claims if each.given for name in each.pods}))

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tranche.core.allocation import WithheldDevice
 from tranche.core.errors import UsageError
-from tranche.kubernetes.api.leases import Lease, LeaseClient
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.leases import Lease
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.taints import KeptRoom, kept_sizes
-from tranche.kubernetes.gated.agent.withheld import withheld_places
-from tranche.kubernetes.gated.leases import offered_view
+from tranche.kubernetes.gated.leases import offered_view, withheld_places
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.health import FaultyDevices, faulty
-from tranche.kubernetes.node.inventory import Snapshot
-from tranche.kubernetes.report_lease import PAUSE_SECONDS, LeaseWriter
+from tranche.kubernetes.node.health import faulty
+from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
 from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import (
     RENEWED_SECONDS,
@@ -37,28 +38,14 @@ from tranche.kubernetes.telling.told_view import (
     told_to_lease,
     use_of_lease,
 )
+from tranche.planning.layouts.named_layouts import LayoutList
 
 CHECK_SECONDS = 300.0
 """How often the lease is read again where it is not renewed: somebody may have deleted it."""
+PAUSE_SECONDS = 1.0
+_RETRY_SECONDS = 5.0
 
-
-@dataclass(frozen=True, slots=True)
-class ReportSource:
-    """What there is to report, each as last known.
-
-    `node` is the node object. `fresh` says whether the latest of `snapshots` is current. `refused` says why pods, by uid, cannot
-    have the share that a controller chose for them. `layouts` is what the agent makes of the layout label; it is left out until
-    there is one. `use` is the GPUs' use as annotation text; until there is one, the previously reported one stays.
-    """
-
-    snapshots: LatestValue[Snapshot]
-    node: LatestValue[KubeNode | None]
-    backend: LatestValue[AllocationBackend]
-    fresh: Callable[[], bool]
-    faults: LatestValue[FaultyDevices]
-    refused: LatestValue[Mapping[str, str]]
-    layouts: LatestValue[LayoutReport]
-    use: LatestValue[str] = field(default_factory=LatestValue)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,40 +56,55 @@ class _Said:
     news: ViewReport
 
 
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """The lease as it stands, what it says (None if unknown), and when it was read or written, by `clock`."""
+
+    lease: Lease | None
+    says: _Said | None
+    at: float
+
+
 class NodeReporter:
-    """A component: writes the lease after changes, at most once in `pause` seconds.
+    """A component: writes the lease after changes, at most once in `pause` seconds; rereads it after a conflict or a failure.
 
     With `to_people` it writes at least every `RENEWED_SECONDS` while the driver answers, so that nobody mistakes an old report
-    for a current one. Without it, the report is only for a controller that chooses of the node's GPUs. `say` records an event of
-    the node, by reason and message. `clock` is monotonic, in seconds.
+    for a current one; while it does not answer, only news is written, and the lease keeps its age. Without `to_people`, the
+    report is only for a controller that chooses of the node's GPUs.
+
+    `told` is what the agent makes of the layout label, left out until the `layouts` of its MIG manager are known. `use` is the
+    GPUs' use as annotation text; until there is one, the previously reported one stays. `clock` is monotonic, in seconds.
     """
 
     name = "report"
 
     def __init__(
         self,
-        leases: LeaseClient,
-        news: ReportSource,
+        services: NodeContext,
+        told: LayoutReport,
+        layouts: LatestValue[LayoutList],
+        use: LatestValue[str],
         *,
         to_people: bool,
-        clock: Callable[[], float],
-        say: Callable[[KubeNode, str, str], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
         pause: float = PAUSE_SECONDS,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._news = news
+        self._services = services
+        self._told = told
+        self._layouts = layouts
+        self._use = use
         self._to_people = to_people
-        self._say_event = say
+        self._every = RENEWED_SECONDS if to_people else CHECK_SECONDS
+        self._clock = clock
+        self._pause = pause
         self._unknown_size = ""
-        self._lease = LeaseWriter(
-            leases,
-            self,
-            every=RENEWED_SECONDS if to_people else CHECK_SECONDS,
-            renew=to_people,
-            clock=clock,
-            fresh=news.fresh,
+        self._standing: _Standing | None = None
+        self._reconciler = Reconciler(
+            _log,
+            "cannot report on the node",
             trouble="the agent has not reported the GPUs to the controller yet",
-            pause=pause,
+            longest=_RETRY_SECONDS,
             sleep=sleep,
         )
 
@@ -110,26 +112,62 @@ class NodeReporter:
         """Ready when the last change reached a controller that chooses. A page that shows less is no reason to take the node's
         agent out of service.
         """
-        trouble = self._lease.trouble if self._chosen_of else ""
+        trouble = self.trouble if self._chosen_of else ""
         return Readiness(not trouble, trouble)
+
+    @property
+    def trouble(self) -> str:
+        """Why the lease does not say what it should, "" when it does."""
+        return self._reconciler.trouble
 
     async def run(self) -> None:
         """Keep the lease true until cancelled. The lease stays: without a reporter the node's shares are not free, and pages show
         since when the node is silent.
         """
-        news = self._news
-        others: tuple[LatestValue[Any], ...] = (news.refused, news.faults, news.layouts)
-        await self._lease.run((news.snapshots, news.node, news.backend), others)
+        self._standing = None
+        services = self._services
+        others: tuple[LatestValue[Any], ...] = (services.refused, services.device_health.faults, self._layouts)
+        needed = (services.inventory.latest, services.node, services.backend)
+        await self._reconciler.run(self._look, needed, (each.changes() for each in others))
+
+    async def _look(self) -> LookResult:
+        if (node := self.about()) is not None:
+            before, self._standing = self._standing, None  # unknown after a failure
+            self._standing = await self._written(node, before)
+        return LookResult(self._pause, self._left(self._standing))
+
+    def _left(self, standing: _Standing | None) -> float:
+        """How long until the lease is due without changes: it may have been deleted, or is to be renewed."""
+        return self._every if standing is None else max(0.0, standing.at + self._every - self._clock())
+
+    async def _written(self, node: KubeNode, standing: _Standing | None) -> _Standing | None:
+        """The lease as it stands once it says what it should; None if someone else has written it meanwhile."""
+        leases, fresh, due = self._services.leases, self._fresh, standing is None or not self._left(standing)
+        renew = self._to_people and fresh
+        if standing is None or (due and not renew):
+            lease = await leases.get(lease_name(REPORT, node.name))
+            standing = _Standing(lease, None if lease is None else self.read(lease), self._clock())
+        at = self._clock()
+        said = await self.now(node, standing.says)
+        changed = said != standing.says
+        if not changed and not (due and renew):
+            return standing
+        wanted = await self.to_lease(node, said, standing.lease, changed=changed)
+        if standing.lease is None:
+            answer = await leases.create(wanted)
+        else:
+            before = standing.lease
+            wanted = replace(wanted, version=before.version, renewed=before.renewed)
+            answer = await leases.replace(wanted, renew=fresh or not before.renewed)
+        if answer is None:
+            self._reconciler.wake()  # someone else has written or removed it: read it again
+        return None if answer is None else _Standing(answer, said, at)
 
     def about(self) -> KubeNode | None:
         """The node, if it is to be reported; None otherwise. People get reports only while the driver answers."""
-        node = self._news.node.value
-        wanted = self._chosen_of or (self._to_people and self._news.fresh())
+        node = self._services.node.value
+        wanted = self._chosen_of or (self._to_people and self._fresh)
         return node if node is not None and node.uid and wanted else None
-
-    def lease_name(self, node: KubeNode) -> str:
-        """The name of the lease with the node's report."""
-        return lease_name(REPORT, node.name)
 
     def read(self, lease: Lease) -> _Said | None:
         """What the lease says; None when it cannot be read."""
@@ -148,36 +186,46 @@ class NodeReporter:
         """The next generation after `before`, even where the rest of `before` cannot be read."""
         generation, use = (0 if before is None else generation_of(before)) + changed, ""
         if self._to_people:
-            use = self._news.use.value if self._news.use.synced else "" if before is None else use_of_lease(before)
+            use = self._use.value if self._use.synced else "" if before is None else use_of_lease(before)
         report = replace(said.told, generation=generation, use=use)
         return await asyncio.to_thread(told_to_lease, report, (node.name, node.uid))
 
     @property
+    def _fresh(self) -> bool:
+        """Whether the latest look at the GPUs is current."""
+        return self._services.inventory.ready().ready
+
+    @property
     def _chosen_of(self) -> bool:
         """Whether a controller chooses of the node's GPUs."""
-        return self._news.backend.synced and self._news.backend.value is AllocationBackend.GATES
+        backend = self._services.backend
+        return backend.synced and backend.value is AllocationBackend.GATES
 
     async def _sizes(self, node: KubeNode) -> tuple[KeptRoom, ...]:
         """The room that the administrator has the node keep; none, with an event, where the annotation is invalid."""
         sizes, problem = kept_sizes(node.annotations)
         if problem and problem != self._unknown_size:
-            await self._say_event(node, "KeptRoomUnknown", problem)
+            await self._services.api.create_node_event(node, KubeEventType.WARNING, "KeptRoomUnknown", problem)
         self._unknown_size = problem
         return sizes
 
     def _to_say(self, node: KubeNode, sizes: Collection[KeptRoom] | None, before: Collection[WithheldDevice]) -> _Said:
         """`sizes` is None where no controller chooses."""
-        news = self._news
-        snapshot, offer = news.snapshots.value, None
+        services = self._services
+        snapshot, offer = services.inventory.latest.value, None
         view = told(snapshot.view, snapshot.draining)
         if sizes is not None:
             mode = mode_in_force(node.labels)
             offered = offered_view(view, mode)
-            kept = withheld_places(offered, mode, faulty(news.faults.value, view.node), tuple(sizes), before)
-            offer = ShareOffer(mode, kept, news.refused.value if news.refused.synced else {})
+            kept = withheld_places(
+                offered, mode, faulty(services.device_health.faults.value, view.node), tuple(sizes), before
+            )
+            offer = ShareOffer(mode, kept, services.refused.value if services.refused.synced else {})
         if not self._to_people:
             return _said(ViewReport(node.name, bare(view), offer=offer, to_people=False))
-        layouts = news.layouts.value if news.layouts.synced else None
+        layouts: LayoutReport | None = self._told
+        if self._told.managed:
+            layouts = replace(self._told, offer=self._layouts.value) if self._layouts.synced else None
         waiting = marked(snapshot.view, snapshot.draining)
         return _said(ViewReport(node.name, view, layouts=layouts, marked=waiting, offer=offer))
 

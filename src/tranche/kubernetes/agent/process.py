@@ -5,24 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.gpu_events import GpuEventStream, needs_recovery
-from tranche.kubernetes.agent.boot_unit import BootUnit, Installation
+from tranche.kubernetes.agent.boot_unit import BootUnit
 from tranche.kubernetes.agent.leaving import give_gpus_back, last_look_at, take_files_along
 from tranche.kubernetes.agent.metrics_server import MetricsServer, MetricsSettings
-from tranche.kubernetes.agent.parts import cdi_obstacle
+from tranche.kubernetes.agent.parts import AgentOptions, build_parts
 from tranche.kubernetes.agent.state_folder import StateFolderWatch
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -30,20 +26,18 @@ from tranche.kubernetes.api.kubeconfig import find_api_server
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.backend_watch import BackendWatch
-from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.component import Component, Readiness
-from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, cdi_obstacle
 from tranche.kubernetes.kubelet.pod_resources import PodResourcesClient
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy, xid_policy
 from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.serving.health_server import HealthServer
+from tranche.kubernetes.serving.http_server import HealthServer
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.node.host import Host
 
@@ -58,44 +52,7 @@ _TURN_SECONDS = 0.0005
 _log = logging.getLogger(__name__)
 
 
-Part = Callable[[NodeContext, ConfigSource], Component]
-"""Builds one part from what all parts share."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
-    """How one agent is set up.
-
-    `namespace` "" means the namespace named where the API server was found. `period` is in seconds. `daemon_set` is the DaemonSet
-    that runs the agent, if any: when it is deleted, the agent removes what it keeps in `cdi_folder` and `kubelet_folder`.
-    `metrics` is None when none are served. `boot` cuts the GPUs at boot, where the agent is to install it. With `stand_by` the
-    agent is ready while it waits for another agent's end. `backend` is the administrator's word on how the cluster gives shares
-    on demand, None to find out.
-    """
-
-    node_name: str
-    kubeconfig: str | None
-    namespace: str
-    pod_resources_socket: Path
-    health_host: str
-    health_port: int
-    period: float
-    plugin: StartSettings
-    metrics: MetricsSettings | None
-    daemon_set: str = "tranche-agent"
-    cdi_folder: Path = Path("/var/run/cdi")
-    kubelet_folder: Path = Path("/var/lib/kubelet")
-    boot: Installation | None = None
-    stand_by: bool = False
-    backend: AllocationBackend | None = None
-
-
-def run_agent(
-    host: Host,
-    options: AgentOptions,
-    parts: Sequence[Part],
-    environ: Mapping[str, str],
-) -> None:
+def run_agent(host: Host, options: AgentOptions, environ: Mapping[str, str]) -> None:
     """Serve until SIGTERM or SIGINT.
 
     KubeconfigInvalid when no API server is known, PluginConfigInvalid when the device plugin's settings are wrong, UsageError
@@ -103,15 +60,10 @@ def run_agent(
     after the components have ended are abandoned: the process exits under them. That is safe at any point, as the ledger's
     journal is written for `kill -9`.
     """
-    asyncio.run(_serve(host, options, parts, environ))
+    asyncio.run(_serve(host, options, environ))
 
 
-async def _serve(
-    host: Host,
-    options: AgentOptions,
-    parts: Sequence[Part],
-    environ: Mapping[str, str],
-) -> None:
+async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) -> None:
     options.plugin.check()
     sys.setswitchinterval(_TURN_SECONDS)
     loop = asyncio.get_running_loop()
@@ -122,8 +74,7 @@ async def _serve(
         loop.add_signal_handler(number, stopped.set)
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
-    now = partial(datetime.now, UTC)
-    api = KubeClient(connection, now=now, random=random.random)
+    api = KubeClient(connection)
     node_watch = NodeWatch(api, options.node_name)
     pod_watch = PodWatch(api, options.node_name)
     pods = PodRegister(
@@ -153,7 +104,7 @@ async def _serve(
         namespace=namespace,
         api=api,
         connection=connection,
-        leases=LeaseClient(connection, namespace, now=now, random=random.random),
+        leases=LeaseClient(connection, namespace),
         backend=tier_watch.latest,
         node=node_watch.latest,
         node_pods=pod_watch.latest,
@@ -164,7 +115,7 @@ async def _serve(
         host=host,
         state_problem=state_folder.problem,
     )
-    built = [build(services, plugin_config) for build in parts]
+    built = list(build_parts(services, plugin_config, options))
     components: list[Component] = [
         state_folder,
         node_watch,

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from datetime import datetime
+from collections.abc import AsyncIterator, Mapping
 
-from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.decoding import (
     Json,
     decode_config_map,
     decode_node,
     decode_pod,
     encode_condition,
+    encode_event,
     encode_eviction,
-    encode_node_event,
-    encode_pod_event,
-    event_source,
     raw_condition,
     timestamp,
 )
+from tranche.kubernetes.api.informer import ObjectSource, named
 from tranche.kubernetes.api.objects import (
     ConfigMap,
     EvictionResult,
@@ -31,32 +28,21 @@ from tranche.kubernetes.api.objects import (
     NodeCondition,
     PodRef,
 )
-from tranche.kubernetes.api.selection import ObjectSource, named
 
 _MERGE_PATCH = "application/merge-patch+json"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 
 class KubeClient:
-    """One API server, asked on behalf of one node. `random` gives numbers from 0 to 1; `now` gives the time in UTC.
+    """One API server, asked on behalf of one node.
 
     Each call raises KubernetesUnavailable when a retry may help; KubernetesForbidden, KubernetesNotFound or
     KubernetesRejected when it does not. The watches raise nothing: they last until their iterator is closed, and recover
     by themselves.
     """
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        *,
-        now: Callable[[], datetime],
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
-        self._now = now
-        self._random = random
-        self._sleep = sleep
 
     async def get_node(self, name: str) -> KubeNode:
         """The node as it is now."""
@@ -83,7 +69,7 @@ class KubeClient:
         """Set one condition. Its transition time moves only with its status; an unchanged condition is not written."""
         raw = await self._get_node(name)
         before = raw_condition(raw, condition.type) or {}
-        now = self._now()
+        now = self._connection.now()
         same_status = before.get("status") == condition.status
         since = str(before.get("lastTransitionTime") or "") if same_status else ""
         wanted = encode_condition(condition, now=now, since=since or timestamp(now))
@@ -95,42 +81,47 @@ class KubeClient:
     def watch_node(self, name: str) -> AsyncIterator[KubeNode | None]:
         """The node now, then after each change; None while no node has that name."""
         source = ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
-        return source.versions(self._random, self._sleep)
+        return source.versions()
 
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
         """The ConfigMap now, then after each change; None while no ConfigMap has that name."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
         source = ObjectSource(self._connection, label, path, named(name), decode_config_map)
-        return source.versions(self._random, self._sleep)
+        return source.versions()
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         """Record an event about the node; a repeated one is counted instead of added. `reason` is one CamelCase word."""
-        same = "\n".join((node.uid, severity, reason, message))
-        name = f"{node.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
-        path = "/api/v1/namespaces/default/events"
-        body = encode_node_event(name, node, severity, reason, message, now=self._now())
-        what = f"record an event about node {node.name}"
-        answer = await self._connection.ask(what, "POST", path, body)
+        path, name, answer = await self._record(node.name, node, node.uid, severity, reason, message)
         if answer.status != 409:
             answer.accepted()
             return
+        what = f"record an event about node {node.name}"
         seen = (await self._connection.ask(what, "GET", f"{path}/{name}")).accepted()
-        again = {"count": int(seen.get("count") or 1) + 1, "lastTimestamp": timestamp(self._now())}
+        again = {"count": int(seen.get("count") or 1) + 1, "lastTimestamp": timestamp(self._connection.now())}
         await self._patch(what, f"{path}/{name}", again, _MERGE_PATCH)
 
     async def create_pod_event(
         self, pod: KubePod, node_name: str, severity: KubeEventType, reason: str, message: str
     ) -> None:
         """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
-        same = "\n".join((pod.uid, severity, reason, message))
-        name = f"{pod.ref.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
-        body = encode_pod_event(
-            name, pod.ref, pod.uid, event_source(node_name), severity, reason, message, now=self._now()
-        )
-        path = f"/api/v1/namespaces/{pod.ref.namespace}/events"
-        answer = await self._connection.ask(f"record an event about pod {pod.ref}", "POST", path, body)
+        _, _, answer = await self._record(node_name, pod.ref, pod.uid, severity, reason, message)
         if answer.status != 409:
             answer.accepted()
+
+    async def _record(
+        self, host: str, about: KubeNode | PodRef, uid: str, severity: KubeEventType, reason: str, message: str
+    ) -> tuple[str, str, ApiResponse]:
+        """Create an event of the agent on that host. Returns its collection, its name, which is the same for the same event, and
+        the answer.
+        """
+        same = "\n".join((uid, severity, reason, message))
+        name = f"{about.name}.{hashlib.sha256(same.encode()).hexdigest()[:16]}"
+        uid = uid or ("" if isinstance(about, PodRef) else about.name)
+        source = {"component": "tranche", "host": host}
+        body = encode_event(name, about, uid, source, severity, reason, message, now=self._connection.now())
+        path = f"/api/v1/namespaces/{body['metadata']['namespace']}/events"
+        what = f"record an event about {f'pod {about}' if isinstance(about, PodRef) else f'node {about.name}'}"
+        return path, name, await self._connection.ask(what, "POST", path, body)
 
     async def list_pods_on_node(self, name: str) -> tuple[KubePod, ...]:
         """All pods bound to the node, including finished ones."""
@@ -138,7 +129,7 @@ class KubeClient:
 
     def watch_pods_on_node(self, name: str) -> AsyncIterator[tuple[KubePod, ...]]:
         """The pods bound to the node now, then after each change."""
-        return self._pods_of(name).snapshots(self._random, self._sleep)
+        return self._pods_of(name).snapshots()
 
     async def daemon_set_size(self, namespace: str, name: str) -> int:
         """The number of nodes that a DaemonSet is to run on."""

@@ -7,10 +7,13 @@ official one costs twenty packages. The code that it would save, reading a kubec
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import socket
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
@@ -80,9 +83,23 @@ class ApiResponse:
 
 
 class ApiConnection:
-    """Keeps connections to one API server; the server's audit log records `user_agent` with each request."""
+    """Keeps connections to one API server; the server's audit log records `user_agent` with each request.
 
-    def __init__(self, server: ApiServer, *, user_agent: str = "tranche") -> None:
+    Watches that recover pause by `random`, which gives numbers from 0 to 1, and `sleep`. `now` gives the time in UTC.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        *,
+        user_agent: str = "tranche",
+        random: Callable[[], float] = random.random,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.random = random
+        self.sleep = sleep
+        self.now = now
         self._extensions = {"sni_hostname": server.server_name} if server.server_name else {}
         self._http = httpx2.AsyncClient(
             base_url=server.url,

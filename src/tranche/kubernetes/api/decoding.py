@@ -110,17 +110,9 @@ def encode_condition(condition: NodeCondition, *, now: datetime, since: str) -> 
     }
 
 
-def encode_node_event(
-    name: str, node: KubeNode, severity: KubeEventType, reason: str, message: str, *, now: datetime
-) -> Json:
-    """A `v1.Event` about a node, in the namespace for events about nodes."""
-    about = {"apiVersion": "v1", "kind": "Node", "name": node.name, "uid": node.uid or node.name}
-    return _event(name, "default", about, event_source(node.name), severity, reason, message, now)
-
-
-def encode_pod_event(
+def encode_event(
     name: str,
-    pod: PodRef,
+    about: KubeNode | PodRef,
     uid: str,
     source: Json,
     severity: KubeEventType,
@@ -129,33 +121,14 @@ def encode_pod_event(
     *,
     now: datetime,
 ) -> Json:
-    """A `v1.Event` about the pod with that uid, in its namespace."""
-    about = {"apiVersion": "v1", "kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": uid}
-    return _event(name, pod.namespace, about, source, severity, reason, message, now)
-
-
-def encode_eviction(pod: PodRef, uid: str) -> Json:
-    """A `policy/v1.Eviction` of that pod alone, even if another pod has its name by now."""
-    meta = {"namespace": pod.namespace, "name": pod.name}
-    options = {"preconditions": {"uid": uid}}
-    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
-
-
-def _event(
-    name: str,
-    namespace: str,
-    about: Json,
-    source: Json,
-    severity: KubeEventType,
-    reason: str,
-    message: str,
-    now: datetime,
-) -> Json:
+    """A `v1.Event` about the node or pod with that uid: in the pod's namespace, or the one for events about nodes."""
+    namespace = about.namespace if isinstance(about, PodRef) else "default"
+    place = {"kind": "Pod", "namespace": namespace} if isinstance(about, PodRef) else {"kind": "Node"}
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": name, "namespace": namespace},
-        "involvedObject": about,
+        "involvedObject": {"apiVersion": "v1", **place, "name": about.name, "uid": uid},
         "type": severity.value,
         "reason": reason,
         "message": shortened(message),
@@ -166,9 +139,11 @@ def _event(
     }
 
 
-def event_source(host: str) -> Json:
-    """The event source: the agent, on that node."""
-    return {"component": "tranche", "host": host}
+def encode_eviction(pod: PodRef, uid: str) -> Json:
+    """A `policy/v1.Eviction` of that pod alone, even if another pod has its name by now."""
+    meta = {"namespace": pod.namespace, "name": pod.name}
+    options = {"preconditions": {"uid": uid}}
+    return {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta, "deleteOptions": options}
 
 
 def part(raw: Json, key: str) -> Json:

@@ -1,9 +1,9 @@
 """Follows a collection of API objects: lists once, then watches, and recovers from any failure.
 
-The core is pure: `ObjectList` and `after` say how an event changes what is known. `Informer` adds the network and the waiting. It
-lists everything again whenever a watch ends, because versions mean nothing after the API server's database was restored to an
-earlier one: the server then accepts a watch from a version that it has not reached yet, and stays silent. `Backoff` paces the
-failures.
+An `ObjectSource` is the objects of one kind that a selector picks. The core is pure: `ObjectList` and `after` say how an event
+changes what is known. `Informer` adds the network and the waiting. It lists everything again whenever a watch ends, because
+versions mean nothing after the API server's database was restored to an earlier one: the server then accepts a watch from a
+version that it has not reached yet, and stays silent. `Backoff` paces the failures.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tranche.core.errors import TrancheError
+from tranche.kubernetes.api.connection import SILENT_SECONDS, ApiConnection
+from tranche.kubernetes.api.decoding import Json
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class Backoff:
 
 
 class _Source(Protocol[Item]):
-    """A collection to follow. Both methods raise KubernetesUnavailable and its siblings."""
+    """A collection to follow, such as an `ObjectSource`. Both methods raise KubernetesUnavailable and its siblings."""
 
     @property
     def label(self) -> str:
@@ -157,3 +159,76 @@ class Informer(Generic[Item]):
                 "cannot watch", extra={"object": self._source.label, "reason": error.reason, "error": str(error)}
             )
         self._failing = str(error)
+
+
+_WATCH_SECONDS = 300
+_QUIET_SECONDS = int(SILENT_SECONDS * 0.8)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectSource(Generic[Item]):
+    """The objects under `path` that the query `selector` picks, keyed by namespace and name. `label` is for logs.
+
+    The API server sends no bookmarks for kinds that are not `bookmarked`, so a quiet watch looks like a lost one.
+    """
+
+    connection: ApiConnection
+    label: str
+    path: str
+    selector: Mapping[str, str]
+    decode: Callable[[Json], Item]
+    bookmarked: bool = True
+
+    async def snapshots(self, random: Callable[[], float] | None = None) -> AsyncGenerator[tuple[Item, ...], None]:
+        """All objects now, then after each change; endless, and recovers by itself. Its pauses are the connection's, by another
+        `random` if given.
+        """
+        informer = Informer(self, Backoff(random or self.connection.random), sleep=self.connection.sleep)
+        async with aclosing(informer.snapshots()) as snapshots:
+            async for found in snapshots:
+                yield tuple(found.values())
+
+    async def versions(self, random: Callable[[], float] | None = None) -> AsyncGenerator[Item | None, None]:
+        """As `snapshots`, for a single object; None while there is none."""
+        async with aclosing(self.snapshots(random)) as snapshots:
+            async for found in snapshots:
+                yield next(iter(found), None)
+
+    async def list(self) -> ObjectList[Item]:
+        """All objects now, from the API server's database."""
+        answer = await self.connection.ask(f"read {self.label}", "GET", self.path, query=self.selector)
+        body = answer.accepted()
+        return ObjectList(_version(body), {_key(raw): self.decode(raw) for raw in body.get("items") or ()})
+
+    async def watch(self, resource_version: str) -> AsyncGenerator[WatchEvent[Item], None]:
+        """The events after that version, for at most five minutes; two where silence may last that long."""
+        query = {
+            **self.selector,
+            "watch": "1",
+            "resourceVersion": resource_version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS if self.bookmarked else _QUIET_SECONDS),
+        }
+        async with aclosing(self.connection.follow(f"watch {self.label}", self.path, query)) as lines:
+            async for line in lines:
+                yield self._event(line)
+
+    def _event(self, line: Mapping[str, Any]) -> WatchEvent[Item]:
+        happening = WatchEventType(line.get("type", WatchEventType.OPENED))
+        raw = line.get("object") or {}
+        about_object = happening in (WatchEventType.ADDED, WatchEventType.MODIFIED)
+        return WatchEvent(happening, _version(raw), _key(raw), self.decode(raw) if about_object else None)
+
+
+def named(name: str) -> Mapping[str, str]:
+    """The selector of the one object with that name."""
+    return {"fieldSelector": f"metadata.name={name}"}
+
+
+def _version(raw: Json) -> str:
+    return str((raw.get("metadata") or {}).get("resourceVersion", ""))
+
+
+def _key(raw: Json) -> str:
+    meta = raw.get("metadata") or {}
+    return f"{meta.get('namespace', '')}/{meta.get('name', '')}"

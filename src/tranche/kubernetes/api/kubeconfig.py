@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tranche.core.errors import KubeconfigInvalid
-from tranche.node.files.bounded import read_bounded
-from tranche.node.files.yaml_reader import load_yaml
+from tranche.node.files.files import load_yaml, read_bounded
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _UNSERVED = {

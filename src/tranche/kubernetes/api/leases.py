@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.selection import ObjectSource, named
+from tranche.kubernetes.api.informer import ObjectSource, named
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +31,11 @@ class Lease:
 
 
 class LeaseClient:
-    """The leases of one namespace. `random` gives numbers from 0 to 1; `now` gives the time in UTC.
+    """The leases of one namespace. Errors are those of `KubeClient`."""
 
-    Errors are those of `KubeClient`.
-    """
-
-    def __init__(
-        self,
-        connection: ApiConnection,
-        namespace: str,
-        *,
-        now: Callable[[], datetime],
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection, namespace: str) -> None:
         self._connection = connection
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._now = now
-        self._random = random
-        self._sleep = sleep
 
     async def get(self, name: str) -> Lease | None:
         """The lease now; None when there is none."""
@@ -83,12 +67,12 @@ class LeaseClient:
 
     def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
         """The lease now, then after each change; None while there is none."""
-        return self._source(f"lease {name}", named(name)).versions(self._random, self._sleep)
+        return self._source(f"lease {name}", named(name)).versions()
 
     def watch_all(self, label: str, value: str) -> AsyncGenerator[tuple[Lease, ...], None]:
         """The leases with that label now, then after each change."""
         source = self._source(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
-        return source.snapshots(self._random, self._sleep)
+        return source.snapshots()
 
     def _source(self, what: str, selector: Mapping[str, str]) -> ObjectSource[Lease]:
         return ObjectSource(self._connection, what, self._path, selector, decode_lease)
@@ -105,7 +89,7 @@ class LeaseClient:
             "ownerReferences": owners,
             **({"resourceVersion": lease.version} if lease.version else {}),
         }
-        renewed = self._now().strftime("%Y-%m-%dT%H:%M:%S.%fZ") if renew else lease.renewed
+        renewed = self._connection.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ") if renew else lease.renewed
         spec = {"holderIdentity": lease.holder, "leaseDurationSeconds": lease.seconds, "renewTime": renewed}
         return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
 

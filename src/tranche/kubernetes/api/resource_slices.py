@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.selection import ObjectSource
+from tranche.kubernetes.api.informer import ObjectSource
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -19,15 +18,15 @@ class NodeSlice:
 
     `count` is how many slices of that `generation` the `pool` has. `devices` and `counters` are as the API has them; a slice has
     one of the two. `owner_node` is the name and uid of the node whose deletion removes the slice. `version` comes from the API
-    server.
+    server. What a pool shall show has a name and its content alone.
     """
 
     name: str
-    driver: str
-    pool: str
-    node: str
-    generation: int
-    count: int
+    driver: str = ""
+    pool: str = ""
+    node: str = ""
+    generation: int = 0
+    count: int = 0
     devices: tuple[Json, ...] = ()
     counters: tuple[Json, ...] = ()
     owner_node: tuple[str, str] | None = None
@@ -35,22 +34,12 @@ class NodeSlice:
 
 
 class SliceClient:
-    """The slices of one node and driver. `random` gives numbers from 0 to 1. Errors are those of `KubeClient`."""
+    """The slices of one node and driver. Errors are those of `KubeClient`."""
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        node: str,
-        driver: str,
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection, node: str, driver: str) -> None:
         self._connection = connection
         self._node = node
         self._driver = driver
-        self._random = random
-        self._sleep = sleep
 
     async def create(self, made: NodeSlice) -> NodeSlice | None:
         """Create it; None when one of that name exists."""
@@ -75,7 +64,7 @@ class SliceClient:
         source = ObjectSource(
             self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice
         )
-        return source.snapshots(self._random, self._sleep)
+        return source.snapshots()
 
 
 def encode_slice(made: NodeSlice) -> Json:

@@ -7,17 +7,18 @@ of GPU, so it lists its alternatives; a claim can have eight at most.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus
+from tranche.core.errors import DoesNotFit, SharingUnavailable, TooManyGpus, UsageError
+from tranche.core.json_text import read_json
 from tranche.core.quantity import MIB
-from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus
+from tranche.core.request import GpuMemory, GpuShare, Isolation, MigSlice, Request, WholeGpus, parse_request
 from tranche.core.sharing import Sharing
-from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceCondition, write_conditions
-from tranche.kubernetes.claims.share_request import share_request
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
     AttributeName,
@@ -25,6 +26,118 @@ from tranche.kubernetes.claims.vocabulary import (
     DeviceClassName,
     profile_class,
 )
+
+API_VERSION = f"{DRIVER}/v1"
+KIND = "ShareRequest"
+
+
+def share_request(request: Request) -> dict[str, Any]:
+    """The parameters that keep the request in a claim: configuration of the driver, which the scheduler does not read.
+
+    From them the node's agent knows the weakest isolation that the request accepts, and `tranche ps` shows the request.
+    """
+    return {"apiVersion": API_VERSION, "kind": KIND, "request": str(request)}
+
+
+def read_share_request(parameters: Mapping[str, Any]) -> Request:
+    """The request in a claim's parameters; UsageError when there is none, or another version wrote it."""
+    kind = (parameters.get("apiVersion"), parameters.get("kind"))
+    if kind != (API_VERSION, KIND):
+        raise UsageError(
+            f"the claim's parameters are {kind[0]} {kind[1]}; expected {API_VERSION} {KIND}",
+            hint="create the claim with tranche submit, or remove its config",
+        )
+    text = parameters.get("request")
+    if not isinstance(text, str):
+        raise UsageError("the claim's parameters contain no request", hint="write it as request: --gpu-memory 4Gi")
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"'{text}' is not a valid request: {error}") from error
+    options = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(words[::2], words[1::2], strict=False)
+    }
+    known = all(name.startswith("--") for name in words[::2]) and set(options) <= _OPTIONS
+    if not known or 2 * len(options) != len(words):
+        raise UsageError(f"'{text}' is not a valid request", hint="use the options of tranche submit")
+    return parse_request(**options)
+
+
+_OPTIONS = frozenset(("gpus", "gpu", "gpu_memory", "mig_profile", "count", "compute", "isolation", "gpu_model"))
+
+
+_ATTRIBUTE = f'device.attributes["{DRIVER}"].'
+_SIZE = f"{_ATTRIBUTE}{AttributeName.CARD_MEMORY} == "
+_ISOLATION = f"{_ATTRIBUTE}{AttributeName.ISOLATION} == "
+_ISOLATIONS = f"{_ATTRIBUTE}{AttributeName.ISOLATION} in "
+_MECHANISM = f"{_ATTRIBUTE}{AttributeName.MECHANISM} != "
+_MODEL = f"{_ATTRIBUTE}{AttributeName.MODEL}.lowerAscii().contains("
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCondition:
+    """What a device has to meet; an empty field asks for nothing. `card_memory` in MiB, `model` in lower case."""
+
+    card_memory: int | None = None
+    isolations: frozenset[str] = frozenset()
+    not_mechanism: str = ""
+    model: str = ""
+
+
+NO_CONDITIONS = DeviceCondition()
+
+
+def write_conditions(wanted: DeviceCondition) -> list[str]:
+    """One expression per condition. JSON's numbers, strings and lists are valid CEL."""
+    return list(_expressions(wanted))
+
+
+def _expressions(wanted: DeviceCondition) -> Iterator[str]:
+    if wanted.card_memory is not None:
+        yield f"{_SIZE}{wanted.card_memory}"
+    if len(wanted.isolations) == 1:
+        yield _ISOLATION + json.dumps(*wanted.isolations)
+    elif wanted.isolations:
+        yield _ISOLATIONS + json.dumps(sorted(wanted.isolations))
+    if wanted.not_mechanism:
+        yield _MECHANISM + json.dumps(wanted.not_mechanism)
+    if wanted.model:
+        yield f"{_MODEL}{json.dumps(wanted.model)})"
+
+
+def read_conditions(expressions: Iterable[str]) -> tuple[DeviceCondition, tuple[str, ...]]:
+    """The conditions in expressions of `write_conditions`' forms, and all other expressions unchanged."""
+    found, unread = NO_CONDITIONS, []
+    for each in expressions:
+        known = _with_expression(found, each)
+        found = known or found
+        if known is None:
+            unread.append(each)
+    return found, tuple(unread)
+
+
+def _with_expression(found: DeviceCondition, expression: str) -> DeviceCondition | None:
+    start = next(
+        (each for each in (_SIZE, _ISOLATION, _ISOLATIONS, _MECHANISM, _MODEL) if expression.startswith(each)), ""
+    )
+    text = expression.removeprefix(start)
+    if not start or (start == _MODEL and not text.endswith(")")):
+        return None
+    try:
+        value: Any = read_json(text.removesuffix(")") if start == _MODEL else text)
+    except ValueError:
+        return None
+    if start == _SIZE:
+        return replace(found, card_memory=value) if type(value) is int and value >= 0 else None
+    if start == _ISOLATIONS:
+        words = [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+        return replace(found, isolations=frozenset(words)) if words and words == value else None
+    if not isinstance(value, str):
+        return None
+    if start == _ISOLATION:
+        return replace(found, isolations=frozenset((value,)))
+    return replace(found, model=value) if start == _MODEL else replace(found, not_mechanism=value)
+
 
 REQUEST_NAME = "gpu"
 """The name of a claim's one request, by which containers ask for it."""

@@ -52,6 +52,8 @@ LARGEST_MEMORY_LABEL = "tranche.dev/free.largest-memory"
 FREE_GPUS_LABEL = "tranche.dev/free.gpus"
 """The node label that says how many whole GPUs claims can have now."""
 
+FREE_LABELS = (LARGEST_SLICE_LABEL, LARGEST_MEMORY_LABEL, FREE_GPUS_LABEL)
+
 
 _PROFILE_LABEL = re.compile(r"(\d+g)-(\d+gb)(?:-(no-)?([a-z0-9-]+))?", re.ASCII)
 
@@ -160,8 +162,3 @@ def profile_of_label(label: str) -> str:
 def profile_class(profile: ProfileName) -> str:
     """The device class of a profile: `tranche-1g-5gb`."""
     return f"tranche-{profile_label(profile)}"
-
-
-def profile_resource(profile: ProfileName) -> str:
-    """The extended resource that the profile's class serves: `nvidia.com/mig-1g.5gb`."""
-    return f"nvidia.com/{profile.resource_name}"

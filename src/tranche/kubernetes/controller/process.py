@@ -26,16 +26,13 @@ from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
 from tranche.kubernetes.gated.scheduler.placer_loop import PlacingLeader
-from tranche.kubernetes.gated.scheduler.placing_api import PlacingClient
+from tranche.kubernetes.gated.scheduler.placing import PlacingClient
 from tranche.kubernetes.rollout.leadership import LeaderLease
-from tranche.kubernetes.serving.health_server import HealthServer
-from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
+from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.webhook.gpu_model_watch import GpuModelWatch
-from tranche.kubernetes.webhook.identity import WebhookIdentity
-from tranche.kubernetes.webhook.template_store import TemplateCleanupTask, TemplateStore
-from tranche.kubernetes.webhook.webhook import PodWebhook
-from tranche.kubernetes.webhook.webhook_configuration import ConfigurationClient
+from tranche.kubernetes.webhook.identity import ConfigurationClient, WebhookIdentity
+from tranche.kubernetes.webhook.template_store import TemplateStore
+from tranche.kubernetes.webhook.webhook import GpuModelWatch, PodWebhook
 
 LEAVE_SECONDS = 5.0
 """How long the webhook still answers after SIGTERM: the API server keeps calling this replica until it learns that it leaves."""
@@ -87,25 +84,24 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
-    now = partial(datetime.now, UTC)
-    store = TemplateStore(connection, now=now, clock=time.monotonic)
-    cards = GpuModelWatch(connection, random=random.random)
+    store = TemplateStore(connection)
+    cards = GpuModelWatch(connection)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     identity = WebhookIdentity(
-        ConfigurationClient(connection, options.configuration, random=random.random),
+        ConfigurationClient(connection, options.configuration),
         tls,
         options.replica,
         _hosts(options.service, options.namespace or server.namespace),
         options.lifetime,
-        now=now,
+        now=partial(datetime.now, UTC),
     )
     backend = BackendWatch(connection, options.backend)
-    leases = LeaseClient(connection, options.namespace or server.namespace, now=now, random=random.random)
-    client = PlacingClient(connection, leases, now=now)
+    leases = LeaseClient(connection, options.namespace or server.namespace)
+    client = PlacingClient(connection, leases)
     placer = PlacingLeader(
         client,
-        ClusterWatch(connection, options.namespace or server.namespace, random=random.random),
+        ClusterWatch(connection, options.namespace or server.namespace),
         LeaderLease(leases, options.replica, clock=time.monotonic, name=PLACER_LEASE, label=PLACING_LABEL),
         clock=time.monotonic,
         random=random.random,
@@ -114,16 +110,13 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
         identity,
         backend,
         BackendComponent(cards, backend.latest, BY_CLAIMS),
-        BackendComponent(TemplateCleanupTask(store, random=random.random), backend.latest, BY_CLAIMS),
-        BackendComponent(StrandedPodWatch(connection, client.say, random=random.random), backend.latest, BY_CLAIMS),
+        BackendComponent(store, backend.latest, BY_CLAIMS),
+        BackendComponent(StrandedPodWatch(connection, client.say), backend.latest, BY_CLAIMS),
         BackendComponent(placer, backend.latest, frozenset((AllocationBackend.GATES,))),
     ]
     supervisor = Supervisor(components, clock=time.monotonic)
 
-    def known_backend() -> AllocationBackend | None:
-        return backend.latest.value if backend.latest.synced else None
-
-    webhook = PodWebhook(store, lambda: cards.shared, known_backend, gating, take_over=options.take_over)
+    webhook = PodWebhook(store, cards, backend.latest, gating, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()

@@ -15,9 +15,10 @@ from tranche.core.errors import UsageError
 from tranche.core.sharing import Sharing
 from tranche.core.state import PROHIBITED, NodeState, unavailable
 from tranche.hardware.cdi import CdiDevice, CdiSpec
-from tranche.hardware.mps_environment import client_environment
+from tranche.hardware.mps_control import client_environment
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
-from tranche.kubernetes.device_plugin.config import DeviceIdStrategy, DeviceListStrategy, PluginConfig
+from tranche.kubernetes.device_plugin.config import PluginConfig
+from tranche.kubernetes.device_plugin.settings import DeviceIdStrategy, DeviceListStrategy
 from tranche.kubernetes.node.replicas import ReplicaPolicy, held_with
 from tranche.kubernetes.node.resources import PluginDevice, slices_of
 from tranche.node.processes.pod_processes import device_mark

@@ -28,7 +28,6 @@ class PluginCondition:
     The event is about the node, or about `pod` where one is given.
     """
 
-    severity: KubeEventType
     reason: str
     message: str
     pod: KubePod | None = None
@@ -65,11 +64,11 @@ class ConditionReporter:
             self._said[key] = announcement
 
     async def _record(self, node: KubeNode, announcement: PluginCondition) -> None:
-        severity, reason, message = announcement.severity, announcement.reason, announcement.message
+        words = KubeEventType.WARNING, announcement.reason, announcement.message
         if announcement.pod is None:
-            await self._api.create_node_event(node, severity, reason, message)
+            await self._api.create_node_event(node, *words)
         else:
-            await self._api.create_pod_event(announcement.pod, node.name, severity, reason, message)
+            await self._api.create_pod_event(announcement.pod, node.name, *words)
 
 
 def announced_of_register(view: NodeView) -> Mapping[str, PluginCondition]:
@@ -82,7 +81,7 @@ def _forgotten_pods(pods: Sequence[str]) -> Mapping[str, PluginCondition]:
         return {}
     named = ", ".join(pods[:_NAMED]) + (f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else "")
     message = f"{FORGOTTEN}: {named}; {FORGOTTEN_HINT}"
-    return {"forgotten": PluginCondition(KubeEventType.WARNING, "PodsUnknownToKubelet", message)}
+    return {"forgotten": PluginCondition("PodsUnknownToKubelet", message)}
 
 
 def _shared_devices(view: NodeView) -> Mapping[str, PluginCondition]:
@@ -93,15 +92,13 @@ def _shared_devices(view: NodeView) -> Mapping[str, PluginCondition]:
                 f"this driver's MPS serves one user at a time on {gpu.label}: in a container that does not run as "
                 "root (runAsUser), the first CUDA call hangs"
             )
-            found[f"one user {gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, "MpsServesOneUser", message)
+            found[f"one user {gpu.uuid}"] = PluginCondition("MpsServesOneUser", message)
     for allocation in view.allocations:
         if any(isinstance(grant, FractionalShare) and grant.unlimited for grant in allocation.grants):
             message = f"the GPU memory limit of {allocation.keeper} ({allocation.id}) is no longer enforced: see tranche events"
-            found[f"unlimited {allocation.id}"] = PluginCondition(KubeEventType.WARNING, "ShareUnlimited", message)
+            found[f"unlimited {allocation.id}"] = PluginCondition("ShareUnlimited", message)
             if (keeper := allocation.keeper) and isinstance(keeper, PodKeeper) and keeper.admitted and keeper.uid:
                 pod = KubePod(PodRef(keeper.namespace, keeper.name), keeper.uid)
                 message = "this pod's GPU memory limit is no longer enforced, so its device accepts no more pods"
-                found[f"unlimited pod {keeper.uid}"] = PluginCondition(
-                    KubeEventType.WARNING, "ShareUnlimited", message, pod
-                )
+                found[f"unlimited pod {keeper.uid}"] = PluginCondition("ShareUnlimited", message, pod)
     return found

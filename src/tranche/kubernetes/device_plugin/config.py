@@ -2,11 +2,16 @@
 
 A flag wins over its environment variable, and the variable over the file. Unsupported settings and unknown names are refused;
 NVIDIA's plugin ignores both.
+
+The device-list strategy `auto` is CDI where the node's kubelet and runtime are known to support it, else the variable. A
+container's own NVIDIA_VISIBLE_DEVICES wins over the device plugin's, and an NVIDIA container runtime obeys it. A CDI
+specification is applied after a container's own variables, so a pod cannot bypass it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +19,16 @@ from typing import Any
 
 from tranche.core.errors import PluginConfigInvalid
 from tranche.kubernetes.device_plugin import sharing_config
-from tranche.kubernetes.device_plugin.settings import SETTINGS, UNSUPPORTED, ConfigOption, UnsupportedOption, ValueKind
+from tranche.kubernetes.device_plugin.settings import (
+    SETTINGS,
+    UNSUPPORTED,
+    ConfigOption,
+    DeviceIdStrategy,
+    DeviceListStrategy,
+    SharedPolicy,
+    UnsupportedOption,
+    ValueKind,
+)
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 
@@ -23,32 +37,7 @@ _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 
-class DeviceListStrategy(StrEnum):
-    """How a container learns its devices. AUTO stands for what the node allows (`device_lists`)."""
-
-    AUTO = "auto"
-    ENVVAR = "envvar"
-    VOLUME_MOUNTS = "volume-mounts"
-    CDI_ANNOTATIONS = "cdi-annotations"
-    CDI_CRI = "cdi-cri"
-
-
 _CDI = frozenset({DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI})
-
-
-class DeviceIdStrategy(StrEnum):
-    """How a container's environment names a device."""
-
-    UUID = "uuid"
-    INDEX = "index"
-
-
-class SharedPolicy(StrEnum):
-    """Which of the shared devices replicas are taken of: the least used, NVIDIA's name or ours, or the most used."""
-
-    DISTRIBUTED = "distributed"
-    SPREAD = "spread"
-    PACKED = "packed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +117,7 @@ def read_config(
         found = _lookup(setting, document, environment, flags)
         if found is not None:
             value, where = found
-            values[setting.field] = _VALUES.get(setting.field, _as_is)(_parse(setting, value, where))
+            values[setting.field] = _parse(setting, value, where)
     return _checked(replace(PluginConfig(), **values))
 
 
@@ -220,10 +209,8 @@ def _parse(setting: ConfigOption, value: object, where: str) -> object:
     if setting.kind is ValueKind.LIST:
         listed = value if isinstance(value, Sequence) and not isinstance(value, str) else str(value).split(",")
         parts = [part for item in listed for part in _text(item).split(",")]
-        texts = tuple(dict.fromkeys(text for part in parts if (text := part.strip())))
-        for text in texts:
-            _one_of(text, setting.choices, where)
-        return texts
+        texts = dict.fromkeys(text for part in parts if (text := part.strip()))
+        return tuple(_one_of(text, setting, where) for text in texts)
     if setting.kind is ValueKind.BOOLEAN:
         text = _text(value)
         if text not in _TRUE + _FALSE:
@@ -242,14 +229,13 @@ def _parse(setting: ConfigOption, value: object, where: str) -> object:
         return int(text)
     if not isinstance(value, str):
         raise _invalid(f"{where} must be a string")
-    if setting.kind is ValueKind.CHOICE:
-        _one_of(value, setting.choices, where)
-    return value
+    return _one_of(value, setting, where) if setting.kind is ValueKind.CHOICE else value
 
 
-def _one_of(text: str, choices: Sequence[str], where: str) -> None:
-    if text not in choices:
-        raise _invalid(f"{where}: '{text}' is not one of {', '.join(choices)}")
+def _one_of(text: str, setting: ConfigOption, where: str) -> StrEnum:
+    if setting.values is None or text not in setting.choices:
+        raise _invalid(f"{where}: '{text}' is not one of {', '.join(setting.choices)}")
+    return setting.values(text)
 
 
 def _at(document: Mapping[str, Any], place: Sequence[str]) -> object:
@@ -274,17 +260,53 @@ def _as_written(text: str) -> str:
     return {**dict.fromkeys(_TRUE, "true"), **dict.fromkeys(_FALSE, "false")}.get(text, text)
 
 
-def _as_is(value: Any) -> Any:
-    return value
-
-
-_VALUES: Mapping[str, Callable[[Any], Any]] = {
-    "mig_strategy": MigStrategy,
-    "device_lists": lambda texts: tuple(DeviceListStrategy(text) for text in texts),
-    "device_id_strategy": DeviceIdStrategy,
-    "shared_policy": SharedPolicy,
-}
-
-
 def _invalid(message: str, *, hint: str = "") -> PluginConfigInvalid:
     return PluginConfigInvalid(message, hint=hint)
+
+
+_KUBELET = (1, 31)
+"""From this version on, a kubelet passes CDI names on with any feature gates."""
+
+_RUNTIMES = {"containerd": (2, 0), "cri-o": (1, 28)}
+"""From this version on, CDI is on by default; CRI-O accepted names of CDI devices later than CDI itself."""
+
+
+def why_no_cdi(runtime: str, kubelet: str) -> str:
+    """Why a node's versions, as its status has them, do not show that it supports CDI; "" when they do."""
+    name, _, version = runtime.partition("://")
+    oldest = _RUNTIMES.get(name)
+    if oldest is None:
+        return f"its container runtime is {runtime or 'unknown'}"
+    if not _at_least(version, oldest):
+        return f"its container runtime is {name} {version or '(unknown version)'}, which may not have CDI enabled"
+    if not _at_least(kubelet, _KUBELET):
+        return f"its kubelet version is {kubelet or 'unknown'}, and kubelets before 1.31 may not pass CDI names on"
+    return ""
+
+
+def with_strategy(config: PluginConfig, obstacle: str) -> PluginConfig:
+    """The configuration with the strategy that `auto` stands for; `obstacle` says why CDI is not known to work on the node."""
+    chosen = DeviceListStrategy.ENVVAR if obstacle else DeviceListStrategy.CDI_CRI
+    return replace(config, device_lists=(chosen,))
+
+
+def why_not_by_cdi(config: PluginConfig) -> str:
+    """What the configuration asks for that CDI cannot do; "" when nothing."""
+    if config.features:
+        return f"CDI does not support {config.features[0]}"
+    if config.device_id_strategy is DeviceIdStrategy.INDEX:
+        return "CDI names devices by UUID, but device-id-strategy is index"
+    return ""
+
+
+def exposed(obstacle: str) -> str:
+    """The message for people where `auto` found no way but the variable."""
+    return (
+        "a container that sets NVIDIA_VISIBLE_DEVICES itself can see every GPU of this node: the agent passes "
+        f"devices through that variable, because {obstacle}"
+    )
+
+
+def _at_least(version: str, oldest: tuple[int, int]) -> bool:
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    return found is not None and (int(found[1]), int(found[2])) >= oldest

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tranche.core.errors import PluginConfigInvalid
+from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.objects import ConfigMap, KubeNode
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.config import PluginConfig, read_config
-from tranche.kubernetes.device_plugin.device_lists import exposed, why_no_cdi, why_not_by_cdi, with_strategy
-from tranche.kubernetes.device_plugin.selection import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
+from tranche.kubernetes.device_plugin.config import (
+    PluginConfig,
+    exposed,
+    read_config,
+    why_no_cdi,
+    why_not_by_cdi,
+    with_strategy,
+)
+from tranche.kubernetes.device_plugin.settings import CONFIG_LABEL, DEFAULT_FALLBACKS, FallbackStrategy, selected_key
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import xid_policy
 from tranche.kubernetes.node.replicas import ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
-from tranche.node.files.yaml_reader import YamlError, load_yaml
+from tranche.node.files.files import YamlError, load_yaml
 
 _FIRST_NODE_SECONDS = 10.0
 _LOOK_SECONDS = 10.0
@@ -69,6 +78,28 @@ class StartSettings:
         return self.read("" if key is None else config_map.data[key])
 
 
+def device_files(config: PluginConfig) -> DeviceFiles:
+    """The device files of this machine: one with a driver, or a simulated one."""
+    if simulated := os.environ.get("TRANCHE_SIM_STATE"):
+        from tranche.hardware.nodes import SimulatedDeviceFiles
+
+        return SimulatedDeviceFiles(Path(simulated))
+    in_container = Path(config.driver_root_in_container)
+    return DriverFiles(
+        driver_root=config.driver_root,
+        dev_root=config.dev_root or config.driver_root,
+        seen_at=str(in_container) if in_container.is_dir() else config.driver_root,
+        hook_path=config.cdi_hook_path,
+    )
+
+
+def cdi_obstacle(config: PluginConfig, *, cdi_folder: Path) -> str:
+    """Why this agent cannot write a CDI specification through which containers find the driver; "" when it can. Blocks."""
+    if not os.access(cdi_folder, os.W_OK):
+        return f"the agent cannot write to the folder {cdi_folder}"
+    return device_files(config).why_no_cdi()
+
+
 class ConfigSource:
     """A component: the configuration in effect, which follows the label and the ConfigMap.
 
@@ -110,6 +141,10 @@ class ConfigSource:
         return Readiness(
             False, self.problem.value if self.problem.synced else "the configuration has not been read yet"
         )
+
+    def files(self) -> DeviceFiles:
+        """The device files of this machine by the configuration in effect."""
+        return device_files(self.latest.value)
 
     async def run(self) -> None:
         """Follow node and ConfigMap until cancelled."""

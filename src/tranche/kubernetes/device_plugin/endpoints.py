@@ -13,10 +13,9 @@ from pathlib import Path
 
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.device_list import ListedDevice
-from tranche.kubernetes.device_plugin.listed_devices import KubeletDevices
-from tranche.kubernetes.device_plugin.registration import SocketIdentity, identify, register
-from tranche.kubernetes.device_plugin.server import ContainerStartHandler, DeviceRequestHandler, ResourceServer
+from tranche.kubernetes.device_plugin.device_list import KubeletDevices, ListedDevice
+from tranche.kubernetes.device_plugin.server import ContainerStart, DeviceRequestHandler, ResourceServer, register
+from tranche.kubernetes.kubelet.pod_resources import socket_run
 
 LINGER_SECONDS = 5.0
 _FIRST_PAUSE = 2.0
@@ -54,7 +53,7 @@ class ResourceServerManager:
         kubelet_socket: Path | None,
         allocator: DeviceRequestHandler,
         clock: Callable[[], float],
-        starter: ContainerStartHandler | None = None,
+        starter: ContainerStart | None = None,
     ) -> None:
         """`kubelet_socket` None: serve, but announce nothing. `clock` is monotonic, in seconds. With a `starter` the kubelet asks
         before each start of a container.
@@ -65,7 +64,7 @@ class ResourceServerManager:
         self._allocator = allocator
         self._clock = clock
         self._places: dict[str, _Place] = {}
-        self._kubelet: SocketIdentity | None = None
+        self._kubelet = ""
         self._failure = ""
 
     def ready(self) -> Readiness:
@@ -118,7 +117,7 @@ class ResourceServerManager:
             if not place.endpoint.serving:
                 await place.endpoint.start()
                 place.begin_anew()
-            if self._kubelet is not None:
+            if self._kubelet:
                 await self._announce(place, now)
 
     async def close(self) -> None:
@@ -148,12 +147,12 @@ class ResourceServerManager:
         self._failure = ""
         if self._kubelet_socket is None:
             return
-        found = identify(self._kubelet_socket)
-        if found is None:
+        found = socket_run(self._kubelet_socket)
+        if not found:
             self._failure = f"no kubelet listens at {self._kubelet_socket}"
             return
         if found != self._kubelet:
-            if self._kubelet is not None:
+            if self._kubelet:
                 _log.info("kubelet restarted")
             self._kubelet = found
             for place in self._places.values():

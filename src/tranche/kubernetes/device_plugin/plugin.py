@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import operator
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tranche.core.allocation import FractionalShare
 from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
@@ -18,11 +18,12 @@ from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, NodeState
 from tranche.documents.slices import why_withheld
 from tranche.hardware.cdi import write_spec
+from tranche.hardware.control_groups import why_tied
 from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api.objects import KubeEventType, KubeNode
+from tranche.hardware.nvml_links import read_links
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.device_plugin.abandoned import AbandonedResourceTracker, counted_elsewhere
 from tranche.kubernetes.device_plugin.allocate import (
     ContainerResponse,
     cdi_spec,
@@ -34,20 +35,31 @@ from tranche.kubernetes.device_plugin.allocate import (
 )
 from tranche.kubernetes.device_plugin.announcements import ConditionReporter, PluginCondition, announced_of_register
 from tranche.kubernetes.device_plugin.config import PluginConfig
-from tranche.kubernetes.device_plugin.config_source import ConfigSource
-from tranche.kubernetes.device_plugin.device_list import ListedDevice
+from tranche.kubernetes.device_plugin.config_source import ConfigSource, device_files
+from tranche.kubernetes.device_plugin.device_list import (
+    AbandonedResourceTracker,
+    ListableDevice,
+    ListedDevice,
+    ListedDevices,
+    counted_elsewhere,
+    listed,
+)
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
-from tranche.kubernetes.device_plugin.listed_devices import ListableDevice, ListedDevices, listed
-from tranche.kubernetes.device_plugin.machine import Machine
-from tranche.kubernetes.device_plugin.offers import RefusedDevices, free, given_as, offered, why_still_cut
-from tranche.kubernetes.device_plugin.preferred import Links, preferred
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.device_plugin.offers import (
+    Links,
+    RefusedDevices,
+    free,
+    given_as,
+    offered,
+    preferred,
+    why_still_cut,
+)
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
-from tranche.kubernetes.node.health import FaultyDevices, recall_lost
-from tranche.kubernetes.node.inventory import Inventory, Snapshot
-from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.health import recall_lost
+from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.node.replicas import held_with, replicated
 from tranche.kubernetes.node.resources import Advertisement, PluginDevice, Resource, advertise
+from tranche.kubernetes.node.services import NodeContext
 from tranche.planning.steps.plan import unlimited_on
 
 CDI_FOLDER = Path("/var/run/cdi")
@@ -73,36 +85,34 @@ class DevicePlugin:
 
     def __init__(
         self,
+        services: NodeContext,
         config: ConfigSource,
-        inventory: Inventory,
-        pods: PodRegister,
-        faults: LatestValue[FaultyDevices],
-        node: LatestValue[KubeNode | None],
-        machine: Machine,
-        announcer: ConditionReporter,
         *,
-        clock: Callable[[], float],
         cdi_folder: Path = CDI_FOLDER,
         ways: AdvertisementState | None = None,
-        to_claims: Callable[[], Collection[str] | None] = tuple,
         laid_out: Callable[[], bool] = lambda: False,
+        files: Callable[[PluginConfig], DeviceFiles] = device_files,
+        mps_tied: Callable[[], str] = why_tied,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`faults` are the GPUs' faults, `node` is the node object as last seen; `clock` is monotonic, in seconds. With `ways`, a
-        node in a mode other than static offers only what pods already have, and so does any GPU on which claims are shown
-        something free: `to_claims` gives these by UUID, None while unknown. `laid_out` says whether a layout has cut the GPUs as
-        they are; otherwise GPUs cut on demand are not offered as whole ones.
+        """With `ways`, a node in a mode other than static offers only what pods already have, and so does any GPU on which claims
+        are shown something free. `laid_out` says whether a layout has cut the GPUs as they are; otherwise GPUs cut on demand are
+        not offered as whole ones. `mps_tied` says why MPS daemons end with the agent, "" when they outlive it. `clock` is
+        monotonic, in seconds.
         """
         self._config = config
-        self._inventory = inventory
-        self._pods = pods
-        self._faults = faults
-        self._node = node
-        self._machine = machine
-        self._announcer = announcer
+        self._inventory = services.inventory
+        self._pods = services.pods
+        self._faults = services.device_health.faults
+        self._node = services.node
+        self._backend = services.backend
+        self._mps_pipes = services.host.daemons.records.pipes
+        self._files = files
+        self._mps_tied = mps_tied
+        self._announcer = ConditionReporter(services.api, services.node, clock=clock)
         self._clock = clock
         self._cdi_folder = cdi_folder
         self._ways = ways
-        self._to_claims = to_claims
         self._laid_out = laid_out
         self._counted = ListedDevices()
         self._unknown_since: float | None = None
@@ -145,20 +155,13 @@ class DevicePlugin:
         self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, self._clock)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._wake_with(self._inventory.latest))
-                group.create_task(self._wake_with(self._config.latest))
-                group.create_task(self._wake_with(self._node))
-                if self._ways is not None:
-                    group.create_task(self._wake_with(self._ways.claims))
-                group.create_task(self._wake_with(self._faults))
+                news = [self._inventory.latest, self._config.latest, self._node, self._faults]
+                for each in (*news, *(() if self._ways is None else (self._ways.claims,))):
+                    group.create_task(each.tell(self._wake.set))
                 group.create_task(self._keep_settled(self._endpoints))
         finally:
             await self._endpoints.close()
             self._endpoints = None
-
-    async def _wake_with(self, source: LatestValue[Any]) -> None:
-        async for _ in source.changes():
-            self._wake.set()
 
     async def _keep_settled(self, endpoints: ResourceServerManager) -> None:
         while True:
@@ -218,10 +221,12 @@ class DevicePlugin:
         """
         if self._ways is None:
             return ()
-        known = self._to_claims()
-        if known is not None:
+        if self._backend.synced and self._backend.value not in BY_CLAIMS:
             self._unknown_since = None
-            return known
+            return ()
+        if self._ways.claims.synced:
+            self._unknown_since = None
+            return self._ways.claims.value
         now = self._clock()
         since = self._unknown_since = now if self._unknown_since is None else self._unknown_since
         return None if now - since < UNKNOWN_SECONDS else ()
@@ -264,7 +269,7 @@ class DevicePlugin:
         """What the kubelet may be told, after preparing what it may then ask about."""
         self._remembered.update({gpu.uuid: gpu for gpu in snapshot.view.node if not gpu.lost})
         node, lost = recall_lost(snapshot.view.node, self._remembered)
-        files = self._machine.files(config)
+        files = self._files(config)
         advertised = replicated(advertise(node, config.mig_strategy), config.sharing, node.sharing, snapshot.view.uses)
         if config.cdi_enabled:
             # A runtime looks devices up when a container starts.
@@ -308,7 +313,6 @@ class DevicePlugin:
             return {}
         return {
             f"conflict {resource}": PluginCondition(
-                KubeEventType.WARNING,
                 "DevicePluginConflict",
                 f"another device plugin also serves {resource} on this node: the kubelet uses the one that registered last",
             )
@@ -319,9 +323,7 @@ class DevicePlugin:
     def _config_news(self) -> Mapping[str, PluginCondition]:
         said = {"DevicePluginConfigInvalid": self._config.problem, "VisibleDevicesNotEnforced": self._config.exposed}
         return {
-            reason: PluginCondition(KubeEventType.WARNING, reason, live.value)
-            for reason, live in said.items()
-            if live.synced and live.value
+            reason: PluginCondition(reason, live.value) for reason, live in said.items() if live.synced and live.value
         }
 
     async def _read_links(self, node: NodeState) -> None:
@@ -330,7 +332,7 @@ class DevicePlugin:
         if gpus == self._links[0]:
             return
         try:
-            self._links = (gpus, await asyncio.to_thread(self._machine.links))
+            self._links = (gpus, await asyncio.to_thread(read_links))
         except TrancheError as error:
             _log.warning("cannot read the GPU links", extra={"error": str(error)})
             self._links = (gpus, {})
@@ -374,22 +376,22 @@ class DevicePlugin:
         found = {}
         if advertised.problem:
             message = f"nvidia.com/gpu is 0 under MIG strategy single: {advertised.problem}"
-            found["single"] = PluginCondition(KubeEventType.WARNING, "MigStrategySingleInvalid", message)
+            found["single"] = PluginCondition("MigStrategySingleInvalid", message)
         for warning in advertised.warnings:
-            found[warning] = PluginCondition(KubeEventType.WARNING, "SlicesNotAdvertised", warning)
+            found[warning] = PluginCondition("SlicesNotAdvertised", warning)
         for why in advertised.unshared:
-            found[why] = PluginCondition(KubeEventType.WARNING, "DevicesNotShared", why)
-        if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._machine.mps_tied()):
+            found[why] = PluginCondition("DevicesNotShared", why)
+        if any(device.sharing is Sharing.MPS for device in advertised.devices) and (why := self._mps_tied()):
             message = (
                 f"programs on shared GPUs will fail when the agent exits, because its MPS daemons end with it: {why}"
             )
-            found["tied"] = PluginCondition(KubeEventType.WARNING, "MpsDaemonsEndWithAgent", message)
+            found["tied"] = PluginCondition("MpsDaemonsEndWithAgent", message)
         found |= announced_of_register(self._inventory.latest.value.view)
         for device in advertised.devices:
             if why := self._why_unfit(device, lost):
                 message = f"devices of {device.gpu.label} ({device.gpu.uuid}) are not offered to pods: {why}"
                 reason = "GpuStillCut" if why == self._why_still_cut(device) else "GpuUnhealthy"
-                found[f"sick {device.gpu.uuid}"] = PluginCondition(KubeEventType.WARNING, reason, message)
+                found[f"sick {device.gpu.uuid}"] = PluginCondition(reason, message)
         return found
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerResponse:
@@ -426,8 +428,8 @@ class DevicePlugin:
             await self._pods.take_back(allocation_id)
             raise
         self._inventory.poke()
-        answer = respond(devices, config, self._machine.files(config), request_id=str(uuid.uuid4()))
-        return with_mps(answer, resource, devices, self._machine.mps_pipes)
+        answer = respond(devices, config, self._files(config), request_id=str(uuid.uuid4()))
+        return with_mps(answer, resource, devices, self._mps_pipes)
 
     @property
     def _mode(self) -> NodeMode:

@@ -1,9 +1,9 @@
-"""One resource's gRPC server: the kubelet's device plugin API on a socket of its own."""
+"""One resource's gRPC server: the kubelet's device plugin API on a socket of its own; and how the kubelet hears of it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,9 +12,50 @@ import grpc
 from tranche.core.errors import GpuNotFound, KubeletUnavailable, TrancheError
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import DeviceList, ListedDevice
-from tranche.kubernetes.device_plugin.registration import API_VERSION, plugin_options
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
+
+API_VERSION = "v1beta1"
+_TIMEOUT_SECONDS = 5.0
+
+
+def plugin_options(asks_before_start: bool) -> pb.DevicePluginOptions:
+    """What a kubelet is to call beside Allocate; with `asks_before_start` also PreStartContainer before each start."""
+    return pb.DevicePluginOptions(
+        get_preferred_allocation_available=not asks_before_start, pre_start_required=asks_before_start
+    )
+
+
+async def register(kubelet_socket: Path, *, endpoint: str, resource: str, asks_before_start: bool = False) -> None:
+    """Announce a resource that is served on the socket `endpoint` in the same folder.
+
+    Raises:
+        KubeletUnavailable: the kubelet does not answer, or refuses.
+    """
+    request = pb.RegisterRequest(
+        version=API_VERSION,
+        endpoint=endpoint,
+        resource_name=resource,
+        options=plugin_options(asks_before_start),
+    )
+    async with grpc.aio.insecure_channel(f"unix:{kubelet_socket}") as channel:
+        call = channel.unary_unary(
+            f"/{API_VERSION}.Registration/Register",
+            request_serializer=pb.RegisterRequest.SerializeToString,
+            response_deserializer=pb.Empty.FromString,
+        )
+        try:
+            await call(request, timeout=_TIMEOUT_SECONDS)
+        except grpc.RpcError as error:
+            raise KubeletUnavailable(
+                f"cannot register {resource} with the kubelet at {kubelet_socket}: {_details(error)}",
+                hint="check that the kubelet runs and uses this device plugin folder",
+            ) from error
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+
 
 _HEALTH = {True: "Healthy", False: "Unhealthy"}
 
@@ -35,12 +76,10 @@ class DeviceRequestHandler(Protocol):
         ...
 
 
-class ContainerStartHandler(Protocol):
-    """Asked before each start of a container that was given devices."""
-
-    async def start(self, device_ids: Sequence[str]) -> None:
-        """Return when the container may start; a TrancheError keeps it from starting, and the kubelet tries again."""
-        ...
+ContainerStart = Callable[[Sequence[str]], Awaitable[None]]
+"""Asked before each start of a container that was given those devices; a TrancheError keeps it from starting, and the kubelet
+tries again.
+"""
 
 
 class ResourceServer:
@@ -52,7 +91,7 @@ class ResourceServer:
         folder: Path,
         allocator: DeviceRequestHandler,
         clock: Callable[[], float],
-        starter: ContainerStartHandler | None = None,
+        starter: ContainerStart | None = None,
     ) -> None:
         self.resource = resource
         self.starter = starter
@@ -226,7 +265,7 @@ class ResourceServer:
     async def _pre_start(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:
         try:
             if self.starter is not None:
-                await self.starter.start(request.devices_ids)
+                await self.starter(request.devices_ids)
         except TrancheError as error:
             _log.warning("refused to start a container", extra={"resource": self.resource, "error": str(error)})
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.message}; {error.hint}".rstrip("; "))

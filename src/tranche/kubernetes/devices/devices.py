@@ -61,7 +61,7 @@ def _attributes_of(
         AttributeName.MINOR: number,
         AttributeName.MEMORY_SLICES: device.placement.size if isinstance(device, Slice) else gpu.memory_slices or None,
         AttributeName.CARD_MEMORY: gpu.usable_memory // MIB,
-        AttributeName.ISOLATION: str(offered.isolation),
+        AttributeName.ISOLATION: str(walls.isolation),
         AttributeName.MEMORY_WALL: str(walls.memory),
         AttributeName.COMPUTE_WALL: str(walls.compute),
         AttributeName.FAULT_WALL: str(walls.faults),

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 from tranche.core.allocation import FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap
 from tranche.core.errors import UsageError
-from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.profile import ProfileName, parse_profile, size_rank
 from tranche.core.sharing import GpuPolicy
@@ -118,15 +117,15 @@ def excludes(device: NodeDevice, grant: Grant) -> bool:
         return True
     if isinstance(offered, WholeGpu) or slot is None:
         return False
-    here, there = PlacedInstance(offered.profile, offered.placement), PlacedInstance(slot.profile, slot.placement)
+    here, there = offered.slot.place, slot.place
     return here.conflicts(there)
 
 
 def _in_the_way(device: NodeDevice, instance: GpuInstance) -> bool:
     if not isinstance(device.offered, Slice):
         return True
-    here = PlacedInstance(device.offered.profile, device.offered.placement)
-    return here.conflicts(PlacedInstance(instance.profile, instance.placement))
+    here = device.offered.slot.place
+    return here.conflicts(instance.place)
 
 
 _WHOLE = "whole"

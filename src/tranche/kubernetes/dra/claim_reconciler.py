@@ -11,65 +11,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, Phase, shared_memory
+from tranche.core.allocation import Allocation, Phase
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.keeper import ClaimEvidence, ClaimKeeper, KeeperStatus, judge_claim
 from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.api.objects import KubePod
-from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
+from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.given import given_devices, order_of
-from tranche.kubernetes.dra.preparer import ClaimNode, ClaimPreparer, ShareFiles
-from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.share_edits import claim_of
-from tranche.node.claims import ClaimRequest, as_given, may_be_lost, processes_of
-from tranche.node.host import Host
-from tranche.node.processes.pod_processes import claims_with_processes, running_pods
+from tranche.kubernetes.dra.preparer import ClaimPreparer
+from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.node.share_edits import adopt_share, claim_of
+from tranche.node.claims import ClaimRegister, ClaimRequest, as_given, may_be_lost, processes_of
+from tranche.node.processes.pod_processes import claim_mark, claims_with_processes, running_pods
 from tranche.node.state.session import boot_id
 
 _log = logging.getLogger(__name__)
-
-
-class ClaimUserReader:
-    """`pods` are the node's, perhaps late. `listed` asks the kubelet which CDI devices pods have by claims."""
-
-    def __init__(
-        self,
-        pods: LatestValue[tuple[KubePod, ...]],
-        listed: Callable[[], Awaitable[Collection[str]]],
-        *,
-        proc: Path = PROC,
-    ) -> None:
-        self._pods = pods
-        self._listed = listed
-        self._proc = proc
-
-    def named_by(self, keeper: ClaimKeeper) -> tuple[str, ...]:
-        """The uids of this node's pods that name the claim, according to the API server."""
-        return tuple(pod.uid for pod in self._seen() if not pod.finished and _names(pod, keeper))
-
-    async def with_pods(self, keepers: Collection[ClaimKeeper]) -> frozenset[str]:
-        """The claims, by uid, that a pod of this node uses or may use."""
-        pods = self._seen()
-        running, marked = await asyncio.to_thread(self._processes, [each.uid for each in keepers])
-        return marked | {each.uid for each in keepers if used_by(each, pods, running)}
-
-    async def listed(self) -> frozenset[str] | None:
-        """The claims, by uid, that the kubelet lists with pods; None when it does not answer."""
-        try:
-            return frozenset(map(claim_of, await self._listed()))
-        except TrancheError as error:
-            _log.info("cannot ask the kubelet", extra={"error": str(error)})
-            return None
-
-    def _seen(self) -> tuple[KubePod, ...]:
-        return self._pods.value if self._pods.synced else ()
-
-    def _processes(self, uids: Collection[str]) -> tuple[frozenset[str], frozenset[str]]:
-        return running_pods(self._proc), claims_with_processes(uids, self._proc)
 
 
 def used_by(keeper: ClaimKeeper, pods: Sequence[KubePod], running: Collection[str]) -> bool:
@@ -94,31 +54,17 @@ _ASKED_IN_TURN = 8
 
 
 class ClaimReconciler:
-    """Looks after the claims of one node. `clock` is monotonic, in seconds.
-
-    `fallen` is told the claims, by uid, that are over by the API server but still have something: their pods run on.
-    """
+    """Looks after the claims of one node. `clock` is monotonic, in seconds."""
 
     def __init__(
-        self,
-        host: Host,
-        node: ClaimNode,
-        preparer: ClaimPreparer,
-        read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
-        files: ShareFiles,
-        *,
-        users: ClaimUserReader,
-        clock: Callable[[], float],
-        fallen: LatestValue[frozenset[str]] | None = None,
+        self, services: NodeContext, preparer: ClaimPreparer, *, clock: Callable[[], float], proc: Path = PROC
     ) -> None:
-        self._host = host
-        self._node = node
+        self._services = services
+        self._host = services.host
         self._preparer = preparer
-        self._read = read
-        self._files = files
-        self._users = users
+        self._files = preparer.share_files
         self._clock = clock
-        self.fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
+        self._proc = proc
         self._fallen: dict[str, float] = {}
         self._asked: tuple[str, ...] = ()
 
@@ -128,10 +74,11 @@ class ClaimReconciler:
         A `thorough` round asks the API server about all claims; any other round asks about only a few of those in use, in turn.
         """
         held = await self.note_pods()
-        filed = await asyncio.to_thread(self._files.keepers)
-        for uid, keeper in filed.items():
+        filed = await asyncio.to_thread(self._files.marks)
+        for uid, mark in filed.items():
             if uid not in held and uid not in self._preparer.under_way:
-                await self._of_no_share(keeper)
+                namespace, name = mark.ref if mark.variable == claim_mark(uid) else ("", "")
+                await self._of_no_share(ClaimKeeper(namespace, name, uid))
         for uid, allocations in held.items():
             active = [each for each in allocations if each.phase is Phase.ACTIVE]
             if uid not in filed and active and uid not in self._preparer.under_way:
@@ -143,16 +90,17 @@ class ClaimReconciler:
 
         Nobody asks for an already prepared claim when another pod comes to use it.
         """
-        held = await asyncio.to_thread(self._host.claims.held)
+        held = await asyncio.to_thread(ClaimRegister(self._host).held)
         found: dict[str, tuple[str, ...]] = {}
         for uid, (first, *_) in held.items():
             assert isinstance(first.keeper, ClaimKeeper)
-            named = self._users.named_by(first.keeper)
+            mine = (pod for pod in self._seen() if not pod.finished and _names(pod, first.keeper))
+            named = tuple(pod.uid for pod in mine)
             if not set(first.keeper.pods).issuperset(named):
                 found[uid] = named
         if found:
-            await asyncio.to_thread(self._host.claims.note_pods, found)
-            held = await asyncio.to_thread(self._host.claims.held)
+            await asyncio.to_thread(ClaimRegister(self._host).note_pods, found)
+            held = await asyncio.to_thread(ClaimRegister(self._host).held)
         return held
 
     async def _of_no_share(self, keeper: ClaimKeeper) -> None:
@@ -164,17 +112,13 @@ class ClaimReconciler:
             unknown = order
             await self._preparer.repair(keeper.uid, lambda held: None if held else self._adopt(unknown))
             return
-        listed = await self._users.listed()
-        if listed is not None and keeper.uid not in listed | await self._users.with_pods([keeper]):
+        listed = await self._listed()
+        if listed is not None and keeper.uid not in listed | await self._with_pods([keeper]):
             await self._preparer.repair(keeper.uid, lambda held: None if held else self._files.remove(keeper.uid))
 
     def _adopt(self, order: ClaimRequest) -> None:
         _log.warning("adopted a claim that the register did not have", extra={"claim": str(order.keeper)})
-        holders, node = self._host.holders, self._host.observe()
-        allocation = Allocation(
-            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
-        )
-        holders.settle((), {}, [allocation], shared_memory(order.grants, node))
+        adopt_share(self._host, order, self._host.observe())
 
     async def _write_again(self, allocation: Allocation) -> None:
         assert isinstance(allocation.keeper, ClaimKeeper)
@@ -196,14 +140,14 @@ class ClaimReconciler:
         if not keeper.name:
             return False
         try:
-            claim = await self._read(ref)
+            claim = await self._preparer.read(ref)
         except TrancheError as error:
             _log.info("cannot read a claim", extra={"claim": str(ref), "error": str(error)})
             return None
         if claim is None:
             return False
         try:
-            given = given_devices(claim, ref, self._node.pool, await self._node.devices())
+            given = given_devices(claim, ref, self._services.node_name, await self._preparer.devices())
             return order_of(replace(claim, ref=ref), given)
         except AllocationUnknown:
             return False
@@ -216,18 +160,19 @@ class ClaimReconciler:
         """Free ended claims, and check for up to `most` of the claims in use whether they stand."""
         if not held:
             self._fallen = {}
-            self._tell_fallen(frozenset())
+            self._services.fallen.publish(frozenset())
             return
         # Ask before looking for processes, so that a pod whose containers start between the two is listed.
-        listed = await self._users.listed()
+        listed = await self._listed()
         keepers = [each.keeper for each, *_ in held.values() if isinstance(each.keeper, ClaimKeeper)]
-        living = {*(listed or ()), *await self._users.with_pods(keepers)}
+        living = {*(listed or ()), *await self._with_pods(keepers)}
         # Even if a pod exists and the kubelet remembers its claim: no container has started again without a new preparation.
         living -= {each.uid for each in keepers if _restarted_since(each)}
         for uid, processes in (await asyncio.to_thread(self._with_processes, held)).items():
             if processes:
                 living.add(uid)
-        now, fallen, over = self._clock(), {}, set(self.fallen.value if self.fallen.synced else ())
+        told = self._services.fallen
+        now, fallen, over = self._clock(), {}, set(told.value if told.synced else ())
         in_turn = self._next_of(sorted(living & held.keys()), most)
         for uid, allocations in held.items():
             if uid in self._preparer.under_way or (uid in living and uid not in in_turn):
@@ -249,7 +194,7 @@ class ClaimReconciler:
                 await self._preparer.forget(uid, "its claim has ended, but the kubelet did not give it back")
                 fallen.pop(uid, None)
         self._fallen = fallen
-        self._tell_fallen(frozenset(over & held.keys()))
+        told.publish(frozenset(over & held.keys()))
 
     def _next_of(self, uids: Sequence[str], most: int) -> frozenset[str]:
         """Up to `most` of these, those first whose turn was longest ago."""
@@ -259,9 +204,25 @@ class ClaimReconciler:
         self._asked = (*self._asked, *waiting[:most])
         return frozenset(waiting[:most])
 
-    def _tell_fallen(self, fallen: frozenset[str]) -> None:
-        if not self.fallen.synced or self.fallen.value != fallen:
-            self.fallen.publish(fallen)
+    def _seen(self) -> tuple[KubePod, ...]:
+        """The node's pods, perhaps late."""
+        return self._services.node_pods.value if self._services.node_pods.synced else ()
+
+    async def _with_pods(self, keepers: Collection[ClaimKeeper]) -> frozenset[str]:
+        """The claims, by uid, that a pod of this node uses or may use."""
+        pods, uids = self._seen(), [each.uid for each in keepers]
+        running, marked = await asyncio.to_thread(
+            lambda: (running_pods(self._proc), claims_with_processes(uids, self._proc))
+        )
+        return marked | {each.uid for each in keepers if used_by(each, pods, running)}
+
+    async def _listed(self) -> frozenset[str] | None:
+        """The claims, by uid, that the kubelet lists with pods; None when it does not answer."""
+        try:
+            return frozenset(map(claim_of, await self._services.pods.listed_by_claims()))
+        except TrancheError as error:
+            _log.info("cannot ask the kubelet", extra={"error": str(error)})
+            return None
 
     def _with_processes(self, held: Mapping[str, tuple[Allocation, ...]]) -> Mapping[str, bool]:
         view = self._host.view()

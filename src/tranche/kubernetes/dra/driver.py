@@ -8,26 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from tranche.core.allocation import Slice, WholeGpu, overlap
 from tranche.core.errors import KubernetesNotFound, TrancheError
-from tranche.core.state import NodeState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.hardware.process_stat import PROC
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim, decode_claim
-from tranche.kubernetes.claims.node_mode import mode_in_force
-from tranche.kubernetes.claims.vocabulary import DRIVER, TaintKey
+from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
-from tranche.kubernetes.devices.devices import NodeDevice, devices_of
-from tranche.kubernetes.devices.taints import kept_sizes
-from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler, ClaimUserReader
-from tranche.kubernetes.dra.given import GivenDevice, Permission
+from tranche.kubernetes.devices.devices import NodeDevice
+from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
 from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer
-from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimNode, ClaimPreparer, ShareFiles
+from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimPreparer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import faulty
@@ -85,9 +81,7 @@ class ClaimDriver:
     """A component: does for the kubelet what claims need on this node.
 
     `instance` is the uid of the agent's pod, "" without one. `files` is called at each use, once `configured` returns. `clock` is
-    monotonic, in seconds. A claim waits `patience` seconds for what time alone mends. `registered` is told whether the kubelet
-    has the driver. `reserved` holds the names of devices shown as kept for larger requests. `fallen` is told the uids of ended
-    claims whose pods run on.
+    monotonic, in seconds. A claim waits `patience` seconds for what time alone mends.
     """
 
     name = "dra"
@@ -101,49 +95,35 @@ class ClaimDriver:
         cdi_folder: Path,
         files: Callable[[], DeviceFiles],
         configured: Callable[[], Awaitable[object]],
-        clock: Callable[[], float],
-        registered: LatestValue[bool] | None = None,
-        reserved: LatestValue[frozenset[str]] | None = None,
-        fallen: LatestValue[frozenset[str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
         care_seconds: float = _CARE_SECONDS,
         patience: float = PATIENCE_SECONDS,
         proc: Path = PROC,
     ) -> None:
         self._inventory = services.inventory
         self._device_health = services.device_health
-        self._known: dict[str, NodeDevice] = {}
-        self._basis: object = None
         self._health: LatestValue[tuple[DeviceHealth, ...]] = LatestValue()
         self._configured = configured
         self._care_seconds = care_seconds
         self._failure = "the DRA driver is not serving yet"
         self._serves = False
-        host, share_files = services.host, ShareFiles(cdi_folder)
-        node = ClaimNode(
-            pool=services.node_name,
-            claims=lambda: host.claims,
-            observe_gpu=host.observe_gpu,
-            devices=self._devices,
-            permission=self._permission,
-            files=files,
-            driver_version=lambda: self._inventory.latest.value.view.node.driver_version,
-            mps_pipes=host.daemons.records.pipes,
-        )
-        read = ClaimReader(services.connection).read
         self._changed = asyncio.Event()
         self._refused = asyncio.Event()
         self._refused.set()  # the first look finds what was so before this agent began
-        self._preparer = ClaimPreparer(node, read, share_files, self._changed.set, self._refused.set, patience)
-        self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
-        self._node = services.node
-        self._pods = services.node_pods
-        users = ClaimUserReader(services.node_pods, services.pods.listed_by_claims, proc=proc)
-        self._care = ClaimReconciler(
-            host, node, self._preparer, read, share_files, users=users, clock=clock, fallen=fallen
+        self._preparer = ClaimPreparer(
+            services,
+            ClaimReader(services.connection).read,
+            files,
+            cdi_folder,
+            changed=self._changed.set,
+            met=self._refused.set,
+            patience=patience,
         )
+        self._pods = services.node_pods
+        self._care = ClaimReconciler(services, self._preparer, clock=clock, proc=proc)
         sockets = PluginSocketFiles(kubelet_folder, instance)
         server = PluginServer(sockets.plugin, services.node_name, self._preparer, self._health, now=time.time)
-        self._registration = RegistrationServer(sockets, server, LatestValue() if registered is None else registered)
+        self._registration = RegistrationServer(sockets, server, services.registered)
 
     def ready(self) -> Readiness:
         """Ready while it serves where the kubelet looks for it, and the kubelet has it."""
@@ -174,7 +154,7 @@ class ClaimDriver:
                 group.create_task(self._keep_health(self._device_health.faults.changes()))
                 group.create_task(self._keep_caring())
                 group.create_task(self._keep_noting())
-                group.create_task(self._keep_telling())
+                group.create_task(self._inventory.latest.tell(self._preparer.news))
         finally:
             await self._registration.stop()
 
@@ -219,11 +199,6 @@ class ClaimDriver:
             except TrancheError as error:
                 _log.warning("cannot record the pods of claims", extra={"reason": error.reason, "error": str(error)})
 
-    async def _keep_telling(self) -> None:
-        """Report each change on the node to waiting claims."""
-        async for _ in self._inventory.latest.changes():
-            self._preparer.news()
-
     async def _look_after(self, *, thorough: bool = False) -> None:
         try:
             await self._care.look(thorough=thorough)
@@ -232,31 +207,10 @@ class ClaimDriver:
 
     async def _keep_health(self, news: AsyncIterator[object]) -> None:
         async for _ in news:
-            devices = await self._devices()
+            devices = await self._preparer.devices()
             node = self._inventory.latest.value.view.node
             there, sick = {gpu.uuid for gpu in node if not gpu.lost}, faulty(self._device_health.faults.value, node)
             self._health.publish(tuple(_health(each, there, sick) for each in devices.values()))
-
-    async def _permission(self, given: Sequence[GivenDevice]) -> Permission:
-        """What may be given now. The kept places are known once the devices were shown; claims that tolerate the taint wait for
-        it.
-        """
-        node, reserved = await self._node.first(), frozenset[str]()
-        kept, _ = kept_sizes({} if node is None else node.annotations)
-        if kept and any(each.allocated.tolerates(TaintKey.RESERVED) for each in given):
-            reserved = await self._reserved.first()
-        return Permission(
-            mode_in_force(None if node is None else node.labels), self._device_health.faults.value, reserved
-        )
-
-    async def _devices(self) -> Mapping[str, NodeDevice]:
-        """The node's devices by name, including those of GPUs lost by now."""
-        node = (await self._inventory.latest.first()).view.node
-        basis = _basis(node)
-        if basis != self._basis:
-            self._known.update((each.name, each) for each in devices_of(node))
-            self._basis = basis
-        return self._known
 
 
 async def calm(
@@ -275,9 +229,3 @@ def _health(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu |
     if reasons:
         return DeviceHealth(device.name, KubeletHealth.UNHEALTHY, f"the driver reported {', '.join(reasons)}")
     return DeviceHealth(device.name, KubeletHealth.HEALTHY)
-
-
-def _basis(node: NodeState) -> object:
-    """What a node's devices depend on."""
-    gpus = tuple((gpu.uuid, gpu.minor, gpu.index, gpu.lost, gpu.usable_memory, gpu.profiles) for gpu in node)
-    return gpus, node.sharing, node.driver_version

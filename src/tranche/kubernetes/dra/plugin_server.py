@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
@@ -16,7 +16,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.printable import shortened
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.preparer import answers_of
+from tranche.kubernetes.dra.preparer import ClaimPreparer, answers_of
 from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
 from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
 from tranche.kubernetes.latest_value import LatestValue
@@ -48,18 +48,6 @@ class DeviceHealth:
     message: str = ""
 
 
-class _ClaimHandler(Protocol):
-    """Does what the kubelet asks; see `tranche.kubernetes.dra.preparer.ClaimPreparer`."""
-
-    async def prepare(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
-        """The claim's devices, once everything is in place; a TrancheError says why not."""
-        ...
-
-    async def unprepare(self, ref: ClaimRef) -> None:
-        """Take back what the claim has."""
-        ...
-
-
 class PluginServer:
     """One server on a socket; `now` is seconds since the epoch."""
 
@@ -67,7 +55,7 @@ class PluginServer:
         self,
         socket: Path,
         pool: str,
-        servant: _ClaimHandler,
+        servant: ClaimPreparer,
         health: LatestValue[tuple[DeviceHealth, ...]],
         *,
         now: Callable[[], float],

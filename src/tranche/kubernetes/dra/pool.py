@@ -8,12 +8,17 @@ Devices of one kind on all GPUs are in one ResourceSlice of `resource.k8s.io/v1`
 Kubernetes 1.36 on, the scheduler tries the slices of a pool in the order of their names. So names sort by what it shall try
 first: slices of the least memory, then parts of GPUs, then parts of slices, and whole GPUs last. Counters are in slices of their
 own, as the API requires.
+
+The writes that make the pool show that are as few as keep it complete. For the scheduler, a pool is complete when its newest
+generation has as many slices as each of them says. A slice that was changed, or that somebody deleted, is written in the same
+generation, so that one write completes the pool. Only a new number of slices, or a foreign slice, begins a new generation, in
+which every slice is written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tranche.core.allocation import FractionalShare, Grant, NodeView, overlap
@@ -21,8 +26,19 @@ from tranche.core.errors import UsageError
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.quantity import MIB
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.resource_slices import NodeSlice
+from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.quantity import format_bytes, parse_quantity
-from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, TaintKey, profile_label
+from tranche.kubernetes.claims.vocabulary import (
+    DRIVER,
+    FREE_GPUS_LABEL,
+    LARGEST_MEMORY_LABEL,
+    LARGEST_SLICE_LABEL,
+    AttributeName,
+    CapacityName,
+    TaintKey,
+    profile_label,
+)
 from tranche.kubernetes.devices.devices import (
     AttributeValue,
     DeviceCapacity,
@@ -32,6 +48,7 @@ from tranche.kubernetes.devices.devices import (
     counter_sets,
 )
 from tranche.kubernetes.devices.order import in_order
+from tranche.kubernetes.devices.taints import excludes
 
 MOST_DEVICES = 64
 """The API's limit for one ResourceSlice with taints or counters on its devices."""
@@ -43,15 +60,6 @@ _COUNTERS = "0-counters"
 Reasons = Mapping[str, Sequence[TaintKey]]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSlice:
-    """A ResourceSlice by name: either `devices` or `counters`, as the API has them."""
-
-    name: str
-    devices: tuple[Json, ...] = ()
-    counters: tuple[Json, ...] = ()
-
-
 class _Entry(NamedTuple):
     """A device in the group `title`, on the GPU with that number in names."""
 
@@ -61,8 +69,8 @@ class _Entry(NamedTuple):
 
 
 def pool_contents(
-    node_name: str, devices: Sequence[NodeDevice], view: NodeView, reasons: Reasons, shown: Sequence[PoolSlice]
-) -> tuple[PoolSlice, ...]:
+    node_name: str, devices: Sequence[NodeDevice], view: NodeView, reasons: Reasons, shown: Sequence[NodeSlice]
+) -> tuple[NodeSlice, ...]:
     """The slices of the pool, by name. `reasons` rule out devices, by device name; `shown` is what the pool shows now."""
     before = {str(each["name"]): each for content in shown for each in content.devices}
     free = {each.name for each in devices if not reasons.get(each.name) and not is_taken(each, view)}
@@ -82,21 +90,21 @@ def pool_contents(
     sets |= {str(each["name"]): each for content in shown for each in content.counters if each["name"] not in sets}
     kept = [sets[name] for name in sorted(needed & sets.keys())]
     counters = (
-        PoolSlice(_name(node_name, _COUNTERS, number), counters=tuple(kept[start : start + MOST_COUNTER_SETS]))
+        NodeSlice(_name(node_name, _COUNTERS, number), counters=tuple(kept[start : start + MOST_COUNTER_SETS]))
         for number, start in enumerate(range(0, len(kept), MOST_COUNTER_SETS))
     )
     return (*counters, *_with_devices(node_name, entries, shown, free))
 
 
 def _with_devices(
-    node_name: str, entries: Sequence[_Entry], shown: Sequence[PoolSlice], free: Collection[str]
-) -> Iterator[PoolSlice]:
+    node_name: str, entries: Sequence[_Entry], shown: Sequence[NodeSlice], free: Collection[str]
+) -> Iterator[NodeSlice]:
     by_name = {content.name: content for content in shown}
     for title in sorted({each.title for each in entries}):
         members = [each for each in entries if each.title == title]
         for number, chunk in enumerate(_chunks(members)):
             name = _name(node_name, title, number)
-            content = PoolSlice(name, devices=tuple(each.device for each in chunk))
+            content = NodeSlice(name, devices=tuple(each.device for each in chunk))
             yield _least_moved(content, by_name.get(name), free)
 
 
@@ -114,7 +122,7 @@ def _chunks(entries: Sequence[_Entry]) -> list[list[_Entry]]:
     return [[each for each in entries if each.number in part] for part in parts]
 
 
-def _least_moved(wanted: PoolSlice, shown: PoolSlice | None, free: Collection[str]) -> PoolSlice:
+def _least_moved(wanted: NodeSlice, shown: NodeSlice | None, free: Collection[str]) -> NodeSlice:
     """The wanted content. It keeps the shown order if only devices that are not available now would change places."""
     if shown is None:
         return wanted
@@ -124,11 +132,11 @@ def _least_moved(wanted: PoolSlice, shown: PoolSlice | None, free: Collection[st
         return wanted
     if [name for name in names if name in free] != [name for name in by_name if name in free]:
         return wanted
-    return PoolSlice(wanted.name, devices=tuple(by_name[name] for name in names))
+    return NodeSlice(wanted.name, devices=tuple(by_name[name] for name in names))
 
 
 def _remembered(
-    node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[PoolSlice]
+    node_name: str, devices: Sequence[NodeDevice], view: NodeView, shown: Sequence[NodeSlice]
 ) -> Iterator[_Entry]:
     """The shown devices that the node no longer has, but that may come back or belong to a GPU of which claims have something: on
     a GPU that the driver does not show now, or with a sharing mechanism that the machine does not offer now.
@@ -240,12 +248,7 @@ def _encode_counters(counters: Mapping[str, int]) -> Json:
     return {name: {"value": str(value)} for name, value in counters.items()}
 
 
-def taint_keys(device: Mapping[str, Any]) -> frozenset[str]:
-    """The keys of a device's taints."""
-    return frozenset(str(each.get("key", "")) for each in device.get("taints") or ())
-
-
-def with_times(device: Json, shown: Mapping[str, Any]) -> Json:
+def _with_times(device: Json, shown: Mapping[str, Any]) -> Json:
     """The device with the times that the API server wrote at the taints that it already has."""
     times = {(each.get("key"), each.get("effect")): each.get("timeAdded") for each in shown.get("taints") or ()}
     if not device.get("taints"):
@@ -257,17 +260,17 @@ def with_times(device: Json, shown: Mapping[str, Any]) -> Json:
     return {**device, "taints": taints}
 
 
-def plain(text: Any) -> Any:
+def _plain(text: Any) -> Any:
     """A text in a form that is equal for equal meaning: without the times of taints, and with quantities as numbers."""
     if isinstance(text, Mapping):
         known = {name: value for name, value in text.items() if name != "timeAdded" and value is not None}
-        return {name: _number(value) if name in _QUANTITIES else plain(value) for name, value in known.items()}
-    return [plain(each) for each in text] if isinstance(text, list | tuple) else text
+        return {name: _number(value) if name in _QUANTITIES else _plain(value) for name, value in known.items()}
+    return [_plain(each) for each in text] if isinstance(text, list | tuple) else text
 
 
 def _number(value: Any) -> Any:
     try:
-        return parse_quantity(value) if isinstance(value, str) else plain(value)
+        return parse_quantity(value) if isinstance(value, str) else _plain(value)
     except UsageError:
         return value
 
@@ -293,3 +296,176 @@ def _capacity(name: str, amount: DeviceCapacity) -> Json:
         limits = {"min": quantity(amount.least), "max": quantity(amount.value), "step": quantity(amount.step)}
         found["requestPolicy"] = {"default": quantity(amount.default), "validRange": limits}
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class SliceUpdate:
+    """The writes, in this order: missing slices, replacements for existing ones, and removals."""
+
+    generation: int
+    create: tuple[NodeSlice, ...] = ()
+    replace: tuple[NodeSlice, ...] = ()
+    remove: tuple[NodeSlice, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """The number of requests."""
+        return len(self.create) + len(self.replace) + len(self.remove)
+
+
+def slice_writes(
+    wanted: Sequence[NodeSlice], known: Sequence[NodeSlice], owner: tuple[str, str], generation: int = 0
+) -> SliceUpdate:
+    """The writes that turn the known slices into the wanted ones. `owner` is the name and uid of the node, `generation` the
+    newest ever seen.
+    """
+    names = {each.name: each for each in known}
+    standing = {(each.generation, each.count) for each in known}
+    newest = max([generation, *(each.generation for each in known)])
+    whole = standing == {(newest, len(wanted))} and names.keys() <= {each.name for each in wanted}
+    number = newest if whole else newest + 1
+    create, changed = [], []
+    for content in wanted:
+        before = names.get(content.name)
+        made = _made(content, before, owner, number, len(wanted))
+        if before is None:
+            create.append(made)
+        elif not _same(made, before):
+            changed.append(made)
+    gone = {each.name for each in wanted}
+    return SliceUpdate(number, tuple(create), tuple(changed), tuple(each for each in known if each.name not in gone))
+
+
+def _made(
+    content: NodeSlice, before: NodeSlice | None, owner: tuple[str, str], generation: int, count: int
+) -> NodeSlice:
+    shown = {} if before is None else {str(each["name"]): each for each in before.devices}
+    return replace(
+        content,
+        driver=DRIVER,
+        pool=owner[0],
+        node=owner[0],
+        generation=generation,
+        count=count,
+        devices=tuple(_with_times(each, shown.get(str(each["name"]), {})) for each in content.devices),
+        owner_node=owner,
+        version="" if before is None else before.version,
+    )
+
+
+def _same(made: NodeSlice, before: NodeSlice) -> bool:
+    def rest(each: NodeSlice) -> tuple[object, ...]:
+        return (each.driver, each.pool, each.node, each.generation, each.count, each.owner_node)
+
+    return (
+        rest(made) == rest(before) and _alike(made.devices, before.devices) and _alike(made.counters, before.counters)
+    )
+
+
+def _alike(made: Sequence[Json], before: Sequence[Json]) -> bool:
+    """Whether both mean the same. Most are identical, which is quick to check."""
+    return len(made) == len(before) and all(
+        one == other or _plain(one) == _plain(other) for one, other in zip(made, before, strict=True)
+    )
+
+
+def free_labels(
+    devices: Collection[NodeDevice], view: NodeView, reasons: Mapping[str, Sequence[TaintKey]]
+) -> dict[str, str | None]:
+    """The labels by key, None for one to remove; `reasons` rule out devices, by device name."""
+    free = [each for each in devices if not reasons.get(each.name) and not is_taken(each, view)]
+    slices = [
+        each for each in free if each.kind is OfferKind.SLICE and each.profile and not each.profile.has_attributes
+    ]
+    largest = max(slices, key=lambda each: (_left(each, view), each.profile), default=None)
+    return {
+        LARGEST_SLICE_LABEL: None if largest is None else str(largest.profile),
+        LARGEST_MEMORY_LABEL: str(max((_left(each, view) for each in free), default=0) // MIB),
+        FREE_GPUS_LABEL: str(sum(each.kind is OfferKind.WHOLE for each in free)),
+    }
+
+
+def _left(device: NodeDevice, view: NodeView) -> int:
+    """The bytes of it that one more claim can have."""
+    memory = device.capacity.get(CapacityName.MEMORY)
+    if memory is None:
+        return 0
+    grants = view.grants_on(device.gpu_uuid) if device.sharing is not None else ()
+    given = sum(each.memory for each in grants if isinstance(each, FractionalShare) and each.device == device.offered)
+    left = memory.value - given
+    return left if left >= memory.least else 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimableDevices:
+    """The devices that claims are shown: their GPUs, by UUID, and the free ones, by name and by GPU."""
+
+    gpus: frozenset[str] = frozenset()
+    free: frozenset[str] = frozenset()
+    free_gpus: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, devices: Iterable[Json]) -> ClaimableDevices:
+        """The claimable devices in those of ResourceSlices."""
+        uuids = {str(each["name"]): (_uuid(each), not each.get("taints")) for each in devices}
+        free = {name for name, (_, free) in uuids.items() if free}
+        return cls(frozenset(uuid for uuid, _ in uuids.values()), frozenset(free), frozenset(uuids[n][0] for n in free))
+
+
+@dataclass(frozen=True, slots=True)
+class PluginGrants:
+    """What is not for claims. `grants` count as the device plugin's; the node counts more of the resources `strangers`."""
+
+    grants: frozenset[Grant] = frozenset()
+    strangers: frozenset[str] = frozenset()
+
+
+UNKNOWN = PluginGrants(strangers=frozenset({"anything"}))
+"""Until the device plugin says what it lists: keeps what is shown true, and shows nothing more."""
+
+
+def open_gpus(
+    mode: NodeMode, view: NodeView, other: PluginGrants, shown: ClaimableDevices, held: Collection[str]
+) -> frozenset[str]:
+    """The GPUs, by UUID, whose devices are to be shown, free or not. `held` are those of which claims have something.
+
+    While the device plugin may be giving away something of a GPU, the GPU is not newly shown; after that, all of it is.
+    """
+    if not mode.by_claims:
+        return frozenset(held)
+    taken = [grant for allocation in view.allocations for grant in allocation.grants]
+    given_away = {each.gpu_uuid for each in other.grants if not any(overlap(each, other) for other in taken)}
+    if other.strangers:
+        given_away |= {gpu.uuid for gpu in view.node} - shown.free_gpus
+    return frozenset(gpu.uuid for gpu in view.node if gpu.uuid not in given_away) | shown.gpus | frozenset(held)
+
+
+def counted_otherwise(devices: Collection[NodeDevice], other: PluginGrants, shown: ClaimableDevices) -> frozenset[str]:
+    """The devices, by name, that must not be shown as free now.
+
+    The device plugin may be giving them away, or something across them. While it is unknown which devices it gives away, no
+    device becomes free that was not shown so before.
+    """
+    by_gpu: dict[str, list[Grant]] = {}
+    for grant in other.grants:
+        by_gpu.setdefault(grant.gpu_uuid, []).append(grant)
+    return frozenset(
+        each.name
+        for each in devices
+        if any(excludes(each, grant) for grant in by_gpu.get(each.gpu_uuid, ()))
+        or (other.strangers and each.name not in shown.free)
+    )
+
+
+def shown_in(mode: NodeMode, gpus: frozenset[str]) -> frozenset[str]:
+    """The GPUs, by UUID, on which a decision to show these in this mode may show something free."""
+    return gpus if mode.by_claims else frozenset()
+
+
+def to_claims(shown: ClaimableDevices, opening: frozenset[str]) -> frozenset[str]:
+    """The GPUs, by UUID, on which claims may be seeing something free, with those on which an unconfirmed write may show it."""
+    return shown.free_gpus | opening
+
+
+def _uuid(device: Json) -> str:
+    return str(((device.get("attributes") or {}).get(AttributeName.UUID) or {}).get("string", ""))

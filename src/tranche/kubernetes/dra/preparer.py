@@ -6,82 +6,27 @@ Each prepared claim has a CDI file. It exists before the kubelet hears of the de
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from tranche.core.errors import CdiUnavailable, GpuBusy, KubernetesNotFound, NoRoom, TrancheError, WaitTimeout
-from tranche.core.keeper import ChosenFor, ClaimKeeper
-from tranche.core.state import GpuState
-from tranche.hardware.cdi import CdiSpec, spec_file_name, write_spec
+from tranche.core.errors import GpuBusy, KubernetesNotFound, NoRoom, TrancheError, WaitTimeout
+from tranche.core.keeper import ChosenFor
+from tranche.core.state import NodeState
 from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.claim import ClaimRef, KubeClaim
-from tranche.kubernetes.claims.vocabulary import CDI_KIND
-from tranche.kubernetes.devices.devices import NodeDevice
+from tranche.kubernetes.claims.node_mode import mode_in_force
+from tranche.kubernetes.claims.vocabulary import CDI_KIND, TaintKey
+from tranche.kubernetes.devices.devices import NodeDevice, devices_of
+from tranche.kubernetes.devices.taints import kept_sizes
 from tranche.kubernetes.dra.given import GivenDevice, Permission, given_devices, order_of
 from tranche.kubernetes.node.claim_queue import LAST_WORD_SECONDS, ClaimQueue, ClaimRetryQueue
-from tranche.kubernetes.node.share_edits import cdi_id, share_spec
+from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.node.share_edits import ShareFiles, cdi_id, spec_now
 from tranche.node.claims import ClaimRegister
-from tranche.node.processes.pod_processes import claim_mark
 from tranche.planning.decide.realise import ChosenDevice
-
-_NAME_START, _NAME_END = spec_file_name(CDI_KIND, "|").split("|")
-
-
-class ShareFiles:
-    """The files in one CDI folder, by claim uid. Every method blocks."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def write(self, spec: CdiSpec) -> None:
-        """Write a claim's specification; CdiUnavailable when that fails.
-
-        It does not sync to disk: a power loss takes instances and containers too, and the kubelet has each claim prepared again.
-        """
-        try:
-            write_spec(spec, self._folder, outlasts_power=False)
-        except OSError as error:
-            raise CdiUnavailable(
-                f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
-                hint="make the folder writable",
-            ) from error
-
-    def remove(self, uid: str) -> None:
-        """Remove a claim's specification, if there is one; CdiUnavailable when that fails."""
-        path = self._folder / spec_file_name(CDI_KIND, uid)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise CdiUnavailable(f"cannot remove {path}: {error.strerror or error}") from error
-
-    def keepers(self) -> Mapping[str, ClaimKeeper]:
-        """The claims that have a file, by uid. Namespace and name are empty where the file does not give them."""
-        try:
-            names = [path.name for path in self._folder.iterdir()]
-        except OSError:
-            return {}
-        uids = [
-            name[len(_NAME_START) : -len(_NAME_END)]
-            for name in names
-            if name.startswith(_NAME_START) and name.endswith(_NAME_END)
-        ]
-        return {uid: self._keeper(uid) for uid in uids}
-
-    def _keeper(self, uid: str) -> ClaimKeeper:
-        mark = f"{claim_mark(uid)}="
-        try:
-            data = json.loads((self._folder / spec_file_name(CDI_KIND, uid)).read_text())
-            words = [word for device in data["devices"] for word in device["containerEdits"]["env"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            words = []
-        named = next((word[len(mark) :] for word in words if str(word).startswith(mark)), "")
-        namespace, _, name = named.partition("/")
-        return ClaimKeeper(namespace, name, uid)
-
 
 BUDGET_SECONDS = 40.0
 """The kubelet gives up after 45, and then says less about why."""
@@ -92,48 +37,35 @@ _Outcome = TypeVar("_Outcome")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimNode:
-    """What preparing needs of the node. `observe_gpu` and `held` block; the rest does not.
-
-    `devices` are the node's by name; `permission` says which of them may be given now. `driver_version` is that of the GPUs'
-    driver. `mps_pipes` gives the folder of a device's MPS daemon by the device's UUID.
-    """
-
-    pool: str
-    claims: Callable[[], ClaimRegister]
-    observe_gpu: Callable[[str], GpuState]
-    devices: Callable[[], Awaitable[Mapping[str, NodeDevice]]]
-    permission: Callable[[Sequence[GivenDevice]], Awaitable[Permission]]
-    files: Callable[[], DeviceFiles]
-    driver_version: Callable[[], str]
-    mps_pipes: Callable[[str], Path]
-
-
 class ClaimPreparer:
     """Prepares the claims of one node. `read` asks the API server for a claim; None when there is none.
 
-    `changed` is called whenever a claim gets something, or no longer has anything; `met` when a claim cannot have what another
-    holder has. It serves no request before `open`; callers wait. A claim that meets what time alone mends waits too, until
-    `patience` seconds after the kubelet asked; call `news` when something on the node has changed.
+    `files` is called at each use. `changed` is called whenever a claim gets something, or no longer has anything; `met` when a
+    claim cannot have what another holder has. It serves no request before `open`; callers wait. A claim that meets what time
+    alone mends waits too, until `patience` seconds after the kubelet asked; call `news` when something on the node has changed.
     """
 
     def __init__(
         self,
-        node: ClaimNode,
+        services: NodeContext,
         read: Callable[[ClaimRef], Awaitable[KubeClaim | None]],
-        share_files: ShareFiles,
-        changed: Callable[[], None] = lambda: None,
-        met: Callable[[], None] = lambda: None,
+        files: Callable[[], DeviceFiles],
+        cdi_folder: Path,
+        *,
+        changed: Callable[[], None],
+        met: Callable[[], None],
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.backlog = ClaimQueue(node.claims, lambda order: self.write_file(order.keeper, order.grants))
-        self._node = node
-        self._read = read
-        self._share_files = share_files
+        self.backlog = ClaimQueue(services.host, lambda order: self.write_file(order.keeper, order.grants))
+        self.share_files = ShareFiles(cdi_folder, CDI_KIND)
+        self.read = read
+        self._services = services
+        self._files = files
         self._changed = changed
         self._met = met
         self._patience = patience
+        self._known: dict[str, NodeDevice] = {}
+        self._basis: object = None
         self._waiting = ClaimRetryQueue()
         self._opened = asyncio.Event()
         self._preparing: dict[str, asyncio.Task[tuple[GivenDevice, ...]]] = {}
@@ -201,17 +133,38 @@ class ClaimPreparer:
         """
 
         async def alone() -> None:
-            held = await asyncio.to_thread(self._node.claims().held)
+            held = await asyncio.to_thread(ClaimRegister(self._services.host).held)
             await asyncio.to_thread(work, uid in held)
 
         if uid not in self.under_way:
             await asyncio.shield(self._begin(self._repairing, uid, alone()))
 
     def write_file(self, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> None:
-        """Write the file by which a container runtime finds the claim's devices; this blocks."""
-        gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
-        files, version = self._node.files(), self._node.driver_version()
-        self._share_files.write(share_spec(keeper, grants, gpus, files, version, self._node.mps_pipes))
+        """Write the file by which a container runtime finds the claim's devices; this blocks.
+
+        It is not synced to disk: a power loss takes instances and containers too, and the kubelet has each claim prepared again.
+        """
+        self.share_files.write(spec_now(self._services, self._files(), keeper, grants), outlasts_power=False)
+
+    async def devices(self) -> Mapping[str, NodeDevice]:
+        """The node's devices by name, including those of GPUs lost by now."""
+        node = (await self._services.inventory.latest.first()).view.node
+        basis = _basis(node)
+        if basis != self._basis:
+            self._known.update((each.name, each) for each in devices_of(node))
+            self._basis = basis
+        return self._known
+
+    async def _permission(self, given: Sequence[GivenDevice]) -> Permission:
+        """What may be given now. The kept places are known once the devices were shown; claims that tolerate the taint wait for
+        it.
+        """
+        node, reserved = await self._services.node.first(), frozenset[str]()
+        kept, _ = kept_sizes({} if node is None else node.annotations)
+        if kept and any(each.allocated.tolerates(TaintKey.RESERVED) for each in given):
+            reserved = await self._services.reserved.first()
+        mode = mode_in_force(None if node is None else node.labels)
+        return Permission(mode, self._services.device_health.faults.value, reserved)
 
     async def _prepare(self, ref: ClaimRef, until: float) -> tuple[GivenDevice, ...]:
         loop = asyncio.get_running_loop()
@@ -233,12 +186,12 @@ class ClaimPreparer:
 
     async def _try(self, ref: ClaimRef) -> tuple[GivenDevice, ...]:
         """Prepare what the claim is allocated now: it may have lost its allocation while it waited."""
-        claim = await self._read(ref)
+        claim = await self.read(ref)
         if claim is None:
             raise KubernetesNotFound(f"{ref} was deleted")
-        devices = await self._node.devices()
-        given = given_devices(claim, ref, self._node.pool, devices)
-        permission = await self._node.permission(given)
+        devices = await self.devices()
+        given = given_devices(claim, ref, self._services.node_name, devices)
+        permission = await self._permission(given)
         order = replace(
             order_of(replace(claim, ref=ref), given), permit=lambda view: permission.refuse(given, devices, view)
         )
@@ -251,9 +204,9 @@ class ClaimPreparer:
         if (before := self._preparing.get(uid)) is not None:
             self._waiting.give_up(uid)
             await asyncio.wait({before})
-        had = await asyncio.to_thread(lambda: self._node.claims().give_back(uid, why=why))
+        had = await asyncio.to_thread(lambda: ClaimRegister(self._services.host).give_back(uid, why=why))
         self.news()
-        await asyncio.to_thread(self._share_files.remove, uid)
+        await asyncio.to_thread(self.share_files.remove, uid)
         if had:
             self._changed()
             _log.info("given back", extra={"uid": uid, "why": why})
@@ -277,6 +230,12 @@ class ClaimPreparer:
 def answers_of(ref: ClaimRef, given: tuple[GivenDevice, ...]) -> tuple[tuple[GivenDevice, str], ...]:
     """Each device of a prepared claim, with its name for the container runtime."""
     return tuple((each, cdi_id(ref.uid, number)) for number, each in enumerate(given))
+
+
+def _basis(node: NodeState) -> object:
+    """What a node's devices depend on."""
+    gpus = tuple((gpu.uuid, gpu.minor, gpu.index, gpu.lost, gpu.usable_memory, gpu.profiles) for gpu in node)
+    return gpus, node.sharing, node.driver_version
 
 
 def _note(task: asyncio.Task[object]) -> None:

@@ -11,25 +11,28 @@ from typing import NamedTuple
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ClaimKeeper
+from tranche.hardware.host_facts import read_pcie_roots
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
 from tranche.kubernetes.claims.node_mode import NodeMode, mode_in_force, node_mode
-from tranche.kubernetes.claims.vocabulary import MODE_LABEL, AttributeName, TaintKey
+from tranche.kubernetes.claims.vocabulary import FREE_LABELS, MODE_LABEL, AttributeName, TaintKey
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice, devices_of
 from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, kept_sizes, reasons_against, set_apart
-from tranche.kubernetes.dra.claimable_devices import (
+from tranche.kubernetes.dra.pool import (
     UNKNOWN,
     ClaimableDevices,
     PluginGrants,
-    UnconfirmedGpus,
+    Reasons,
+    SliceUpdate,
     counted_otherwise,
+    free_labels,
     open_gpus,
+    pool_contents,
+    shown_in,
+    slice_writes,
     to_claims,
 )
-from tranche.kubernetes.dra.free_labels import FREE_LABELS, free_labels
-from tranche.kubernetes.dra.pool import PoolSlice, Reasons, pool_contents
-from tranche.kubernetes.dra.publication import SliceOwner, SliceUpdate, slice_writes
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState, PluginAdvertisement
 from tranche.kubernetes.node.health import FaultyDevices, faulty
@@ -47,9 +50,9 @@ class SlicePublisher:
     """A component: shows claims what the node has.
 
     It handles changes within `pause` seconds after a look together. `pcie_roots` gives the PCIe root of each GPU by UUID, and
-    blocks. It writes labels of the node every `labels_seconds` at most. With `registered`, it writes nothing before the kubelet
-    has the driver for the first time: the kubelet retries a pod that it cannot prepare only after more than a minute. With `ways`
-    it shows nothing as free that the device plugin may still be giving away.
+    blocks. It writes labels of the node every `labels_seconds` at most. It writes nothing before the kubelet has the driver for
+    the first time: the kubelet retries a pod that it cannot prepare only after more than a minute. With `ways` it shows nothing
+    as free that the device plugin may still be giving away.
     """
 
     name = "dra-slices"
@@ -59,10 +62,7 @@ class SlicePublisher:
         services: NodeContext,
         slices: SliceClient,
         *,
-        pcie_roots: Callable[[NodeView], Mapping[str, str]],
-        registered: LatestValue[bool] | None = None,
-        reserved: LatestValue[frozenset[str]] | None = None,
-        fallen: LatestValue[frozenset[str]] | None = None,
+        pcie_roots: Callable[[NodeView], Mapping[str, str]] | None = None,
         ways: AdvertisementState | None = None,
         pause: float = PAUSE_SECONDS,
         labels_seconds: float = _LABELS_SECONDS,
@@ -70,15 +70,12 @@ class SlicePublisher:
     ) -> None:
         self._services = services
         self._slices = slices
-        self._pcie_roots = pcie_roots
+        self._pcie_roots = pcie_roots or _pcie_roots
         self._device_health = services.device_health
-        self._registered = registered
-        self._fallen: LatestValue[frozenset[str]] = LatestValue() if fallen is None else fallen
-        self._reserved: LatestValue[frozenset[str]] = LatestValue() if reserved is None else reserved
         self._ways = AdvertisementState() if ways is None else ways
         if ways is None:
             self._ways.plugin.publish(PluginAdvertisement())
-        self._opening = UnconfirmedGpus()
+        self._opening: frozenset[str] = frozenset()
         self._waiting = ""
         self._labels_seconds = labels_seconds
         self._labels: LatestValue[Mapping[str, str | None]] = LatestValue()
@@ -130,15 +127,17 @@ class SlicePublisher:
                 self._known.publish(slices)
                 self._say(self._opening)
 
-    def _say(self, opening: UnconfirmedGpus) -> None:
+    def _say(self, opening: frozenset[str]) -> None:
         """Tell the device plugin's side what claims may be seeing."""
         self._opening = opening
         self._ways.claims.publish(to_claims(_shown(self._known.value), opening))
 
     async def _keep(self) -> None:
-        if self._registered is not None:
-            await _true(self._registered)
-        services, others = self._services, (self._ways.plugin, self._device_health.faults, self._fallen)
+        services = self._services
+        async for registered in services.registered.changes():
+            if registered:
+                break
+        others = (self._ways.plugin, self._device_health.faults, services.fallen)
         needed = (services.node, services.inventory.latest, self._known)
         await self._reconciler.run(self._look, needed, (each.changes() for each in others))
 
@@ -155,17 +154,17 @@ class SlicePublisher:
         # From here on no other task runs until the device plugin is told what may be shown.
         basis = self._now(self._services.node.value or node, sizes, view)
         opened = basis.open_gpus
-        self._say(self._opening.begin(basis.mode, opened))
+        self._say(self._opening | shown_in(basis.mode, opened))  # earlier writes may still arrive
         self._waiting = basis.waiting
         # This compares some 500 devices with what is shown: too long for the event loop.
         writes, labels, reserved = await asyncio.to_thread(_decide, basis, devices, self._generation)
         self._labels.publish(labels)
-        self._reserved.publish(reserved)
+        self._services.reserved.publish(reserved)
         if not writes.count:
             self._basis = basis
         elif not await self._write(writes):
             return LookResult(self._pause)
-        self._say(self._opening.end(basis.mode, opened))
+        self._say(shown_in(basis.mode, opened))  # no write of another decision is still to come
         if writes.count:
             _log.debug("ResourceSlices written", extra={"count": writes.count, "generation": writes.generation})
         return LookResult(self._pause) if writes.count or not basis.waiting else LookResult()
@@ -176,7 +175,7 @@ class SlicePublisher:
             offer = self._ways.plugin.value
             other = PluginGrants(offer.grants, offer.strangers(node.allocatable))
         mode, known, faults = mode_in_force(node.labels), self._known.value, self._device_health.faults.value
-        fallen = self._fallen.value if self._fallen.synced else frozenset()
+        fallen = self._services.fallen.value if self._services.fallen.synced else frozenset()
         return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
 
     async def _say_unknown(self, node: KubeNode) -> None:
@@ -254,12 +253,6 @@ class SlicePublisher:
         return False
 
 
-async def _true(live: LatestValue[bool]) -> None:
-    async for value in live.changes():
-        if value:
-            return
-
-
 class _Basis(NamedTuple):
     """The node's name and uid, its mode, what it keeps, its state, what it shows, which GPUs are faulty, what the device plugin
     may be giving away, and the uids of ended claims whose pods run on.
@@ -305,7 +298,6 @@ def _decide(
     against = {
         name: tuple(sorted({*why, *((TaintKey.MODE,) if name in counted else ())})) for name, why in against.items()
     }
-    shown = tuple(PoolSlice(each.name, each.devices, each.counters) for each in known)
     if sizes and mode.by_claims:
         kept = {
             str(device["name"])
@@ -315,10 +307,14 @@ def _decide(
         }
         places = kept_places(offered, view, sizes, against, kept)
         offered, against = set_apart(offered, places, against)
-    contents = pool_contents(name, offered, view, against, shown)
+    contents = pool_contents(name, offered, view, against, known)
     labels = free_labels(offered, view, against) if mode.by_claims else dict.fromkeys(FREE_LABELS)
     reserved = frozenset(each for each, why in against.items() if TaintKey.RESERVED in why)
-    return slice_writes(contents, known, SliceOwner(name, uid), generation), labels, reserved
+    return slice_writes(contents, known, (name, uid), generation), labels, reserved
+
+
+def _pcie_roots(view: NodeView) -> Mapping[str, str]:
+    return read_pcie_roots({gpu.uuid: gpu.pci_bus_id for gpu in view.node if not gpu.lost})
 
 
 def _shown(known: Sequence[NodeSlice]) -> ClaimableDevices:

@@ -25,7 +25,6 @@ from tranche.kubernetes.dra.plugin_server import SERVICES, PluginServer
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 
-KUBELET_FOLDER = Path("/var/lib/kubelet")
 _LONGEST_PATH = 107
 _TYPE = "DRAPlugin"
 _THREADS = 2

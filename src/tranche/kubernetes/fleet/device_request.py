@@ -10,8 +10,8 @@ from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.api.node_rules import Toleration
-from tranche.kubernetes.claims.conditions import NO_CONDITIONS, DeviceCondition, read_conditions
 from tranche.kubernetes.claims.quantity import read_quantity
+from tranche.kubernetes.claims.spec import NO_CONDITIONS, DeviceCondition, read_conditions
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
     WHOLE_RESOURCE,

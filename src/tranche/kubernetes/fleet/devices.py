@@ -69,7 +69,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class _FleetSlice:
+class FleetSlice:
     """A ResourceSlice by name, as its pool needs it. `generation` and `count` are what it says of the pool."""
 
     name: str
@@ -81,12 +81,12 @@ class _FleetSlice:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
 
 
-def decode_fleet_slice(raw: Mapping[str, Any]) -> _FleetSlice:
+def decode_fleet_slice(raw: Mapping[str, Any]) -> FleetSlice:
     """A `resource.k8s.io/v1.ResourceSlice`; another driver's without its devices."""
     spec = part(raw, "spec")
     pool, driver, node = part(spec, "pool"), str(spec.get("driver") or ""), str(spec.get("nodeName") or "")
     ours = driver == DRIVER
-    return _FleetSlice(
+    return FleetSlice(
         name=str(part(raw, "metadata").get("name") or ""),
         driver=driver,
         node=node,
@@ -97,9 +97,9 @@ def decode_fleet_slice(raw: Mapping[str, Any]) -> _FleetSlice:
     )
 
 
-def pools_of(resource_slices: Iterable[_FleetSlice]) -> Mapping[str, Pool]:
+def pools_of(resource_slices: Iterable[FleetSlice]) -> Mapping[str, Pool]:
     """The pools of Tranche's driver by node, each in its newest generation, with slices in the scheduler's order: by name."""
-    by_pool: dict[str, list[_FleetSlice]] = {}
+    by_pool: dict[str, list[FleetSlice]] = {}
     for each in sorted(resource_slices, key=lambda each: each.name):
         if each.driver == DRIVER and each.node:
             by_pool.setdefault(each.node, []).append(each)
@@ -120,7 +120,7 @@ def shared_cards(devices: Iterable[FleetDevice], gpu_model: str = "") -> tuple[S
     return tuple(found[memory] for memory in sorted(found))
 
 
-def _pool(node: str, slices: Sequence[_FleetSlice]) -> Pool:
+def _pool(node: str, slices: Sequence[FleetSlice]) -> Pool:
     newest = max(each.generation for each in slices)
     current = [each for each in slices if each.generation == newest]
     counters = {name: counters for each in current for name, counters in each.counters.items()}

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from tranche.core.quantity import format_memory
 from tranche.core.spelling import did_you_mean
-from tranche.kubernetes.fleet.answers import NodeFit, NodeReason, node_answer
+from tranche.kubernetes.fleet.answers import NodeFit, NodeReason, node_answer, remedies
 from tranche.kubernetes.fleet.device_request import DeviceRequest, demanded_by, demanded_by_limits, in_words
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import FleetClaim, FleetNode, FleetPod
-from tranche.kubernetes.fleet.pool_usage import HeldDevice
-from tranche.kubernetes.fleet.remedies import remedies
 
 NOT_ASKED = "nodes that you may not see were not checked"
 _ASKED_AGAIN = "the kubelet retries by itself within 90 s"
@@ -336,3 +335,50 @@ def share_text(holding: HeldDevice) -> str:
     if not device.shared:
         return f"slice {device.profile}" if device.profile else "whole"
     return f"part of slice {device.profile} by {device.mechanism}" if device.profile else f"part by {device.mechanism}"
+
+
+def explanation_document(found: FleetExplanation) -> dict[str, Any]:
+    """Why a pod waits, or what it has."""
+    return {
+        "pod": found.pod,
+        "status": str(found.status),
+        "message": found.message,
+        "wanted": list(found.wanted),
+        "given": [given_document(each) for each in found.given],
+        "wouldGet": None
+        if found.get is None
+        else {"node": found.get.node, "devices": [each.name for each in found.get.devices]},
+        "nodes": [_group_document(each) for each in found.groups],
+        "unnamedNodes": found.unnamed,
+        "remedies": list(found.remedies),
+        "notes": list(found.notes),
+    }
+
+
+def given_document(holding: HeldDevice) -> dict[str, object]:
+    """A device that a claim has."""
+    device, given = holding.device, holding.given
+    return {
+        "node": given.node,
+        "device": given.device,
+        "gpuUUID": device.uuid,
+        "type": device.type,
+        "profile": device.profile or None,
+        "mechanism": device.mechanism,
+        "isolation": device.isolation,
+        "memoryBytes": device.memory if given.memory is None else given.memory,
+        "computePercent": given.compute or None,
+        "claim": f"{holding.claim.namespace}/{holding.claim.name}" if holding.claim.name else None,
+        "pods": [f"{holding.claim.namespace}/{name}" for name in holding.claim.pods],
+    }
+
+
+def _group_document(group: NodeGroup) -> dict[str, object]:
+    return {
+        "reason": group.reason,
+        "message": group.text,
+        "nodes": list(group.nodes),
+        "count": group.count,
+        "missingMemoryBytes": group.missing,
+        "holders": list(group.holders),
+    }

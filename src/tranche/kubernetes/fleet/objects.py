@@ -10,11 +10,11 @@ from tranche.core.errors import UsageError
 from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import part
 from tranche.kubernetes.api.node_rules import NodeTerm, Taint, Toleration, decode_terms
+from tranche.kubernetes.claims.annotations import gate_demand
 from tranche.kubernetes.claims.claim import is_pod
-from tranche.kubernetes.claims.gate_demand import gate_demand
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import gpu_counts, read_quantity, resource_amounts
-from tranche.kubernetes.claims.share_request import read_share_request
+from tranche.kubernetes.claims.spec import read_share_request
 from tranche.kubernetes.claims.vocabulary import (
     DRIVER,
     MODE_LABEL,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tranche.core.quantity import MIB, format_memory
 from tranche.kubernetes.claims.vocabulary import DeviceType
 from tranche.kubernetes.fleet.device_request import DeviceRequestOption
 from tranche.kubernetes.fleet.devices import FleetDevice
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.explanation import given_document
+from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice, PoolUsage
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.fleet.pool_usage import HeldDevice, PoolUsage
 
 _ANYTHING = DeviceRequestOption()
 COUNT_LABEL = "nvidia.com/gpu.count"
@@ -72,9 +74,7 @@ class FleetNodeSummary:
         """Its GPUs by product, for people: `8 × NVIDIA A100-SXM4-40GB`; by resource where it offers none to claims."""
         if not self.gpus:
             return tuple(f"{name}: {count}" for name, count in sorted(self.node.resources.items()))
-        counts: dict[str, int] = {}
-        for gpu in self.gpus:
-            counts[gpu.model] = counts.get(gpu.model, 0) + 1
+        counts = Counter(gpu.model for gpu in self.gpus)
         there = self.node.labels.get(COUNT_LABEL, "")
         if len(counts) == 1 and there.isdigit() and int(there) > len(self.gpus):
             return (
@@ -85,9 +85,7 @@ class FleetNodeSummary:
     @property
     def out(self) -> tuple[str, ...]:
         """Why some of its GPUs are not available, for people: `1 lost`."""
-        counts: dict[str, int] = {}
-        for key in (key.rpartition("/")[2] for gpu in self.gpus for key in gpu.out):
-            counts[key] = counts.get(key, 0) + 1
+        counts = Counter(key.rpartition("/")[2] for gpu in self.gpus for key in gpu.out)
         return tuple(f"{count} {word}" for word, count in sorted(counts.items()))
 
 
@@ -144,3 +142,33 @@ def _gpu(
 
 def _size(held: HeldDevice) -> tuple[int, str, str]:
     return held.device.memory, held.device.name, held.claim.name
+
+
+def node_document(summary: FleetNodeSummary) -> dict[str, Any]:
+    """A node with its GPUs."""
+    node = summary.node
+    return {
+        "name": node.name,
+        "ready": node.ready,
+        "unschedulable": node.unschedulable,
+        "mode": None if node.mode is None else str(node.mode),
+        "resources": dict(node.resources),
+        "complete": summary.complete,
+        "claims": summary.claims,
+        "largestFreeBytes": summary.largest_free,
+        "gpus": [gpu_document(each) for each in summary.gpus],
+    }
+
+
+def gpu_document(gpu: FleetGpu) -> dict[str, Any]:
+    """A GPU of a node."""
+    return {
+        "node": gpu.node,
+        "minor": gpu.minor,
+        "uuid": gpu.uuid,
+        "model": gpu.model,
+        "memoryBytes": gpu.memory,
+        "largestFreeBytes": gpu.largest_free,
+        "taints": list(gpu.out),
+        "held": [given_document(each) for each in gpu.held],
+    }

@@ -1,4 +1,4 @@
-"""Reads a cluster's GPUs, with the caller's rights."""
+"""Reads a cluster's GPUs with the caller's rights, and how the cluster gives shares on demand, as far as the caller can see."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from typing import Any
 from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
-from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.fleet.devices import decode_fleet_slice, pools_of
+from tranche.kubernetes.backend_watch import ask_backend
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend, BackendFacts, backend_by_signs
+from tranche.kubernetes.claims.vocabulary import DRIVER, PLACING_LABEL, SHARE_RESOURCE, DeviceClassName
+from tranche.kubernetes.fleet.devices import FleetSlice, decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod, decode_fleet_claim, decode_fleet_node, decode_fleet_pod
 
 _GROUP = "/apis/resource.k8s.io/v1"
+CLASSES = f"{_GROUP}/deviceclasses"
 _REFUSED = "FailedPrepareDynamicResources"
 _OF_CLAIM = re.compile(r"NodePrepareResources failed for ResourceClaim (\S+): (.+)", re.DOTALL)
+
+
+async def read_slices(reader: ClusterReader) -> tuple[FleetSlice, ...] | None:
+    """What nodes offer; None as for `ClusterReader.objects`."""
+    query = {"fieldSelector": f"spec.driver={DRIVER}"}
+    return await reader.decoded("ResourceSlices", f"{_GROUP}/resourceslices", decode_fleet_slice, **query)
 
 
 async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
@@ -30,9 +39,8 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
         KubernetesUnavailable: the API server does not answer.
     """
     reader = ClusterReader(connection)
-    selector = {"fieldSelector": f"spec.driver={DRIVER}"}
     with _uncollected():
-        slices = await reader.decoded("ResourceSlices", f"{_GROUP}/resourceslices", decode_fleet_slice, **selector)
+        slices = await read_slices(reader)
         if slices is None and not reader.unread:
             raise ClaimsUnavailable(
                 "this cluster has no dynamic resource allocation (resource.k8s.io/v1)",
@@ -58,7 +66,7 @@ async def read_fleet(connection: ApiConnection, namespace: str) -> Fleet:
 async def _classes(connection: ApiConnection) -> frozenset[str] | None:
     """The names of all device classes; None where the caller may not read them, which only makes an explanation poorer."""
     reader = ClusterReader(connection)
-    found = await reader.decoded("device classes", f"{_GROUP}/deviceclasses", _name)
+    found = await reader.decoded("device classes", CLASSES, _name)
     return None if found is None else frozenset(found)
 
 
@@ -108,3 +116,33 @@ def _last_refusal(events: Sequence[Mapping[str, Any]]) -> str:
     last = max(events, key=lambda each: str(each.get("lastTimestamp") or each.get("eventTime") or ""), default={})
     message = str(last.get("message") or "")
     return f"claim {found[1]}: {found[2]}" if (found := _OF_CLAIM.search(message)) else message
+
+
+async def backend_in_force(connection: ApiConnection, namespace: str = "") -> AllocationBackend:
+    """The backend by the API server's version and by what the caller may read of the administrator's setup.
+
+    With a namespace, which must be the agents', it reads leases there alone.
+
+    KubernetesUnavailable when the API server does not answer.
+    """
+    by_version = await ask_backend(connection)
+    reader = ClusterReader(connection)
+    found = await reader.object("the device class", f"{CLASSES}/{DeviceClassName.ANY}")
+    classes = None if found is None and reader.unread else found is not None
+    if classes or by_version not in BY_CLAIMS:
+        return backend_by_signs(by_version, BackendFacts(classes))
+    nodes = await reader.objects("nodes", "/api/v1/nodes")
+    if any(handed_out(each) not in ("", "0") for each in nodes or ()):
+        return backend_by_signs(by_version, BackendFacts(classes, handed=True))
+    leases = await reader.objects("leases of GPU nodes", _leases(namespace), labelSelector=PLACING_LABEL)
+    return backend_by_signs(by_version, BackendFacts(classes, told=bool(leases)))
+
+
+def _leases(namespace: str) -> str:
+    within = f"/namespaces/{namespace}" if namespace else ""
+    return f"/apis/coordination.k8s.io/v1{within}/leases"
+
+
+def handed_out(node: Mapping[str, Any]) -> str:
+    """The number of shares that a node offers to pods with chosen shares, "" for a node that never offered any."""
+    return str(((node.get("status") or {}).get("capacity") or {}).get(SHARE_RESOURCE, ""))

@@ -22,8 +22,7 @@ from tranche.kubernetes.fleet.explanation import FleetExplanation, WaitStatus, e
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetPod
 from tranche.kubernetes.gated.reading import GateFleet
-from tranche.planning.decide.across import ChosenMachine, decide_across
-from tranche.planning.decide.allocate import Granted, decide
+from tranche.planning.decide.allocate import ChosenMachine, Granted, decide, decide_across
 from tranche.planning.explain.explanation import explain
 
 _NAMED = 3

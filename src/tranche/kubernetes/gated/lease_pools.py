@@ -15,8 +15,7 @@ from tranche.kubernetes.devices.taints import TaintFacts, reasons_against, set_a
 from tranche.kubernetes.fleet.devices import FleetDevice, Pool, fleet_device
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import ClaimedDevice, FleetClaim, FleetNode
-from tranche.kubernetes.gated.agent.withheld import as_if_by_claims
-from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus
+from tranche.kubernetes.gated.leases import ChosenShare, NodeGpus, as_if_by_claims
 
 
 def fleet_of(

@@ -8,19 +8,24 @@ what the controller may choose.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tranche.core.allocation import Grant, NodeView
+from tranche.core.allocation import Allocation, ComputeSlice, Grant, NodeView, Slice, WholeGpu, WithheldDevice
 from tranche.core.errors import TrancheError, UsageError
 from tranche.core.json_text import read_json
+from tranche.core.keeper import ChosenFor, ClaimKeeper, PlacedPodKeeper, PodKeeper
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.wire import grant_from_dict, grant_to_dict
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.claims.node_mode import NodeMode
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
+from tranche.kubernetes.devices.devices import devices_of
+from tranche.kubernetes.devices.taints import KeptRoom, TaintFacts, kept_places, reasons_against
 from tranche.kubernetes.telling.told_view import GPUS, NODE, bare, lease_name, told_from_lease, told_node
+from tranche.planning.decide.realise import given, realise
+from tranche.planning.steps.plan import Plan, apply
 
 
 def offered_view(view: NodeView, mode: NodeMode) -> NodeView:
@@ -137,3 +142,71 @@ def _choice_to_dict(choice: ChosenShare) -> dict[str, Any]:
 def _choice_from_dict(uid: str, data: Mapping[str, Any]) -> ChosenShare:
     grants = tuple(grant_from_dict(each) for each in data["grants"])
     return ChosenShare(str(data["namespace"]), str(data["name"]), uid, grants, int(data["seen"]))
+
+
+CHOSEN = "chosen-"
+"""The prefix of such shares' ids. The pod's uid follows."""
+
+
+def with_choices(view: NodeView, choices: Iterable[ChosenShare]) -> NodeView:
+    """The view after realising every choice that the node's agent has not taken up yet."""
+    taken = {each.keeper.uid for each in view.allocations if isinstance(each.keeper, ChosenFor)}
+    for choice in choices:
+        if choice.uid in taken:
+            continue
+        grants = tuple(each for each in choice.grants if not isinstance(each, ComputeSlice))
+        try:
+            plan = realise(view, grants, f"for pod {choice.namespace}/{choice.name}")
+        except TrancheError:
+            continue  # the node no longer has this GPU, so it cannot be given to others either
+        after = apply(plan, view) if isinstance(plan, Plan) else view
+        view = given(after, f"{CHOSEN}{choice.uid}", choice.grants)
+        keeper = PlacedPodKeeper(choice.namespace, choice.name, choice.uid)
+        named = (each._replace(keeper=keeper) for each in view.allocations[-1:])
+        view = replace(view, allocations=(*view.allocations[:-1], *named)) if choice.grants else view
+    return view
+
+
+def withheld_places(
+    view: NodeView,
+    mode: NodeMode,
+    faults: Mapping[WholeGpu | Slice, str],
+    sizes: Sequence[KeptRoom] = (),
+    before: Collection[WithheldDevice] = (),
+) -> tuple[WithheldDevice, ...]:
+    """The withheld places, given why devices are faulty and which sizes are kept. `before` is what was withheld until now: kept
+    room stays where it is unless another place is better. The view itself withholds what is cordoned. Devices for claims follow
+    the same rules, by their taints.
+    """
+    found = list(view.withheld)
+    found += [
+        WithheldDevice(place, f"{_text(place)} reported an error ({why})", faulty=True) for place, why in faults.items()
+    ]
+    if sizes and mode.by_claims:
+        devices = devices_of(view.node)
+        told = as_if_by_claims(view)
+        reasons = reasons_against(devices, told, TaintFacts(mode, frozenset(faults)))
+        kept = {each.place for each in before if each.for_large}
+        names = {each.name for each in devices if each.sharing is None and each.offered in kept}
+        places = kept_places(devices, told, sizes, reasons, names)
+        found += [
+            WithheldDevice(each.offered, f"{_text(each.offered)} is reserved for larger requests", for_large=True)
+            for each in places
+        ]
+    return tuple(sorted(found, key=lambda each: (each.for_large, str(each.place))))
+
+
+def as_if_by_claims(view: NodeView) -> NodeView:
+    """The view as if pods had their shares by claims: the shares then count as given, not as obstacles."""
+    return replace(view, allocations=tuple(map(_as_of_a_claim, view.allocations)))
+
+
+def _text(place: WholeGpu | Slice) -> str:
+    return f"{place.profile} at {place.placement}" if isinstance(place, Slice) else "it"
+
+
+def _as_of_a_claim(allocation: Allocation) -> Allocation:
+    keeper = allocation.keeper
+    if isinstance(keeper, PlacedPodKeeper) or (isinstance(keeper, PodKeeper) and keeper.admitted):
+        return allocation._replace(keeper=ClaimKeeper(keeper.namespace, keeper.name, keeper.uid))
+    return allocation

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -21,22 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 class StrandedPodWatch:
-    """A component of clusters with claims. Every replica looks; all write one event. `random` returns numbers from 0 to 1."""
+    """A component of clusters with claims. Every replica looks; all write one event."""
 
     name = "left-at-gate"
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        say: Callable[[ClusterPod, str, str], Awaitable[None]],
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection, say: Callable[[ClusterPod, str, str], Awaitable[None]]) -> None:
         self._connection = connection
         self._say = say
-        self._random = random
-        self._sleep = sleep
         self._said: set[str] = set()
 
     def ready(self) -> Readiness:
@@ -50,7 +40,7 @@ class StrandedPodWatch:
                 await self._look()
             except TrancheError as error:
                 _log.info("cannot tell pods why they stay gated", extra={"reason": error.reason, "error": str(error)})
-            await self._sleep(LOOK_SECONDS * (0.5 + self._random()))
+            await self._connection.sleep(LOOK_SECONDS * (0.5 + self._connection.random()))
 
     async def _look(self) -> None:
         found = await ClusterReader(self._connection).decoded(

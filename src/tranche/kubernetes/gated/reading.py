@@ -12,11 +12,9 @@ from tranche.kubernetes.api.leases import decode_lease
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
-from tranche.kubernetes.fleet.backend_reading import backend_in_force
 from tranche.kubernetes.fleet.fleet import Fleet
 from tranche.kubernetes.fleet.objects import FleetNode, FleetPod, decode_fleet_node
-from tranche.kubernetes.fleet.reading import read_fleet
-from tranche.kubernetes.gated.chosen_view import with_choices
+from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
 from tranche.kubernetes.gated.lease_pools import fleet_of
 from tranche.kubernetes.gated.leases import (
     CHOICES,
@@ -25,6 +23,7 @@ from tranche.kubernetes.gated.leases import (
     choices_from_lease,
     gpus_from_lease,
     node_of,
+    with_choices,
 )
 from tranche.kubernetes.telling.told_view import GPUS
 

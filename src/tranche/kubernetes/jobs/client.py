@@ -10,7 +10,7 @@ from typing import Any
 from tranche.core.errors import KubernetesNotFound, KubernetesRejected, TrancheError
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
-from tranche.kubernetes.api.selection import ObjectSource, named
+from tranche.kubernetes.api.informer import ObjectSource, named
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
 from tranche.kubernetes.jobs.job import JobPod, KubeJob, decode_job, decode_job_pod, in_order
 
@@ -93,13 +93,11 @@ class JobClient:
         if gone == 2:
             raise await self._unknown(namespace, name)
 
-    async def log(self, pod: JobPod, *, follow: bool, tail: int | None = None) -> AsyncGenerator[str, None]:
+    def log(self, pod: JobPod, *, follow: bool, tail: int | None = None) -> AsyncGenerator[str, None]:
         """The lines of a pod's log; with `follow`, until the pod ends."""
         path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/log"
         query = ({"follow": "true"} if follow else {}) | ({} if tail is None else {"tailLines": str(tail)})
-        async with aclosing(self._connection.lines(f"read the log of pod {pod.name}", path, query)) as lines:
-            async for line in lines:
-                yield line
+        return self._connection.lines(f"read the log of pod {pod.name}", path, query)
 
     def watch_job(self, namespace: str, name: str, random: Callable[[], float]) -> AsyncGenerator[KubeJob | None, None]:
         """The job now, then after each change; None while there is none. It recovers from failures and lasts until closed."""

@@ -10,13 +10,10 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL
-from tranche.kubernetes.fleet.backend_reading import backend_in_force
-from tranche.kubernetes.fleet.documents import explanation_document, given_document
-from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text
-from tranche.kubernetes.fleet.fleet import Fleet
+from tranche.kubernetes.fleet.explanation import FleetExplanation, device_text, explanation_document, given_document
+from tranche.kubernetes.fleet.fleet import Fleet, HeldDevice
 from tranche.kubernetes.fleet.objects import decode_fleet_pod
-from tranche.kubernetes.fleet.pool_usage import HeldDevice
-from tranche.kubernetes.fleet.reading import read_fleet
+from tranche.kubernetes.fleet.reading import backend_in_force, read_fleet
 from tranche.kubernetes.gated.explaining import chosen_text, explain_waiting
 from tranche.kubernetes.gated.reading import read_gate_fleet
 from tranche.kubernetes.jobs.client import JobClient

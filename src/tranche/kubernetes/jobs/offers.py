@@ -12,11 +12,10 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.spec import ClaimSpec, SharedGpuModel
-from tranche.kubernetes.claims.vocabulary import DRIVER, profile_of_label
-from tranche.kubernetes.fleet.backend_reading import CLASSES, backend_in_force, handed_out
-from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
+from tranche.kubernetes.claims.vocabulary import profile_of_label
+from tranche.kubernetes.fleet.devices import FleetDevice, shared_cards
+from tranche.kubernetes.fleet.reading import CLASSES, backend_in_force, handed_out, read_slices
 
-RESOURCE_SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 _PROFILE_CLASS = "tranche-"
 
 
@@ -96,6 +95,4 @@ async def _profile_hint(api: ApiConnection, profile: ProfileName, classes: Seque
 
 
 async def _devices(reader: ClusterReader) -> tuple[FleetDevice, ...]:
-    query = {"fieldSelector": f"spec.driver={DRIVER}"}
-    found = await reader.decoded("ResourceSlices", RESOURCE_SLICES, decode_fleet_slice, **query)
-    return tuple(device for each in found or () for device in each.devices)
+    return tuple(device for each in await read_slices(reader) or () for device in each.devices)

@@ -46,6 +46,18 @@ class KubeletResponse:
     by_claims: frozenset[str] = frozenset()
 
 
+def socket_run(path: Path) -> str:
+    """Names the run of the kubelet whose socket that is: it makes a new one at each start. "" without one.
+
+    Some file systems reuse inode numbers at once, so the time of the last change counts too.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}"
+
+
 class PodResourcesClient:
     """The kubelet behind one socket. Each read opens a new connection, so that it reaches a restarted kubelet at once."""
 
@@ -53,12 +65,8 @@ class PodResourcesClient:
         self._socket = socket
 
     def run(self) -> str:
-        """The present run of the kubelet, which recreates its socket at each start; "" without one."""
-        try:
-            found = os.stat(self._socket)
-        except OSError:
-            return ""
-        return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}"
+        """The present run of the kubelet; "" without one."""
+        return socket_run(self._socket)
 
     async def read(self) -> KubeletResponse:
         """Which pods the kubelet gave NVIDIA devices; KubeletUnavailable when it does not answer, or started meanwhile."""

@@ -28,7 +28,6 @@ from tranche.kubernetes.mig_manager.drain import (
     pods_having,
     pods_of,
 )
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
 from tranche.kubernetes.mig_manager.retry import (
     ATTEMPT_ANNOTATION,
     REBOOT_SPENT,
@@ -38,7 +37,8 @@ from tranche.kubernetes.mig_manager.retry import (
     parse_attempt,
 )
 from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
-from tranche.kubernetes.rollout.turn import LayoutChangeState, RolloutPermission, RolloutStatus
+from tranche.kubernetes.rollout.ticket import LayoutChangeState, RolloutPermission, RolloutStatus
+from tranche.planning.layouts.named_layouts import LayoutList
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import LayoutDecision, lost_error, plan_layout
 from tranche.planning.occupancy.layout_occupancy import holder_text
@@ -71,7 +71,7 @@ class NodeObservation:
     """
 
     node: KubeNode
-    layouts: LayoutSource
+    layouts: LayoutList
     view: NodeView
     pods: tuple[KubePod, ...]
     now: Moment
@@ -265,7 +265,7 @@ def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) 
     refs = [ref for user in change.blockers for ref in pods_of(user)]
     users = describe_users(change.blockers, situation.eviction_answers)
     report = Report(MigState.PENDING, ReportReason.IN_USE, f"{change.purpose} waits for what is in use: {users}")
-    return _make_room(situation, report, refs, draining)
+    return _evict_or_wait(situation, report, refs, draining)
 
 
 def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, draining: frozenset[str]) -> NodeDecision:
@@ -301,7 +301,7 @@ def _cut(situation: NodeObservation, change: LayoutDecision, digest: str, draini
     )
 
 
-def _make_room(
+def _evict_or_wait(
     situation: NodeObservation, report: Report, refs: Collection[PodRef], draining: frozenset[str]
 ) -> NodeDecision:
     """Wait for what is in use. The policy DRAIN evicts the pods among it."""
@@ -326,7 +326,7 @@ def _reboot(situation: NodeObservation) -> NodeDecision:
         if situation.policy is InUsePolicy.REFUSE:
             return _at_rest(situation, _failure(ReportReason.IN_USE, message))
         refs = pods_having(situation.view.allocations)
-        return _make_room(situation, Report(MigState.PENDING, ReportReason.IN_USE, message), refs, draining)
+        return _evict_or_wait(situation, Report(MigState.PENDING, ReportReason.IN_USE, message), refs, draining)
     report = Report(
         MigState.REBOOTING, ReportReason.REBOOT, "restarting the machine to change the MIG mode of its GPUs"
     )
@@ -378,13 +378,13 @@ def _at_rest(
         annotations[operands.SINCE_ANNOTATION] = None
     if forget and ATTEMPT_ANNOTATION in situation.node.annotations:
         annotations[ATTEMPT_ANNOTATION] = None
-    cordon = cordoning(situation.node, wanted=cordoned)
+    unschedulable, marks = cordoning(situation.node, wanted=cordoned)
     return NodeDecision(
         report,
         draining=draining,
         labels={**_shown(situation, report), **(operands.restore(situation.node) if restore else {})},
-        annotations={**annotations, **cordon.annotations},
-        unschedulable=cordon.unschedulable,
+        annotations={**annotations, **marks},
+        unschedulable=unschedulable,
         look_again=look_again,
     )
 

@@ -11,10 +11,9 @@ cordoned.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
-from tranche.core.allocation import Allocation
+from tranche.core.allocation import Allocation, NodeView, devices, overlap
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.planning.occupancy.layout_occupancy import User
@@ -33,30 +32,24 @@ class InUsePolicy(StrEnum):
     DRAIN = "drain"
 
 
-@dataclass(frozen=True, slots=True)
-class _Cordoning:
-    """The change of the cordon: `unschedulable` None leaves it; the annotations are part of a metadata patch."""
-
-    unschedulable: bool | None
-    annotations: Mapping[str, str | None]
-
-
-def cordoning(node: KubeNode, *, wanted: bool | None) -> _Cordoning:
+def cordoning(node: KubeNode, *, wanted: bool | None) -> tuple[bool | None, Mapping[str, str | None]]:
     """The next step towards a node that this manager has cordoned, or has uncordoned; with `wanted` None no step.
+
+    It is whether to make the node unschedulable, None to leave that, and the annotations for a patch of its metadata.
 
     The annotation is set before the cordon and removed after it, so that a manager killed in between leaves no forgotten cordon
     behind.
     """
     if wanted is None:
-        return _Cordoning(None, {})
+        return None, {}
     ours = CORDON_ANNOTATION in node.annotations
     if wanted:
         if node.unschedulable:
-            return _Cordoning(None, {})
-        return _Cordoning(True, {} if ours else {CORDON_ANNOTATION: "true"})
+            return None, {}
+        return True, ({} if ours else {CORDON_ANNOTATION: "true"})
     if not ours:
-        return _Cordoning(None, {})
-    return _Cordoning(False, {}) if node.unschedulable else _Cordoning(None, {CORDON_ANNOTATION: None})
+        return None, {}
+    return (False, {}) if node.unschedulable else (None, {CORDON_ANNOTATION: None})
 
 
 def pods_of(user: User) -> tuple[PodRef, ...]:
@@ -101,3 +94,39 @@ def _describe(user: User, answers: Mapping[PodRef, str]) -> str:
         if ref in answers:
             text = text.replace(f"pod {ref}", f"pod {ref} ({answers[ref]})")
     return text
+
+
+class NewPodTracker:
+    """The pods and commands that came while a layout waits, and were given what the layout was to leave alone; a change of the
+    wanted layout starts over.
+
+    Several cuts can give one layout, and which of them ends the fewest users changes with every pod that ends. What was given an
+    unmarked slice must not stand in the way of the next such choice: a backlog would keep the layout waiting.
+    """
+
+    def __init__(self) -> None:
+        self._layout = ""
+        self._known: frozenset[str] | None = None
+        self._protected: frozenset[str] = frozenset()
+
+    def after(self, layout: str, view: NodeView, marked: Collection[str]) -> frozenset[str]:
+        """The ids of the allocations to leave where they are. `marked` are the devices closed to everyone since the last look.
+
+        While nothing is marked there are no newcomers: what a pod is given then may be what the layout takes first.
+        """
+        present = frozenset(each.id for each in view.allocations)
+        if layout != self._layout or not marked:
+            self._layout, self._known, self._protected = layout, None, frozenset()
+        if not marked:
+            return self._protected
+        known = present if self._known is None else self._known
+        new = {each.id for each in view.allocations if each.id not in known and not _is_marked(each, view, marked)}
+        self._known = known | present
+        self._protected = (self._protected | new) & present
+        return self._protected
+
+
+def _is_marked(allocation: Allocation, view: NodeView, marked: Collection[str]) -> bool:
+    by_uuid = devices(view.node)
+    gone = [by_uuid[uuid] for uuid in marked if uuid in by_uuid]
+    return any(overlap(grant, each) for grant in allocation.grants for each in gone)

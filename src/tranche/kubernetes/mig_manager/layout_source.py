@@ -1,43 +1,26 @@
-"""The layouts of a node: those of a ConfigMap, read as it is now, and those that its GPUs bring along."""
+"""Reads the ConfigMap of layouts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from tranche.core.errors import LayoutInvalid
-from tranche.core.layout import Layout, LayoutFile
+from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
-from tranche.core.state import NodeState
 from tranche.kubernetes.api.objects import ConfigMap
 from tranche.node.files.files import parse_document
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 KEY = "config.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutSource:
-    """Named layouts: those of the ConfigMap, and those that tranche.planning.layouts.generate makes for the machine.
+def read_layouts(name: str, config_map: ConfigMap | None) -> LayoutList:
+    """The layouts of the ConfigMap `name`, "namespace/name"; `config_map` is None while it does not exist.
 
-    `name` is the ConfigMap's, "namespace/name", "" for none; `config_map` is None while it does not exist. Its text is read here,
-    once: a long one takes seconds, so construct this on a thread.
+    A long text takes seconds, so call this on a thread.
     """
-
-    name: str = ""
-    config_map: ConfigMap | None = None
-    offer: LayoutList = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        try:
-            declared = None if self.config_map is None else _read(self.config_map, f"ConfigMap {self.name}")
-            offer = LayoutList(self.name, declared)
-        except LayoutInvalid as error:
-            offer = LayoutList(self.name, LayoutFile(), error.message, error.hint)
-        object.__setattr__(self, "offer", offer)
-
-    def select(self, name: str, node: NodeState) -> Layout:
-        """The layout of that name for that machine, with the errors of `LayoutList.select`."""
-        return self.offer.select(name, node)
+    try:
+        return LayoutList(name, None if config_map is None else _read(config_map, f"ConfigMap {name}"))
+    except LayoutInvalid as error:
+        return LayoutList(name, LayoutFile(), error.message, error.hint)
 
 
 def _read(config_map: ConfigMap, source: str) -> LayoutFile:

@@ -41,12 +41,11 @@ from tranche.kubernetes.mig_manager.decision import (
     reboot_plan,
     work_plan,
 )
-from tranche.kubernetes.mig_manager.drain import InUsePolicy
+from tranche.kubernetes.mig_manager.drain import InUsePolicy, NewPodTracker
 from tranche.kubernetes.mig_manager.exclusion import Memory, stand, withdrawal
 from tranche.kubernetes.mig_manager.identity import manager_name
-from tranche.kubernetes.mig_manager.layout_source import LayoutSource
+from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
-from tranche.kubernetes.mig_manager.newcomers import NewPodTracker
 from tranche.kubernetes.mig_manager.operands import other_managers
 from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, RetryState, attempt_text
 from tranche.kubernetes.mig_manager.state import (
@@ -62,8 +61,8 @@ from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.serving.reconciler import FIRST_RETRY_SECONDS, LookResult, Reconciler
 from tranche.node.change import keep_for_layout
 from tranche.node.state.session import boot_id
-from tranche.planning.layouts.assertion import find_mismatches
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
+from tranche.planning.layouts.present_layout import find_mismatches
 from tranche.planning.steps.plan import Plan
 
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -98,8 +97,7 @@ class MigSettings:
 class MigManager:
     """A component of the node agent. `clock` is the machine's monotonic one, in seconds; `restart` restarts the machine.
 
-    Without a `rollout` the node changes its layout whenever it is told to. `offered` is called with the available layouts, as
-    soon as they are known and whenever they change.
+    Without a `rollout` the node changes its layout whenever it is told to.
     """
 
     name = "mig-manager"
@@ -110,7 +108,6 @@ class MigManager:
         settings: MigSettings,
         *,
         rollout: Rollout | None = None,
-        offered: Callable[[LayoutList], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         boot: Callable[[], str] = boot_id,
         restart: Callable[[Path], None] = restart_machine,
@@ -118,11 +115,11 @@ class MigManager:
         self._services = services
         self._settings = settings
         self._rollout = rollout
-        self._offered = offered
         self._clock = clock
         self._boot = boot
         self._restart = restart
-        self._source: LatestValue[LayoutSource] = LatestValue()
+        self.layouts: LatestValue[LayoutList] = LatestValue()
+        """The available layouts."""
         trouble = "the MIG manager has not checked the node yet"
         self._reconciler = Reconciler(_log, "cannot manage the layout", trouble=trouble, longest=_LONGEST_PAUSE_SECONDS)
         self._claims: Memory = {}
@@ -137,7 +134,7 @@ class MigManager:
         working = 0.0 if self._working_since is None else self._clock() - self._working_since
         if working > _LONGEST_WORK_SECONDS:
             return Readiness(False, f"a layout change has taken {working:.0f} s: the driver does not answer")
-        if not self._reconciler.trouble and not self._source.synced:
+        if not self._reconciler.trouble and not self.layouts.synced:
             return Readiness(False, f"ConfigMap {self._config_map} has not been read yet")
         return Readiness(not self._reconciler.trouble, self._reconciler.trouble)
 
@@ -147,14 +144,14 @@ class MigManager:
     def mismatched(self) -> int | None:
         """How many GPUs differ from the wanted layout, by the last look; None if unknown."""
         node, inventory = self._services.node, self._services.inventory.latest
-        if not node.synced or node.value is None or not self._source.synced or not inventory.synced:
+        if not node.synced or node.value is None or not self.layouts.synced or not inventory.synced:
             return None
         state = inventory.value.view.node
         name = wanted_layout(self._asking(node.value, state))
         if not name:
             return None
         try:
-            return len(find_mismatches(state, self._source.value.select(name, state)))
+            return len(find_mismatches(state, self.layouts.value.select(name, state)))
         except TrancheError:
             return None
 
@@ -192,20 +189,16 @@ class MigManager:
 
     async def _follow_layouts(self) -> None:
         if not self._settings.config_map:
-            self._publish(LayoutSource())
+            self.layouts.publish(LayoutList())
             return
         namespace, name = self._services.namespace, self._settings.config_map
         async for config_map in self._services.api.watch_config_map(namespace, name):
-            self._publish(await asyncio.to_thread(LayoutSource, self._config_map, config_map))
+            self.layouts.publish(await asyncio.to_thread(read_layouts, self._config_map, config_map))
             self._reconciler.wake()
-
-    def _publish(self, source: LayoutSource) -> None:
-        self._source.publish(source)
-        self._offered(source.offer)
 
     async def _rounds(self, me: str) -> None:
         for source, patience in (
-            (self._source, _FIRST_LAYOUTS_SECONDS),
+            (self.layouts, _FIRST_LAYOUTS_SECONDS),
             (self._services.inventory.latest, _FIRST_LOOK_SECONDS),
         ):
             with suppress(TimeoutError):
@@ -269,7 +262,7 @@ class MigManager:
         self._eviction_answers = {ref: text for ref, text in self._eviction_answers.items() if ref in present}
         return NodeObservation(
             node=node,
-            layouts=self._source.value if self._source.synced else LayoutSource(),
+            layouts=self.layouts.value if self.layouts.synced else LayoutList(),
             view=view,
             pods=pods,
             now=Moment(self._boot(), self._clock()),
@@ -298,7 +291,7 @@ class MigManager:
         """
         if self._services.state_problem.synced and self._services.state_problem.value:
             return LedgerUnavailable(self._services.state_problem.value, hint="see: tranche doctor")
-        if not self._source.synced:
+        if not self.layouts.synced:
             hint = "see the agent's log; its manifest grants the right to read ConfigMaps of its namespace"
             return KubernetesUnavailable(f"cannot read the layouts in ConfigMap {self._config_map}", hint=hint)
         inventory = self._services.inventory

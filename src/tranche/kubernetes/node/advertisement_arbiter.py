@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tranche.core.allocation import Grant
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.resources import is_device_resource
+from tranche.kubernetes.node.resources import counted, is_device_resource
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,6 @@ class PluginAdvertisement:
             for name in allocatable
             if is_device_resource(name) and counted(allocatable, name) > self.counts.get(name, 0)
         )
-
-
-def counted(allocatable: Mapping[str, str], resource: str) -> float:
-    """How many a node's status counts of it; infinity for anything but a plain number."""
-    word = allocatable.get(resource, "0")
-    return int(word) if word.isdecimal() else float("inf")
 
 
 class AdvertisementState:

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import (
@@ -26,19 +26,8 @@ from tranche.core.errors import (
     TrancheError,
     WaitTimeout,
 )
-from tranche.node.claims import ClaimRequest, ReservedClaim
-
-
-class ClaimBackend(Protocol):
-    """`tranche.node.claims.ClaimRegister`; both methods block."""
-
-    def promise(self, orders: Sequence[ClaimRequest]) -> tuple[ReservedClaim | TrancheError | None, ...]:
-        """Decide on all of these; None for one that must be asked for again after the plans before it have ended."""
-        ...
-
-    def fulfil(self, promise: ReservedClaim) -> Allocation:
-        """Carry out a promise's plan."""
-        ...
+from tranche.node.claims import ClaimRegister, ClaimRequest, ReservedClaim
+from tranche.node.host import Host
 
 
 @dataclass(slots=True, eq=False)
@@ -62,14 +51,12 @@ class _Waiting:
 class ClaimQueue:
     """Serves claims until `run` is cancelled."""
 
-    def __init__(
-        self, realiser: Callable[[], ClaimBackend], finish: Callable[[ClaimRequest], None] = lambda order: None
-    ) -> None:
-        """`realiser` is called for each use. `finish` does what is left when a claim's plan has ended.
+    def __init__(self, host: Host, finish: Callable[[ClaimRequest], None] = lambda order: None) -> None:
+        """`finish` does what is left when a claim's plan has ended.
 
         It blocks. What it raises is the claim's error, and the claim keeps what it has.
         """
-        self._realiser = realiser
+        self._host = host
         self._finish = finish
         self._waiting: list[_Waiting] = []
         self._busy: set[str] = set()
@@ -113,7 +100,7 @@ class ClaimQueue:
         promised: list[tuple[_Waiting, ReservedClaim]] = []
         again: list[_Waiting] = []
         try:
-            answers = await asyncio.to_thread(self._realiser().promise, [each.order for each in batch])
+            answers = await asyncio.to_thread(ClaimRegister(self._host).promise, [each.order for each in batch])
         except Exception as error:
             for each in batch:
                 each.settle(error)
@@ -143,7 +130,7 @@ class ClaimQueue:
 
     def _fulfil(self, order: ClaimRequest, promise: ReservedClaim) -> Allocation:
         # On one thread: each change of thread waits its turn, which others take while a backlog is served.
-        allocation = self._realiser().fulfil(promise)
+        allocation = ClaimRegister(self._host).fulfil(promise)
         self._finish(order)
         return allocation
 

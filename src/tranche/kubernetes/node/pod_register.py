@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
 
 from tranche.core.allocation import (
     Allocation,
@@ -33,7 +32,7 @@ from tranche.core.allocation import (
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
-from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
+from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse, PodResourcesClient
 from tranche.kubernetes.node.listings import HeldGrants, device_of, holding
 from tranche.kubernetes.node.pod_settlement import (
     Living,
@@ -53,18 +52,6 @@ _ASK_SECONDS = 30.0
 _log = logging.getLogger(__name__)
 
 
-class _Kubelet(Protocol):
-    """The node's kubelet; see `tranche.kubernetes.kubelet.pod_resources.PodResourcesClient`."""
-
-    def run(self) -> str:
-        """The present run of the kubelet; "" when there is none."""
-        ...
-
-    async def read(self) -> KubeletResponse:
-        """Which pods it gave devices; KubeletUnavailable when it does not answer."""
-        ...
-
-
 class PodRegister:
     """The pods' part of one host's register. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
 
@@ -74,7 +61,7 @@ class PodRegister:
     def __init__(
         self,
         host: Host,
-        kubelet: _Kubelet,
+        kubelet: PodResourcesClient,
         pods: Callable[[], Awaitable[Sequence[KubePod]]],
         *,
         clock: Callable[[], float],
@@ -120,7 +107,7 @@ class PodRegister:
         gone = [grant for each in view.allocations if each.id in found.removed for grant in each.grants]
         await asyncio.to_thread(self._host.given_back, gone)
         allocations = await asyncio.to_thread(
-            self._host.holders.settle, found.removed, found.keepers or {}, found.added, found.memory
+            self._host.settle, found.removed, found.keepers or {}, found.added, found.memory
         )
         return replace(view, allocations=allocations), word
 
@@ -166,11 +153,11 @@ class PodRegister:
 
     def _record(self, keeper: PodKeeper, given: HeldGrants, superseded: Sequence[str] = ()) -> str:
         """Write the holder down, and have the daemons that it needs serve. Without such daemons, no GPU is queried."""
-        holders, request = self._host.holders, nearest_request(given.grants)
-        if not given.by_mps and not self._host.daemons.records.look():
-            return holders.add(keeper, request, given.grants, superseded, given.memory)
-        allocation = Allocation(holders.new_id(), request, given.grants, Phase.ACTIVE, holders.clock(), keeper=keeper)
-        self._host.hand_over(allocation, superseded)
+        host, request = self._host, nearest_request(given.grants)
+        if not given.by_mps and not host.daemons.records.look():
+            return host.add_holder(keeper, request, given.grants, superseded, given.memory)
+        allocation = Allocation(host.new_id(), request, given.grants, Phase.ACTIVE, host.clock(), keeper=keeper)
+        host.hand_over(allocation, superseded)
         return allocation.id
 
     async def listed(self, resource: str) -> tuple[ContainerDevices, ...]:
@@ -188,7 +175,7 @@ class PodRegister:
 
     async def take_back(self, allocation_id: str) -> None:
         """Undo a hand-over that no one was told of."""
-        await asyncio.to_thread(self._host.holders.settle, [allocation_id], {}, [])
+        await asyncio.to_thread(self._host.settle, [allocation_id], {}, [])
 
     def _settle(
         self, view: NodeView, word: KubeletResponse, pods: Mapping[PodRef, KubePod] | None, living: Living
@@ -206,13 +193,13 @@ class PodRegister:
             if not missing:
                 self._complete_run = word.run
         words = replace(words, complete=word.run == self._complete_run)
-        holders = self._host.holders
+        host = self._host
 
         def memory(device: WholeGpu | Slice) -> int:
             return memory_of(device, view.node.gpu(device.gpu_uuid))
 
         return settle_pods(
-            view.allocations, devices(view.node), words, now=holders.clock(), new_id=holders.new_id, memory=memory
+            view.allocations, devices(view.node), words, now=host.clock(), new_id=host.new_id, memory=memory
         )
 
     async def _ask_api_server(self) -> Mapping[PodRef, KubePod] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,6 +24,12 @@ _DEVICE_RESOURCE = re.compile(
 def is_device_resource(name: str) -> bool:
     """Whether a resource of that name is GPUs or slices, or replicas of them, with a possible suffix."""
     return name == VGPU_RESOURCE or _DEVICE_RESOURCE.fullmatch(name) is not None
+
+
+def counted(allocatable: Mapping[str, str], resource: str) -> float:
+    """How many a node's status counts of it; infinity for anything but a plain number."""
+    word = allocatable.get(resource, "0")
+    return int(word) if word.isdecimal() else float("inf")
 
 
 class MigStrategy(StrEnum):

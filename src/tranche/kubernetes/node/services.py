@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
@@ -10,8 +11,7 @@ from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.api.objects import KubeNode, KubePod
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
-from tranche.kubernetes.node.device_health_watch import DeviceHealthWatch
-from tranche.kubernetes.node.gpu_events import GpuEventWatch
+from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.node.host import Host
@@ -25,6 +25,10 @@ class NodeContext:
     where ConfigMaps and `leases` are. `backend` is how the cluster gives shares by demand. `connection` reaches the API server
     for what `api` does not do. `host` blocks: call it through `asyncio.to_thread`. `state_problem` says why its state folder is
     not writable, "" when it is.
+
+    The rest is what one part tells another. `registered` is whether the kubelet has the driver for claims. `reserved` are the
+    names of devices shown as kept for larger requests. `fallen` are the uids of claims that are over by the API server but still
+    have something: their pods run on. `refused` says why pods, by uid, cannot have the share that a controller chose for them.
     """
 
     node_name: str
@@ -41,3 +45,7 @@ class NodeContext:
     pods: PodRegister
     host: Host
     state_problem: LatestValue[str]
+    registered: LatestValue[bool] = field(default_factory=LatestValue)
+    reserved: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
+    fallen: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
+    refused: LatestValue[Mapping[str, str]] = field(default_factory=LatestValue)

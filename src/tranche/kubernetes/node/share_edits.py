@@ -1,20 +1,26 @@
-"""What a container gets for one share of its claim: device nodes, and what an MPS client needs to stay within its limits."""
+"""What a container gets for one share of its claim: device nodes, what an MPS client needs to stay within its limits, and the CDI
+file that says so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from tranche.core.allocation import FractionalShare, device_uuid
-from tranche.core.errors import SharingUnavailable, VerificationFailed
-from tranche.core.grid import PlacedInstance
+from tranche.core.allocation import Allocation, FractionalShare, Phase, device_uuid, shared_memory
+from tranche.core.errors import CdiUnavailable, SharingUnavailable, VerificationFailed
+from tranche.core.json_text import read_json
 from tranche.core.keeper import ChosenFor
 from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState
-from tranche.hardware.cdi import CdiDevice, CdiSpec
-from tranche.hardware.mps_environment import client_environment
+from tranche.core.state import GpuState, NodeState
+from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_file_name, write_spec
+from tranche.hardware.mps_control import client_environment
 from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
+from tranche.kubernetes.node.services import NodeContext
+from tranche.node.claims import ClaimRequest
+from tranche.node.host import Host
 from tranche.node.processes.pod_processes import claim_mark
 from tranche.node.recovery.adoption import MEMORY_LIMIT
 from tranche.planning.decide.realise import ChosenDevice
@@ -80,7 +86,7 @@ def _edits(
 def _nodes(grant: ChosenDevice, gpu: GpuState, files: DeviceFiles) -> tuple[DeviceNode, ...]:
     if grant.slot is None:
         return files.gpu_nodes(gpu)
-    instance = gpu.instance_in(PlacedInstance(grant.slot.profile, grant.slot.placement))
+    instance = gpu.instance_in(grant.slot.place)
     if instance is None or instance.whole_slice is None:
         raise VerificationFailed(f"{gpu.label}: {grant.slot} no longer exists")
     return files.slice_nodes(gpu, instance, instance.whole_slice)
@@ -102,3 +108,84 @@ def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
             return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
         case Sharing.MEMORY_LIMITS:
             raise SharingUnavailable("the driver's memory limits work for commands, but not for containers yet")
+
+
+_MARK = claim_mark("")
+
+
+class FiledKeeper(NamedTuple):
+    """The environment variable that names the keeper of a share, and its value; empty where a file has none."""
+
+    variable: str = ""
+    value: str = ""
+
+    @property
+    def uid(self) -> str:
+        """The uid of the claim or pod."""
+        return self.variable.removeprefix(_MARK).replace("_", "-")
+
+    @property
+    def ref(self) -> tuple[str, str]:
+        """Its namespace and name."""
+        namespace, _, name = self.value.partition("/")
+        return namespace, name
+
+
+class ShareFiles:
+    """The files of CDI devices of that kind in one folder, by name. Every method blocks."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._folder = folder
+        self._kind = kind
+
+    def write(self, spec: CdiSpec, *, outlasts_power: bool = True) -> None:
+        """Write a specification over the one of the same name; CdiUnavailable when that fails."""
+        try:
+            write_spec(spec, self._folder, outlasts_power=outlasts_power)
+        except OSError as error:
+            raise CdiUnavailable(
+                f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
+                hint="make the folder writable",
+            ) from error
+
+    def remove(self, name: str) -> None:
+        """Remove the file of that name, if there is one; CdiUnavailable when that fails."""
+        path = self._folder / spec_file_name(self._kind, name)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CdiUnavailable(f"cannot remove {path}: {error.strerror or error}") from error
+
+    def marks(self) -> Mapping[str, FiledKeeper]:
+        """What each file's environment names; none while the folder cannot be read."""
+        first, last = spec_file_name(self._kind, "|").split("|")
+        try:
+            found = [each.name for each in self._folder.iterdir()]
+        except OSError:
+            return {}
+        names = [each[len(first) : -len(last)] for each in found if each.startswith(first) and each.endswith(last)]
+        return {name: self._mark(name) for name in names}
+
+    def _mark(self, name: str) -> FiledKeeper:
+        try:
+            data = read_json((self._folder / spec_file_name(self._kind, name)).read_text())
+            words = [str(word) for device in data["devices"] for word in device["containerEdits"].get("env", ())]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            words = []
+        found = next((word for word in words if word.startswith(_MARK)), "")
+        variable, _, value = found.partition("=")
+        return FiledKeeper(variable, value)
+
+
+def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> CdiSpec:
+    """The specification of a share on the GPUs as they are now; blocks. Errors as for `share_spec`."""
+    host = services.host
+    gpus = {uuid: host.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
+    version = services.inventory.latest.value.view.node.driver_version
+    return share_spec(keeper, grants, gpus, files, version, host.daemons.records.pipes)
+
+
+def adopt_share(host: Host, order: ClaimRequest, node: NodeState, superseded: Sequence[str] = ()) -> None:
+    """Enter a share that its keeper has, but a lost register does not know, instead of those allocations; blocks."""
+    allocation = Allocation(host.new_id(), order.request, order.grants, Phase.ACTIVE, host.clock(), keeper=order.keeper)
+    host.settle(superseded, {}, [allocation], shared_memory(order.grants, node))

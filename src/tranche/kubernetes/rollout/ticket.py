@@ -1,7 +1,7 @@
 """A node's place in the queue for a change of layout: a lease, so that `kubectl get leases` shows it.
 
 The lease's holder column shows the state, and its age the order. A node creates its own ticket, and removes it when it has its
-layout; the leader of the rollout says whose turn it is.
+layout; the leader of the rollout says whose turn it is. The MIG manager says what the node wants, and hears what it may do. Pure.
 """
 
 from __future__ import annotations
@@ -112,3 +112,65 @@ def write_ticket(ticket: RolloutTicket, *, node_uid: str) -> Lease:
 def version_number(lease: Lease) -> int:
     """A lease's version as a number that orders the versions of the same lease; 0 for other text."""
     return int(lease.version) if lease.version.isdecimal() else 0
+
+
+class LayoutChangeState(StrEnum):
+    """DONE: no change is wanted. WANTED: one should begin or goes on. FAILED: one failed, and will be tried again."""
+
+    DONE = "done"
+    WANTED = "wanted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStatus:
+    """A node's progress. `digest` identifies the layout's content, "" if unknown; `message` says what failed."""
+
+    stage: LayoutChangeState
+    layout: str = ""
+    digest: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPermission:
+    """What a node may do. `why_not` is what it waits for if it may not."""
+
+    ticket: RolloutTicket | None = None
+    why_not: str = ""
+
+    def allows(self, digest: str) -> bool:
+        """Whether a change to the layout with that digest may begin or go on."""
+        if self.ticket is None:
+            return False
+        state = self.ticket.state
+        return state is TicketState.CHANGING or (state is TicketState.FAILED and self.ticket.digest == digest)
+
+
+def next_ticket(node: str, ticket: RolloutTicket | None, wish: RolloutStatus) -> RolloutTicket | None:
+    """The ticket that a node with this one should have for a wish: the same one where nothing is to be done, None for none.
+
+    A failed node that gets another layout keeps its place; after someone says go on, it joins the end of the queue.
+    """
+    if wish.stage is LayoutChangeState.DONE:
+        return None
+    if wish.stage is LayoutChangeState.FAILED:
+        return _failed(ticket, wish)
+    if ticket is None:
+        return RolloutTicket(node, TicketState.WAITING, wish.layout, wish.digest)
+    same = (ticket.layout, ticket.digest) == (wish.layout, wish.digest)
+    if same and ticket.state is not TicketState.GRANTED:
+        return ticket
+    if ticket.state is TicketState.FAILED and ticket.go_on:
+        return None
+    state = TicketState.WAITING if ticket.state is TicketState.WAITING else TicketState.CHANGING
+    return RolloutTicket(node, state, wish.layout, wish.digest, lease=ticket.lease)
+
+
+def _failed(ticket: RolloutTicket | None, wish: RolloutStatus) -> RolloutTicket | None:
+    if ticket is None or ticket.state in (TicketState.WAITING, TicketState.GRANTED):
+        return None  # nothing was changed, so no node is held up
+    if ticket.state is TicketState.FAILED and ticket.message == wish.message:
+        return ticket
+    digest = wish.digest or ticket.digest
+    return RolloutTicket(ticket.node, TicketState.FAILED, ticket.layout, digest, wish.message, lease=ticket.lease)

@@ -1,8 +1,9 @@
-"""A minimal HTTP server: answers GET and HEAD on one port, and POST where there is a `question`."""
+"""A minimal HTTP server for GET and HEAD, and for POST where there is a `question`; and a process's health over it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from tranche.core.errors import UsageError
+from tranche.kubernetes.component import Readiness
 
 _REQUEST_SECONDS = 5.0
 _LONGEST_REQUEST = 8192
@@ -154,3 +156,43 @@ def _listener(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+class HealthServer:
+    """Answers on one port.
+
+    /healthz says 200 while the event loop runs. /readyz says 200 when all components are ready, else 503; either way its body
+    names each component with what it lacks.
+    """
+
+    def __init__(self, readiness: Callable[[], Mapping[str, Readiness]]) -> None:
+        self._readiness = readiness
+        self._server = HttpServer(self._answer)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._server.port
+
+    async def start(self, host: str, port: int) -> None:
+        """Start listening, on every address when `host` is ""; port 0 takes a free one. UsageError if the port is taken."""
+        await self._server.start(host, port, option="--health-port")
+
+    def stop(self) -> None:
+        """Stop listening; unfinished answers end with the event loop."""
+        self._server.stop()
+
+    async def _answer(self, path: str, _: Mapping[str, str]) -> HttpResponse:
+        if path == "/healthz":
+            return _json(HTTPStatus.OK, {"ok": True})
+        if path == "/readyz":
+            found = self._readiness()
+            ready = all(readiness.ready for readiness in found.values())
+            components = {name: readiness.why or "ready" for name, readiness in found.items()}
+            status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+            return _json(status, {"ready": ready, "components": components})
+        return _json(HTTPStatus.NOT_FOUND, {})
+
+
+def _json(status: HTTPStatus, body: Mapping[str, object]) -> HttpResponse:
+    return HttpResponse(status, json.dumps(body).encode())

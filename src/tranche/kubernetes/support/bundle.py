@@ -20,9 +20,8 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
-from tranche.kubernetes.support.checkup import check_cluster
+from tranche.kubernetes.support.checkup import check_cluster, cluster_finding_document
 from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts
-from tranche.kubernetes.support.findings import cluster_finding_document
 from tranche.kubernetes.support.survey import survey
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.files.files import parse_document

@@ -1,4 +1,4 @@
-"""The facts of a cluster that concern Tranche: what a survey saw, as values."""
+"""The facts of a cluster that concern Tranche, what a survey saw, and what checks find in them, as values."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tranche.kubernetes.api.node_rules import Toleration
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.allocation_backend import DryRunResult
+from tranche.node.health.checkup import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +125,15 @@ class ClusterFacts:
     unread: Mapping[str, str] = field(default_factory=dict)
     claims: DryRunResult | None = None
     """What the API server made of a resource slice in a dry run; None if it was not tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFinding:
+    """One finding about these nodes and pods. `check` is a stable word; `pods` are `namespace/name`."""
+
+    check: str
+    status: Status
+    text: str
+    hint: str = ""
+    nodes: tuple[str, ...] = ()
+    pods: tuple[str, ...] = ()

@@ -1,9 +1,11 @@
-"""Which DaemonSets are the agent, and which do a part of its work."""
+"""Which DaemonSets are the agent, which do a part of its work, and the rights that an agent's account needs with its options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.claims.allocation_backend import AllocationBackend, backend_by_version, backend_by_word
 from tranche.kubernetes.support.facts import DaemonSetFacts
 
 DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS = "device-plugin", "mig-manager", "feature-labels"
@@ -65,3 +67,90 @@ def known_product(daemon_set: DaemonSetFacts) -> _Product | None:
 def _image_name(image: str) -> str:
     """The last part of an image's name, without tag and digest."""
     return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
+
+
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+_CLAIMS = "resource.k8s.io"
+_SLICE_VERBS = ("list", "watch", "create", "update", "delete")
+_LEASE_VERBS = ("get", "list", "watch", "create", "update", "delete")
+_LEASE_WRITER_VERBS = ("get", "create", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class RbacPermission:
+    """One verb on one kind of object, in its API `group`; fields that do not matter are empty."""
+
+    verb: str
+    resource: str
+    subresource: str = ""
+    namespace: str = ""
+    name: str = ""
+    group: str = ""
+
+    def __str__(self) -> str:
+        kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        which = f" {self.name}" if self.name else ""
+        return f"{self.verb} {kind}{which}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[RbacPermission, ...]:
+    """What the agent asks of an API server of that version with its options."""
+    parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS, CLAIM_DRIVER} - agent.left_out
+    rights = [*(RbacPermission(verb, "nodes") for verb in ("get", "list", "watch"))]
+    rights += [RbacPermission("list", "pods"), RbacPermission("watch", "pods")]
+    if own := agent.option("--daemon-set", ""):
+        rights.append(RbacPermission("get", "daemonsets", namespace=agent.namespace, name=own, group="apps"))
+    if {MIG_MANAGER, FEATURE_LABELS} & parts:
+        rights.append(RbacPermission("patch", "nodes"))
+    if {MIG_MANAGER, DEVICE_PLUGIN} & parts:
+        rights += [RbacPermission(verb, "events", namespace="default") for verb in ("create", "get", "patch")]
+    if DEVICE_PLUGIN in parts:
+        rights.append(RbacPermission("create", "events"))
+    if MIG_MANAGER in parts:
+        rights.append(RbacPermission("patch", "nodes", "status"))
+        rights += _config_map(agent.namespace, agent.option("--layouts", "tranche-layouts"))
+        if agent.option("--max-unavailable", ""):
+            rights += _leases(agent, *_LEASE_VERBS)
+        if agent.option("--in-use", "wait") == "drain":
+            rights.append(RbacPermission("create", "pods", "eviction"))
+    if "--tell-view" in agent.arguments:
+        rights += _leases(agent, *_LEASE_WRITER_VERBS)
+    if CLAIM_DRIVER in parts:
+        rights += [RbacPermission(verb, "resourceslices", group=_CLAIMS) for verb in _SLICE_VERBS]
+        rights.append(RbacPermission("get", "resourceclaims", group=_CLAIMS))
+        if _by_gates(agent, server_version):
+            rights += _leases(agent, *_LEASE_WRITER_VERBS)
+            rights.append(RbacPermission("get", "pods"))
+    if DEVICE_PLUGIN in parts and (name := agent.option("--plugin-config-map", "")):
+        rights += _config_map(agent.namespace, name)
+    return tuple(dict.fromkeys(rights))
+
+
+def _leases(agent: DaemonSetFacts, *verbs: str) -> list[RbacPermission]:
+    return [RbacPermission(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in verbs]
+
+
+def _by_gates(agent: DaemonSetFacts, server_version: str) -> bool:
+    word = agent.option("--tier", "auto")
+    return (backend_by_word(word) or backend_by_version(server_version, served=True)) is AllocationBackend.GATES
+
+
+def _config_map(namespace: str, name: str) -> list[RbacPermission]:
+    return [RbacPermission(verb, "configmaps", namespace=namespace, name=name) for verb in ("list", "watch")]
+
+
+def review(agent: DaemonSetFacts, right: RbacPermission) -> Json:
+    """The question whether the agent's account has that right, as a `SubjectAccessReview`; asking it stores nothing."""
+    groups = ("system:serviceaccounts", f"system:serviceaccounts:{agent.namespace}", "system:authenticated")
+    wanted = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
+    wanted |= {"namespace": right.namespace, "name": right.name}
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{agent.namespace}:{agent.service_account}",
+            "groups": list(groups),
+            "resourceAttributes": {key: value for key, value in wanted.items() if value or key == "group"},
+        },
+    }

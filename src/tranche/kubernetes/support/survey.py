@@ -40,8 +40,7 @@ from tranche.kubernetes.support.facts import (
     PodFacts,
     RolloutPlace,
 )
-from tranche.kubernetes.support.programs import is_agent, known_product
-from tranche.kubernetes.support.rights import REVIEWS, needed_rights, review
+from tranche.kubernetes.support.programs import REVIEWS, is_agent, known_product, needed_rights, review
 
 LAYOUTS_KEY = "config.yaml"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"

@@ -12,7 +12,7 @@ from typing import Any
 from tranche.core.errors import LayoutInvalid, UsageError
 from tranche.core.layout_format import layouts_to_data, parse_layouts
 from tranche.kubernetes.telling.packing import packed, unpacked
-from tranche.planning.layouts.layout_offer import LayoutList
+from tranche.planning.layouts.named_layouts import LayoutList
 
 FORMAT = 1
 """Other formats are unreadable."""

@@ -16,8 +16,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, KubernetesUnavailable, TrancheError
@@ -41,17 +41,21 @@ KEPT = timedelta(hours=1)
 MOST_MADE, MADE_SECONDS = 100, 60.0
 """At most so many are made in so many seconds. Existing ones do not count."""
 _MOST_KNOWN = 10_000
+_SWEEP_SECONDS = 600.0
 _GROUP = "/apis/resource.k8s.io/v1"
 
 _log = logging.getLogger(__name__)
 
 
 class TemplateStore:
-    """A cluster's templates. `now` gives the time in UTC, `clock` is monotonic, in seconds. Errors are those of `KubeClient`."""
+    """A cluster's templates, and a component that removes those out of use. `clock` is monotonic, in seconds. Errors are those of
+    `KubeClient`.
+    """
 
-    def __init__(self, connection: ApiConnection, *, now: Callable[[], datetime], clock: Callable[[], float]) -> None:
+    name = "sweeper"
+
+    def __init__(self, connection: ApiConnection, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._connection = connection
-        self._now = now
         self._clock = clock
         self._noted: dict[tuple[str, str], float] = {}
         self._made: deque[float] = deque(maxlen=MOST_MADE)
@@ -64,7 +68,7 @@ class TemplateStore:
             return name
         began = self._clock()
         path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates"
-        made = claim_template(namespace, devices, request, timestamp(self._now()))
+        made = claim_template(namespace, devices, request, timestamp(self._connection.now()))
         what = f"create claim template {namespace}/{name}"
         for _ in range(3):
             self._refuse_too_many(what)
@@ -85,6 +89,19 @@ class TemplateStore:
         self._noted[namespace, name] = began
         return name
 
+    def ready(self) -> Readiness:
+        """Always ready: leftovers are merely untidy."""
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Sweep until cancelled. Each replica does: what one has removed is gone for the others."""
+        while True:
+            await self._connection.sleep(_SWEEP_SECONDS * (0.5 + self._connection.random()))
+            try:
+                await self.sweep()
+            except TrancheError as error:
+                _log.warning("cannot delete unused templates", extra={"reason": error.reason, "error": error.message})
+
     def _refuse_too_many(self, what: str) -> None:
         if len(self._made) == MOST_MADE and self._clock() - self._made[0] < MADE_SECONDS:
             raise KubernetesUnavailable(
@@ -96,7 +113,7 @@ class TemplateStore:
         """Remove templates without a pod that were unused for so long. Returns how many."""
         removed = 0
         templates = await self._list(f"{_GROUP}/resourceclaimtemplates", "claim templates")
-        unused = ((each, _unused_since(each, self._now())) for each in templates)
+        unused = ((each, _unused_since(each, self._connection.now())) for each in templates)
         old = [each for each, since in unused if since is not None and since >= unused_for]
         if not old:
             return 0
@@ -132,39 +149,6 @@ def _unused_since(template: Json, now: datetime) -> timedelta | None:
         return None
 
 
-_SWEEP_SECONDS = 600.0
-
-
-class TemplateCleanupTask:
-    """Each replica sweeps. What one has removed is gone for the others. `random` gives numbers from 0 to 1."""
-
-    name = "sweeper"
-
-    def __init__(
-        self,
-        store: TemplateStore,
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self._store = store
-        self._random = random
-        self._sleep = sleep
-
-    def ready(self) -> Readiness:
-        """Always ready: leftovers are merely untidy."""
-        return Readiness(True)
-
-    async def run(self) -> None:
-        """Sweep until cancelled."""
-        while True:
-            await self._sleep(_SWEEP_SECONDS * (0.5 + self._random()))
-            try:
-                await self._store.sweep()
-            except TrancheError as error:
-                _log.warning("cannot delete unused templates", extra={"reason": error.reason, "error": error.message})
-
-
 def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Remove the templates that no pod needs, and say how many. Does nothing on a cluster without claims.
 
@@ -175,7 +159,7 @@ def remove_templates(kubeconfig: str | None, environ: Mapping[str, str], say: Ca
     async def run() -> int:
         connection = ApiConnection(find_api_server(kubeconfig, environ))
         try:
-            store = TemplateStore(connection, now=lambda: datetime.now(UTC), clock=time.monotonic)
+            store = TemplateStore(connection)
             # A template used a moment ago has its pod, or is not needed: its user goes as well.
             return await store.sweep(timedelta.min)
         finally:

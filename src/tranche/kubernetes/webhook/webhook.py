@@ -9,9 +9,10 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from tranche.core.errors import (
     KubernetesForbidden,
@@ -24,13 +25,56 @@ from tranche.core.errors import (
 from tranche.core.json_text import read_json
 from tranche.core.printable import one_line, shortened
 from tranche.core.request import Request
+from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.annotations import AnnotatedRequest, in_annotations
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
-from tranche.kubernetes.fleet.devices import FleetDevice, shared_cards
+from tranche.kubernetes.claims.vocabulary import DRIVER
+from tranche.kubernetes.component import Readiness
+from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
+from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.serving.http_server import HttpResponse
 from tranche.kubernetes.webhook.injection import demand_of, injection, template_name
+from tranche.kubernetes.webhook.template_store import TemplateStore
+
+_PATH = "/apis/resource.k8s.io/v1/resourceslices"
+
+
+class GpuModelWatch:
+    """Follows the driver's resource slices: the kinds of shared GPUs decide how many bytes a fraction of a GPU is."""
+
+    name = "cards"
+
+    def __init__(self, connection: ApiConnection) -> None:
+        self._connection = connection
+        self._known: tuple[FleetDevice, ...] | None = None
+
+    @property
+    def shared(self) -> Sequence[FleetDevice] | None:
+        """The shared devices of the cluster; None before they were read."""
+        return self._known
+
+    def ready(self) -> Readiness:
+        """Whether they were read."""
+        if self._known is None:
+            return Readiness(False, "the controller has not read the ResourceSlices yet")
+        return Readiness(True)
+
+    async def run(self) -> None:
+        """Follow them until cancelled."""
+        selector = {"fieldSelector": f"spec.driver={DRIVER}"}
+        source = ObjectSource(self._connection, "resource slices", _PATH, selector, _shared)
+        async with aclosing(source.snapshots()) as snapshots:
+            async for found in snapshots:
+                self._known = tuple(device for devices in found for device in devices)
+
+
+def _shared(resource_slice: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
+    """What matters here of a slice: a cluster has many, with tens of devices each."""
+    return tuple(each for each in decode_fleet_slice(resource_slice).devices if each.shared)
+
 
 PATH = "/pods"
 
@@ -40,31 +84,23 @@ Gating = Callable[[Json, AnnotatedRequest, Collection[str]], list[dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-class _Templates(Protocol):
-    """The store of claim templates."""
-
-    async def ensure(self, namespace: str, devices: Mapping[str, Any], request: str) -> str:
-        """The name of the template of such claims, which exists from now on."""
-        ...
-
-
 class PodWebhook:
     """Answers AdmissionReviews. Pods that name a scheduler in `take_over` get the cluster's own.
 
-    `shared` are the cluster's shared devices, and `backend` says how it gives shares; each None while unknown.
+    `cards` knows the cluster's shared devices, and `backend` says how it gives shares.
     """
 
     def __init__(
         self,
-        templates: _Templates,
-        shared: Callable[[], Sequence[FleetDevice] | None],
-        backend: Callable[[], AllocationBackend | None],
+        templates: TemplateStore,
+        cards: GpuModelWatch,
+        backend: LatestValue[AllocationBackend],
         gating: Gating,
         *,
         take_over: Collection[str] = (),
     ) -> None:
         self._templates = templates
-        self._shared = shared
+        self._cards = cards
         self._backend = backend
         self._gating = gating
         self._take_over = frozenset(take_over)
@@ -86,7 +122,8 @@ class PodWebhook:
             demand = demand_of(review.pod)
             if demand is None:
                 return _allowed(review.uid)
-            if (backend := self._backend()) not in BY_CLAIMS:
+            backend = self._backend.value if self._backend.synced else None
+            if backend not in BY_CLAIMS:
                 _refuse_backend(backend)
                 return _allowed(review.uid, self._gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
@@ -103,7 +140,7 @@ class PodWebhook:
         return _allowed(review.uid, patch)
 
     def _devices(self, request: Request) -> Mapping[str, Any]:
-        shared = self._shared()
+        shared = self._cards.shared
         if shared is None and needs_cards(request):
             raise KubernetesUnavailable(
                 "the controller does not know the cluster's GPUs yet; a fraction depends on their size"

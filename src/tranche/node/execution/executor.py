@@ -9,25 +9,102 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from typing import Any, Final
 
-from tranche.core.errors import GpuNotFound, TrancheError
+from tranche.core.errors import GpuBusy, GpuNotFound, TrancheError, VerificationFailed
 from tranche.core.state import GpuState, InstanceKey
-from tranche.hardware.driver import DeviceVisibility, Driver
-from tranche.node.execution.guards import StepGuard
-from tranche.node.execution.step_acts import StepContext, carry_out
-from tranche.node.execution.timeslices import TimesliceStore
+from tranche.hardware.driver import DeviceVisibility
+from tranche.node.execution import guards
+from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.deciding import taking_gpu
 from tranche.node.locks.interrupts import interruptible, uninterruptible
-from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.store import chronicle, journal
-from tranche.node.store.ledger import Ledger
 from tranche.node.store.records import disown_instances, own_instance, owned_instances
-from tranche.planning.steps import Step
-from tranche.planning.steps.undo import StepRecord, undo_steps
+from tranche.planning.steps import (
+    CreateInstance,
+    DestroyInstance,
+    ResetGpu,
+    SetMigMode,
+    SetTimeslice,
+    StartMps,
+    Step,
+    StopMps,
+)
+from tranche.planning.steps.plan import StepRecord, undo_steps
+
+
+def _create_instance(step: CreateInstance, gpu: GpuState, machine: HostContext) -> None:
+    """Create the instance if it is missing, then its missing compute instances."""
+    instance = step.instance(gpu)
+    instance_id = (
+        instance.id
+        if instance is not None
+        else machine.driver.create_gpu_instance(gpu.uuid, step.profile, step.placement)
+    )
+    for name in step.missing(instance):
+        machine.driver.create_compute_instance(gpu.uuid, instance_id, name)
+
+
+# A GPU instance can stay in use for a moment after its last compute instance is gone (seen on A100 and H100).
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.1
+
+
+def _destroy_instance(step: DestroyInstance, gpu: GpuState, machine: HostContext) -> None:
+    """Destroy the compute instances, then the GPU instance; retries for two seconds while it stays in use."""
+    instance = step.instance(gpu)
+    assert instance is not None, "a step in effect is not carried out"
+    for compute in instance.compute_instances:
+        machine.driver.destroy_compute_instance(gpu.uuid, instance.id, compute.id)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            machine.driver.destroy_gpu_instance(gpu.uuid, instance.id)
+            return
+        except GpuBusy:
+            if attempt == _ATTEMPTS:
+                raise
+            machine.sleep(_PAUSE_SECONDS)
+
+
+def _set_timeslice(step: SetTimeslice, gpu: GpuState, machine: HostContext) -> None:
+    """Set the length, or restore the previous one, and verify it."""
+    if step.length is None:
+        machine.timeslices.put_back(gpu, machine.driver)
+    else:
+        machine.timeslices.set(gpu, step.length, machine.driver)
+
+
+def _start_mps(step: StartMps, gpu: GpuState, machine: HostContext) -> None:
+    """Start the daemon, or raise the serving daemon's limit, and verify the limit."""
+    device = step.device_uuid(gpu)
+    if not device:
+        raise VerificationFailed(f"{gpu.label}: {step.place} does not exist, so it cannot be shared")
+    machine.daemons.start(gpu, step.slot, device, step.limit, machine.driver, machine.sleep)
+
+
+_Act = Callable[[Any, GpuState, HostContext], object]
+"""Receives a step and its GPU as last seen; called only while the step is not in effect."""
+ACTS: Final[Mapping[type[Step], _Act]] = {
+    SetMigMode: lambda step, gpu, machine: machine.driver.set_mig_mode(gpu.uuid, step.enabled),
+    ResetGpu: lambda step, gpu, machine: machine.driver.reset_gpu(gpu.uuid),
+    DestroyInstance: _destroy_instance,
+    CreateInstance: _create_instance,
+    StartMps: _start_mps,
+    StopMps: lambda step, gpu, machine: machine.daemons.stop(gpu, step.slot, machine.driver, machine.sleep),
+    SetTimeslice: _set_timeslice,
+}
+
+
+def _act_on(step: Step, gpu: GpuState, machine: HostContext) -> GpuState:
+    """Do the step on the GPU, last seen as `gpu`; returns the GPU afterwards. Raises the step's own error without an effect."""
+    ACTS[type(step)](step, gpu, machine)
+    after = machine.observe_gpu(gpu.uuid)
+    if not step.in_effect(after):
+        raise step.not_shown(after)
+    return after
+
 
 Progress = Callable[[GpuState, Step], None]
 """Called with each step as it begins."""
@@ -38,27 +115,10 @@ def no_progress(gpu: GpuState, step: Step) -> None:
 
 
 class Executor:
-    """Carries out journaled plans on one machine. `boundary` is called after every write to the journal, for crash tests."""
+    """Carries out journaled plans on one machine."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        ledger: Ledger,
-        locks: Path,
-        daemons: MpsDaemonManager,
-        timeslices: TimesliceStore,
-        *,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-        boundary: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._driver = driver
-        self._ledger = ledger
-        self._locks = locks
-        self._clock = clock
-        self._boundary = boundary
-        self._guards = StepGuard(ledger)
-        self._tools = StepContext(driver, daemons, timeslices, interruptible()(sleep))
+    def __init__(self, machine: HostContext) -> None:
+        self._machine = machine
 
     def execute(
         self,
@@ -90,30 +150,30 @@ class Executor:
 
     def shows(self, gpu_uuids: Iterable[str]) -> bool:
         """Whether this process can see those GPUs, as far as they are still in the machine."""
-        if self._driver.scope is DeviceVisibility.ALL:
+        if self._machine.driver.scope is DeviceVisibility.ALL:
             return True
         try:
             for gpu_uuid in gpu_uuids:
-                self._driver.observe_gpu(gpu_uuid)
+                self._machine.driver.observe_gpu(gpu_uuid)
         except GpuNotFound:
             return False
         return True
 
     def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
         """Undo what the plan changed, unless something uses it since; an event reports what stays."""
-        with self._ledger.write() as db:
+        with self._machine.ledger.write() as db:
             journal.begin_undo(db, plan_id)
             records = journal.step_records(db, plan_id)
-        self._boundary()
+        self._machine.boundary()
         with ExitStack() as stack:
             if not held:
                 stack.enter_context(self._holding(records, None))
             with uninterruptible():
                 errors = self._on_each_gpu(records, lambda gpu_uuid: self._undo_gpu(records, gpu_uuid, allocation_id))
         if errors:
-            with self._ledger.write() as db:
+            with self._machine.ledger.write() as db:
                 for error in errors:
-                    chronicle.undo_incomplete(db, self._clock(), plan_id, error, allocation_id=allocation_id)
+                    chronicle.undo_incomplete(db, self._machine.clock(), plan_id, error, allocation_id=allocation_id)
 
     def _holding(self, records: Sequence[StepRecord], seconds: float | None) -> ExitStack:
         """The locks of all the plan's GPUs, always taken in the same order, so two plans never wait for each other.
@@ -123,7 +183,9 @@ class Executor:
         """
         with ExitStack() as stack:
             for gpu_uuid in sorted({record.step.gpu_uuid for record in records}):
-                lock = stack.enter_context(taking_gpu(self._locks / f"{gpu_uuid}.lock", gpu_uuid, seconds))
+                lock = stack.enter_context(
+                    taking_gpu(self._machine.places.gpu_locks / f"{gpu_uuid}.lock", gpu_uuid, seconds)
+                )
                 os.set_inheritable(lock.descriptor, True)
             return stack.pop_all()
 
@@ -158,7 +220,7 @@ class Executor:
         failed: threading.Event,
     ) -> TrancheError | None:
         try:
-            gpu = self._tools.observe_gpu(gpu_uuid)
+            gpu = self._machine.observe_gpu(gpu_uuid)
             for ordinal, record in enumerate(records):
                 if record.step.gpu_uuid != gpu_uuid:
                     continue
@@ -178,40 +240,40 @@ class Executor:
         self, plan_id: str, ordinal: int, step: Step, gpu: GpuState, allocation_id: str, progress: Progress
     ) -> GpuState:
         if step.in_effect(gpu):
-            with self._ledger.write() as db:
+            with self._machine.ledger.write() as db:
                 journal.write_needless(db, plan_id, ordinal)
-            self._boundary()
+            self._machine.boundary()
             return gpu
-        self._guards.check(step, gpu, allocation_id)
-        with self._ledger.write() as db:
+        guards.check(self._machine.ledger, step, gpu, allocation_id)
+        with self._machine.ledger.write() as db:
             before = step.observe(gpu, owned_instances(db))
             journal.write_intent(db, plan_id, ordinal, before)
-        self._boundary()
+        self._machine.boundary()
         with interruptible():
             progress(gpu, step)
-        gpu = carry_out(step, gpu, self._tools)
-        with self._ledger.write() as db:
+        gpu = _act_on(step, gpu, self._machine)
+        with self._machine.ledger.write() as db:
             journal.write_done(db, plan_id, ordinal)
             _record_ownership(db, step.ownership(before), requested=bool(allocation_id))
-            chronicle.step_done(db, self._clock(), plan_id, step, gpu, allocation_id=allocation_id)
-        self._boundary()
+            chronicle.step_done(db, self._machine.clock(), plan_id, step, gpu, allocation_id=allocation_id)
+        self._machine.boundary()
         return gpu
 
     def _undo_gpu(self, records: Sequence[StepRecord], gpu_uuid: str, allocation_id: str) -> TrancheError | None:
         first: TrancheError | None = None
         try:
-            gpu = self._tools.observe_gpu(gpu_uuid)
-            for undo in undo_steps(records, gpu):
+            gpu = self._machine.observe_gpu(gpu_uuid)
+            for step, ownership in undo_steps(records, gpu):
                 try:
-                    if not undo.step.in_effect(gpu):
-                        self._guards.check(undo.step, gpu, allocation_id)
-                        gpu = carry_out(undo.step, gpu, self._tools)
-                    with self._ledger.write() as db:
-                        _record_ownership(db, undo.ownership, requested=False)
+                    if not step.in_effect(gpu):
+                        guards.check(self._machine.ledger, step, gpu, allocation_id)
+                        gpu = _act_on(step, gpu, self._machine)
+                    with self._machine.ledger.write() as db:
+                        _record_ownership(db, ownership, requested=False)
                 except TrancheError as error:
                     first = first or error
-                    gpu = self._tools.observe_gpu(gpu_uuid)
-                self._boundary()
+                    gpu = self._machine.observe_gpu(gpu_uuid)
+                self._machine.boundary()
         except TrancheError as error:
             first = first or error
         return first

@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import assert_never
 
-from tranche.core.allocation import FractionalShare, NodeView, Phase, Slice, WholeGpu, overlap
+from tranche.core.allocation import NodeView, Phase, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy
 from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
@@ -23,48 +23,44 @@ from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, Tak
 from tranche.planning.steps.plan import Plan
 
 
-class StepGuard:
-    """Checks steps against the ledger and the GPU as just observed."""
+def check(ledger: Ledger, step: Step, gpu: GpuState, allocation_id: str) -> None:
+    """Raises GpuBusy when the step would take something of the GPU, as just observed, from anyone but its own allocation."""
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(occupant):
+                _refuse_instance_in_use(occupant, gpu)
+            case TakesGpu():
+                _refuse_gpu_in_use(step, gpu)
+            case TakesSharing():
+                pass  # the ledger knows the holders of parts, and their server ends with the daemon
+            case TakesRoom():
+                pass  # the step and the driver see existing instances
+            case _:
+                assert_never(taking)
+    with ledger.read() as db:
+        refuse_held(db, step, gpu.label, allocation_id)
+        if (device := step.lets_in) is not None:
+            _refuse_unavailable(db, device, gpu, allocation_id)
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
 
-    def check(self, step: Step, gpu: GpuState, allocation_id: str) -> None:
-        """Raises GpuBusy when the step would take something from anyone but its own allocation."""
-        for taking in step.takes:
-            match taking:
-                case TakesInstance(occupant):
-                    self._check_instance(occupant, gpu)
-                case TakesGpu():
-                    self._check_whole(step, gpu)
-                case TakesSharing():
-                    pass  # the ledger knows the holders of parts, and their server ends with the daemon
-                case TakesRoom():
-                    pass  # the step and the driver see existing instances
-                case _:
-                    assert_never(taking)
-        with self._ledger.read() as db:
-            refuse_held(db, step, gpu.label, allocation_id)
-            if (device := step.lets_in) is not None:
-                _refuse_unavailable(db, device, gpu, allocation_id)
+def _refuse_instance_in_use(slot: PlacedInstance, gpu: GpuState) -> None:
+    instance = gpu.instance_in(slot)
+    if instance is not None and instance.processes:
+        raise GpuBusy(
+            f"{gpu.label}: {slot.profile} at {slot.placement} is in use by {_named(instance.processes)}",
+            hint="wait for it to end, or stop it",
+        )
 
-    def _check_instance(self, slot: PlacedInstance, gpu: GpuState) -> None:
-        instance = gpu.instance_in(slot)
-        if instance is not None and instance.processes:
-            raise GpuBusy(
-                f"{gpu.label}: {slot.profile} at {slot.placement} is in use by {_named(instance.processes)}",
-                hint="wait for it to end, or stop it",
-            )
 
-    def _check_whole(self, step: Step, gpu: GpuState) -> None:
-        if gpu.all_processes:
-            raise GpuBusy(
-                f"{gpu.label}: cannot {step} while it is in use by {_named(gpu.all_processes)}",
-                hint="wait for it to end, or stop it",
-            )
-        if gpu.instances:
-            slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
-            raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
+def _refuse_gpu_in_use(step: Step, gpu: GpuState) -> None:
+    if gpu.all_processes:
+        raise GpuBusy(
+            f"{gpu.label}: cannot {step} while it is in use by {_named(gpu.all_processes)}",
+            hint="wait for it to end, or stop it",
+        )
+    if gpu.instances:
+        slots = ", ".join(f"{instance.profile} at {instance.placement}" for instance in gpu.instances)
+        raise GpuBusy(f"{gpu.label}: cannot {step} while it has instances: {slots}")
 
 
 def _refuse_unavailable(db: sqlite3.Connection, device: WholeGpu | Slice, gpu: GpuState, allocation_id: str) -> None:
@@ -123,9 +119,8 @@ def _sharer_by_mps(db: sqlite3.Connection, gpu_uuid: str, occupant: PlacedInstan
     """The id of another allocation with a part of the device by MPS; "" when there is none. Other parts need no daemon."""
     slot = None if occupant is None else InstanceKey(gpu_uuid, occupant.profile, occupant.placement)
     for allocation in register.allocations(db):
-        for grant in allocation.grants:
-            shares = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
-            if shares and (grant.gpu_uuid, grant.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            if (part.gpu_uuid, part.slot) == (gpu_uuid, slot) and allocation.id != allocation_id:
                 return allocation.id
     return ""
 

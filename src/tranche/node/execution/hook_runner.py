@@ -9,26 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tranche.core.errors import HookFailed
-from tranche.core.hooks import Hook, HooksFile
+from tranche.core.hooks import Hook
 
 _STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
 class HookRunner:
-    """Hooks, with the running command's options as MIG_PARTED_* variables in `environment`.
+    """Hooks by the moment at which they run, with the running command's options as MIG_PARTED_* variables in `environment`.
 
     These variables override a hook's own `envs`. Hooks do not inherit PATH or the rest of this process's environment. Discards
     output, or sends it to stderr with `show_output`.
     """
 
-    hooks: HooksFile = field(default_factory=HooksFile)
+    hooks: Mapping[str, tuple[Hook, ...]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     show_output: bool = False
 
     def run(self, moment: str) -> None:
         """Run the hooks of that moment. Raises HookFailed at the first that cannot start or returns non-zero."""
-        for hook in self.hooks.at(moment):
+        for hook in self.hooks.get(moment, ()):
             self._run(moment, hook)
 
     def _run(self, moment: str, hook: Hook) -> None:

@@ -20,7 +20,7 @@ from tranche.core.sharing import Timeslice
 from tranche.core.state import GpuState, NodeState
 from tranche.hardware.driver import Driver
 from tranche.node.state.session import StateFolder, boot_id
-from tranche.node.state.state_file import cannot_write, read_state_file
+from tranche.node.state.state_file import cannot_write, read_state_file, replace_state_file
 
 _EVERY: Final = "every-gpu"
 _SUFFIX: Final = ".json"
@@ -130,14 +130,11 @@ class TimesliceStore:
 
     def _write(self, name: str, record: _TimesliceRecord) -> None:
         path = self._path(name)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        if record != _TimesliceRecord():
+            replace_state_file(path, json.dumps(record._asdict()))
+            return
         try:
-            self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            if record == _TimesliceRecord():
-                path.unlink(missing_ok=True)
-                return
-            unfinished.write_text(json.dumps(record._asdict()))
-            unfinished.replace(path)
+            path.unlink(missing_ok=True)
         except OSError as error:
             raise cannot_write(str(path), error) from error
 

@@ -32,9 +32,7 @@ class ArchiveFile:
 def write_archive(target: Path, folder: str, entries: Sequence[ArchiveFile], *, now: float) -> None:
     """Write a .tar.gz with the files in `folder`, dated `now`, in seconds since the epoch.
 
-
-    Raises:
-        OutputUnwritable: the target exists or cannot be written; then nothing is left behind.
+    Raises OutputUnwritable when the target exists or cannot be written; then nothing is left behind.
     """
     if target.exists():
         raise OutputUnwritable(f"{target} exists already", hint="name another file with --output")

@@ -1,20 +1,200 @@
-"""Reads and writes the files that users give to commands: YAML or JSON, by path, `-` for stdin and stdout."""
+"""Reads and writes the files that users give to commands: YAML or JSON, by path, `-` for stdin and stdout.
+
+They may be endless devices or silent pipes. And a few hundred bytes of YAML can expand to gigabytes, when every level repeats the
+anchor of the level before: a document is measured with every alias expanded before anything is constructed. YAML is 1.1, as in
+PyYAML's safe loader, without dates.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import select
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from tranche.core.errors import PermissionDenied, TrancheError, UsageError
-from tranche.node.files.bounded import LIMIT, read_all, read_bounded
-from tranche.node.files.yaml_reader import YamlError, load_yaml
 from tranche.node.state.state_file import write_output
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+LIMIT = 2**20
+"""In bytes: the size limit of a ConfigMap, far above any layout, hooks, plan, checkpoint or configuration file."""
+SILENCE_SECONDS = 60.0
+
+
+class TooLong(ValueError):
+    """The content exceeds the limit; none of it is returned."""
+
+
+def read_bounded(path: str | Path, *, limit: int = LIMIT) -> bytes:
+    """The whole content of a file, pipe or device.
+
+    Raises OSError when it cannot be read or a named pipe is silent for a minute, and TooLong past `limit` bytes.
+    """
+    descriptor = _open(path)
+    try:
+        return read_all(descriptor, limit=limit, silence=_silence_of(descriptor))
+    finally:
+        os.close(descriptor)
+
+
+def read_all(descriptor: int, *, limit: int = LIMIT, silence: float | None = None) -> bytes:
+    """The rest of an open file. Raises TimeoutError after `silence` seconds without data; None waits forever, as for a person."""
+    chunks: list[bytes] = []
+    room = limit + 1
+    while room > 0:
+        _await_data(descriptor, silence)
+        chunk = os.read(descriptor, min(room, 2**16))
+        if not chunk:
+            return b"".join(chunks)
+        chunks.append(chunk)
+        room -= len(chunk)
+    raise TooLong(f"it is longer than {limit} bytes")
+
+
+class BoundedStream(io.RawIOBase):
+    """A file, pipe or device of any length, as it arrives. Raises OSError when it is unreadable or a named pipe is silent."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self._descriptor = -1  # close() runs even if opening fails
+        self._descriptor = _open(path)
+        self._silence = _silence_of(self._descriptor)
+
+    def readable(self) -> bool:
+        """Always true; the stream is read-only."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Read some of the next bytes; returns their number, 0 at the end."""
+        _await_data(self._descriptor, self._silence)
+        return os.readv(self._descriptor, [buffer])
+
+    def close(self) -> None:
+        """Close the file."""
+        if not self.closed and self._descriptor >= 0:
+            os.close(self._descriptor)
+        super().close()
+
+
+def _open(path: str | Path) -> int:
+    # Without O_NONBLOCK, opening a pipe waits until a writer opens the other end.
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+def _silence_of(descriptor: int) -> float | None:
+    return SILENCE_SECONDS if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
+
+
+def _await_data(descriptor: int, silence: float | None) -> None:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    if not waiting.poll(None if silence is None else silence * 1000):
+        raise TimeoutError(None, f"nothing was written to it for {silence:g} s")
+
+
+NODE_LIMIT = 50_000
+"""Values, keys and lists of a document, with every alias expanded; the longest known layout file has 3,000."""
+DEPTH_LIMIT = 50
+_DIGITS = 100
+
+
+class YamlError(ValueError):
+    """The text is not YAML or exceeds a limit; the message says where and why, on one line."""
+
+
+def load_yaml(text: str) -> Any:
+    """The text's single document; the last of duplicate keys counts. Raises YamlError when there is none."""
+    if len(text) > LIMIT:
+        raise YamlError(f"it is longer than {LIMIT} characters")
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _measure(root, {}, 0)
+        return loader.construct_document(root)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise YamlError(" ".join(str(error).split())) from error
+    except (LookupError, AttributeError, TypeError, OverflowError) as error:
+        # The safe loader raises these for a value that its explicit tag does not allow, such as `!!int ""`.
+        raise YamlError("a value does not match its type tag") from error
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads a layout name such as 2026-01-01 as text, and only numbers short enough to print."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = 0
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """One node; refuses too many nodes before they fill the memory."""
+        self._nodes += 1
+        self._depth += 1
+        if self._nodes > NODE_LIMIT:
+            raise YamlError(_TOO_MANY)
+        if self._depth > DEPTH_LIMIT:
+            raise YamlError(_TOO_DEEP)
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_scalar(self, node: Any) -> Any:
+        """The scalar's text."""
+        if node.tag.endswith((":int", ":float")) and len(node.value) > _DIGITS:
+            raise YamlError(f"a number has {len(node.value)} digits; at most {_DIGITS} are allowed")
+        return super().construct_scalar(node)
+
+
+_TOO_MANY = f"it has more than {NODE_LIMIT} values, counted with every alias written out"
+_TOO_DEEP = f"it is nested more than {DEPTH_LIMIT} deep, counted with every alias written out"
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int] | None], depth: int) -> tuple[int, int]:
+    """The number of nodes and levels with every alias expanded. Raises YamlError past a limit."""
+    found = known.get(id(node), ())
+    if found is None:
+        raise YamlError("an anchor contains an alias of itself")
+    if found:
+        return found
+    if depth > DEPTH_LIMIT:
+        raise YamlError(_TOO_DEEP)
+    known[id(node)] = None
+    count, levels = 1, 0
+    for child in _children(node):
+        size, below = _measure(child, known, depth + 1)
+        count, levels = count + size, max(levels, below)
+        if count > NODE_LIMIT:
+            raise YamlError(_TOO_MANY)
+    if levels >= DEPTH_LIMIT:
+        raise YamlError(_TOO_DEEP)
+    known[id(node)] = (count, levels + 1)
+    return count, levels + 1
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [each for pair in node.value for each in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
 
 STANDARD_STREAM = "-"
 

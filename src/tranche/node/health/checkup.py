@@ -6,26 +6,28 @@ The checks change nothing: they undo what they try in the state folder, and do n
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase, shared_by_mps
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
-from tranche.core.errors import TrancheError
+from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import PROHIBITED, ComputeMode, GpuState, NodeState, unavailable
 from tranche.node.locks.deciding import slow_decision
-from tranche.node.mps.daemon_due import shared_by_mps
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder
-from tranche.node.state.state_folder import try_file, try_state_folder
+from tranche.node.state.state_file import what_it_is
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import contradictory_tables
@@ -325,3 +327,93 @@ def check_container_toolkit(config: Path = _TOOLKIT_CONFIG, kubelet: Path = _KUB
         f"of its own: {config} has not {_TOOLKIT_REFUSES} = false",
         f"where devices are given by CDI or volume mounts: sudo nvidia-ctk config --in-place --set {_TOOLKIT_REFUSES}=false",
     )
+
+
+_ROOM = 2**20
+"""In bytes: a new ledger with its log needs a third of this."""
+_FILES = 16
+"""Files and folders that a first request makes."""
+_CHOOSE = "fix or remove it"
+
+
+def try_state_folder(places: StateFolder) -> str:
+    """Do what commands do with files in the state folder; returns a sentence about the result.
+
+    Raises PermissionDenied or LedgerUnavailable, naming the path in the way.
+    """
+    folder = places.state_dir
+    if not os.path.lexists(folder):
+        _try_folder(next(path for path in folder.absolute().parents if os.path.lexists(path)))
+        return f"the state folder {folder} can be made"
+    _try_folder(folder, f"the state folder {folder}")
+    for each in _lock_folders(places):
+        if os.path.lexists(each):
+            _try_folder(each)
+    for file in _files(places):
+        try_file(file)
+    return f"the state folder {folder} can be written"
+
+
+def try_file(path: Path) -> bool:
+    """Open a file for writing, without waiting for the other end of a pipe; False when there is none yet.
+
+    Raises PermissionDenied or LedgerUnavailable.
+    """
+    if not os.path.lexists(path):
+        return False
+    try:
+        if not os.path.isfile(path):
+            raise LedgerUnavailable(f"{path} {what_it_is(path)}, not a file", hint=_CHOOSE)
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        raise _refused(str(path), error) from error
+    return True
+
+
+def _lock_folders(places: StateFolder) -> tuple[Path, ...]:
+    of_names = (places.session(""), places.allocation(""), places.waiter(""))
+    return (places.gpu_locks.parent, places.gpu_locks, *of_names)
+
+
+def _files(places: StateFolder) -> Iterator[Path]:
+    yield places.decision_lock
+    for suffix in ("-wal", "-shm", ".creating"):
+        yield places.ledger.with_name(places.ledger.name + suffix)
+    if places.gpu_locks.is_dir():
+        yield from sorted(places.gpu_locks.iterdir())
+
+
+def _try_folder(folder: Path, name: str = "") -> None:
+    """Make, lock, fill and remove files and a pipe in it."""
+    name = name or str(folder)
+    if not os.path.isdir(folder):
+        raise LedgerUnavailable(f"{name} {what_it_is(folder)}, not a folder", hint=_CHOOSE)
+    try:
+        trial = Path(tempfile.mkdtemp(prefix=".tranche-doctor-", dir=folder))
+    except OSError as error:
+        raise _refused(name, error) from error
+    try:
+        for number in range(_FILES - 1):
+            (trial / str(number)).touch()
+        os.mkfifo(trial / "pipe")
+        with (trial / "0").open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(file.fileno(), 0, _ROOM)
+    except OSError as error:
+        raise _refused(name, error) from error
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _refused(path: str, error: OSError) -> TrancheError:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PermissionDenied(
+            f"{path} cannot be written: {error.strerror}",
+            hint="run as root, or check whether it is immutable (lsattr)",
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return LedgerUnavailable(
+            f"{path} has no room: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
+            hint="make room on its file system",
+        )
+    return LedgerUnavailable(f"{path} cannot be used: {error.strerror}", hint=_CHOOSE)

@@ -20,12 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tranche.core.allocation import Allocation, FractionalShare
+from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import HardwareError, TrancheError
 from tranche.core.sharing import MachineSharing, Sharing, context_memory
 from tranche.core.state import GpuState, NodeState
 from tranche.node.state.session import StateFolder, boot_id
-from tranche.node.state.state_file import cannot_write, read_state_file
+from tranche.node.state.state_file import read_state_file, replace_state_file
 from tranche.node.store import chronicle
 from tranche.node.store.ledger import Ledger
 
@@ -54,11 +54,7 @@ class MemoryGroupManager:
 
     def make(self, allocation: Allocation) -> MemoryGroup | None:
         """Make an allocation's group and verify its limits; None when no part needs one."""
-        parts = [
-            each
-            for each in allocation.grants
-            if isinstance(each, FractionalShare) and each.sharing is Sharing.MEMORY_LIMITS
-        ]
+        parts = parts_by(Sharing.MEMORY_LIMITS, allocation.grants)
         if not parts:
             return None
         from tranche.hardware.control_groups import group_namespace, make_group, mark_group, own_group
@@ -218,8 +214,7 @@ class LimitTrialRunner:
 
         Returns "" when the cause is one GPU that does not answer.
         """
-        from tranche.hardware.limit_trial import refusal_of
-        from tranche.hardware.memory_limits import gpu_answers
+        from tranche.hardware.memory_limits import gpu_answers, refusal_of
 
         if error.gpu_uuid and not gpu_answers(error.gpu_uuid):
             return ""
@@ -235,7 +230,7 @@ class LimitTrialRunner:
         known = self._read(driver)
         if (known is not None and known.kept) or self._environment.get(CANARY) == "off":
             return ""
-        from tranche.hardware.limit_trial import keeps_limits
+        from tranche.hardware.memory_limits import keeps_limits
 
         kept = keeps_limits(part.gpu_uuid, part.memory, context_memory(), self._environment)
         if kept is None:
@@ -246,7 +241,7 @@ class LimitTrialRunner:
 
     def _try(self, node: NodeState) -> _LimitTrial | None:
         """None when no GPU can show it: a GPU in MIG mode has no limits."""
-        from tranche.hardware.limit_trial import why_refused
+        from tranche.hardware.memory_limits import why_refused
 
         gpu = next((each for each in node if _can_tell(each)), None)
         why = None if gpu is None else why_refused(gpu.uuid)
@@ -264,13 +259,7 @@ class LimitTrialRunner:
             return None
 
     def _write(self, trial: _LimitTrial) -> None:
-        unfinished = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        try:
-            self._file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(trial._asdict()))
-            unfinished.replace(self._file)
-        except OSError as error:
-            raise cannot_write(str(self._file), error) from error
+        replace_state_file(self._file, json.dumps(trial._asdict()))
 
 
 def _as_tried(means: MachineSharing, trial: _LimitTrial) -> MachineSharing:
@@ -288,43 +277,31 @@ class LimitsRefused(Exception):
     """The driver enforces no memory limits. This is remembered, and nothing is shared by them from now on."""
 
 
-class MemoryLimitManager:
-    """The shares of one machine with memory limits by the driver. `clock` is seconds since the epoch."""
+def limited_group(
+    allocation: Allocation,
+    driver: str,
+    groups: MemoryGroupManager,
+    trials: LimitTrialRunner,
+    ledger: Ledger,
+    clock: Callable[[], float],
+) -> MemoryGroup | None:
+    """The group with the allocation's limits, which were tested if possible; None when no part needs one.
 
-    def __init__(
-        self, groups: MemoryGroupManager, trials: LimitTrialRunner, ledger: Ledger, clock: Callable[[], float]
-    ) -> None:
-        self._groups = groups
-        self._trials = trials
-        self._ledger = ledger
-        self._clock = clock
-
-    def limit(self, allocation: Allocation, driver: str) -> MemoryGroup | None:
-        """The group with the allocation's limits, which were tested if possible; None when no part needs one.
-
-        Raises LimitsRefused when that driver version enforces none, and another error when a GPU does not answer.
-        """
-        try:
-            group = self._groups.make(allocation)
-        except TrancheError as error:
-            why = self._trials.refuse(driver, error)
-            if not why:
-                raise
-        else:
-            if group is None:
-                return None
-            why = self._trials.prove(driver, _limited_part(allocation))
-            if not why:
-                return group
-            self._groups.drop(group)
-        with self._ledger.write() as db:
-            chronicle.sharing_refused(db, self._clock(), Sharing.MEMORY_LIMITS, why)
-        raise LimitsRefused
-
-
-def _limited_part(allocation: Allocation) -> FractionalShare:
-    return next(
-        each
-        for each in allocation.grants
-        if isinstance(each, FractionalShare) and each.sharing is Sharing.MEMORY_LIMITS
-    )
+    Raises LimitsRefused when that driver version enforces none, and another error when a GPU does not answer.
+    """
+    try:
+        group = groups.make(allocation)
+    except TrancheError as error:
+        why = trials.refuse(driver, error)
+        if not why:
+            raise
+    else:
+        if group is None:
+            return None
+        why = trials.prove(driver, parts_by(Sharing.MEMORY_LIMITS, allocation.grants)[0])
+        if not why:
+            return group
+        groups.drop(group)
+    with ledger.write() as db:
+        chronicle.sharing_refused(db, clock(), Sharing.MEMORY_LIMITS, why)
+    raise LimitsRefused

@@ -15,7 +15,7 @@ from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase
 from tranche.core.keeper import ClaimKeeper, Keeper, PlacedPodKeeper, PodKeeper, ProcessKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuProcess, GpuState, NodeState
-from tranche.hardware.process_stat import PROC
+from tranche.hardware.process_stat import PROC, process_environment, process_groups
 
 
 def with_overdrawn(allocations: tuple[Allocation, ...], node: NodeState, proc: Path = PROC) -> tuple[Allocation, ...]:
@@ -95,54 +95,49 @@ def _listed(part: FractionalShare, gpu: GpuState) -> tuple[GpuProcess, ...]:
 
 def _came_of(pid: int, allocation: Allocation, proc: Path, active: Sequence[Allocation]) -> bool:
     """Whether the process belongs to the share's keeper, by its control group or a name in its environment."""
-    keeper, folder = allocation.keeper, proc / str(pid)
+    keeper = allocation.keeper
     try:
         match keeper:
             case PodKeeper(uid=uid) | PlacedPodKeeper(uid=uid):
-                from tranche.node.processes.pod_processes import (
-                    pod_of,
-                )  # rarely needed, and every listing loads this module
+                from tranche.node.processes.pod_processes import pod_of  # every listing loads this module
 
-                return bool(uid) and pod_of((folder / "cgroup").read_text()) == uid
+                return bool(uid) and pod_of(process_groups(pid, proc)) == uid
             case ClaimKeeper():
-                return _came_of_claim(folder, keeper, [each.keeper for each in active])
+                return _came_of_claim(pid, proc, keeper, [each.keeper for each in active])
             case ProcessKeeper():
-                return _came_of_command(folder, allocation.id, keeper)
+                return _came_of_command(pid, proc, allocation.id, keeper)
     except OSError:
         return False
 
 
-def _came_of_claim(folder: Path, keeper: ClaimKeeper, others: Sequence[Keeper]) -> bool:
+def _came_of_claim(pid: int, proc: Path, keeper: ClaimKeeper, others: Sequence[Keeper]) -> bool:
     """Whether the process belongs to a pod of the claim and, if the pod has several claims, does not name another.
 
     A process controls its own environment. So that only tells a pod's claims apart: it neither removes a process from all of
     them nor adds one of another pod.
     """
-    from tranche.node.processes.pod_processes import (
-        claim_mark,
-        pod_of,
-    )  # rarely needed, and every listing loads this module
+    from tranche.node.processes.pod_processes import claim_mark, pod_of
 
-    environment = (folder / "environ").read_bytes().split(b"\0")
+    environment = process_environment(pid, proc)
 
     def named(uid: str) -> bool:
         return any(pair.startswith(f"{claim_mark(uid)}=".encode()) for pair in environment)
 
-    pod = pod_of((folder / "cgroup").read_text())
+    pod = pod_of(process_groups(pid, proc))
     if not keeper.pods or pod not in keeper.pods:
         return not keeper.pods and named(keeper.uid)
     claims = (each for each in others if isinstance(each, ClaimKeeper) and each != keeper and pod in each.pods)
     return named(keeper.uid) or not any(named(each.uid) for each in claims)
 
 
-def _came_of_command(folder: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:
+def _came_of_command(pid: int, proc: Path, allocation_id: str, keeper: ProcessKeeper) -> bool:
     """Whether the process has the share's name and key, or is in the share's control group."""
     from tranche.node.processes.processes import MARK  # rarely needed, and every listing loads this module
 
-    environment = (folder / "environ").read_bytes().split(b"\0")
+    environment = process_environment(pid, proc)
     if f"{MARK}={allocation_id}".encode() in environment and _knows(environment, keeper.key_digest):
         return True
-    groups = (folder / "cgroup").read_text().splitlines()
+    groups = process_groups(pid, proc).splitlines()
     return any(line.startswith("0::") and f"tranche-{allocation_id}" in line.split("/") for line in groups)
 
 

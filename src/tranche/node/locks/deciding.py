@@ -36,21 +36,6 @@ _SLOW_SECONDS = 10.0
 """A decision takes a moment. Undoing what a dead process left may take longer, and resetting a GPU takes seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SlowDecision:
-    """A process that has been deciding for too long."""
-
-    holder: LockHolder
-
-    def __str__(self) -> str:
-        return f"{self.holder} has been deciding for {self.holder.seconds:.0f} s, and no other process can decide meanwhile"
-
-    @property
-    def hint(self) -> str:
-        """What to do about it."""
-        return _hint(self.holder)
-
-
 @contextmanager
 def taking_turn(places: StateFolder, seconds: float | None) -> Iterator[None]:
     """Hold the decision lock. Raises WaitTimeout when another process has it for `seconds` more; None waits forever."""
@@ -75,7 +60,7 @@ def _turn(places: StateFolder, seconds: float | None) -> FileLock:
                 f"other processes were deciding, and this one had no turn in {seconds:.0f} s; {holder} is deciding now",
                 hint="run the command again when fewer requests arrive at once",
             ) from error
-        raise WaitTimeout(str(_SlowDecision(holder)), hint=_hint(holder)) from error
+        raise _slow(holder) from error
 
 
 def _gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
@@ -88,10 +73,15 @@ def _gpu(path: Path, gpu_uuid: str, seconds: float | None) -> FileLock:
         ) from error
 
 
-def slow_decision(places: StateFolder) -> _SlowDecision | None:
-    """A decision so slow that something must be wrong; None when there is none."""
+def slow_decision(places: StateFolder) -> WaitTimeout | None:
+    """The error of a decision so slow that something must be wrong; None when there is none."""
     holder = lock_holder(places.decision_lock)
-    return _SlowDecision(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
+    return _slow(holder) if holder is not None and holder.seconds >= _SLOW_SECONDS else None
+
+
+def _slow(holder: LockHolder) -> WaitTimeout:
+    what = f"{holder} has been deciding for {holder.seconds:.0f} s, and no other process can decide meanwhile"
+    return WaitTimeout(what, hint=_hint(holder))
 
 
 def _hint(holder: LockHolder) -> str:

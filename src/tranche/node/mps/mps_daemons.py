@@ -1,4 +1,4 @@
-"""Tranche's MPS daemons on this machine: started and ended for acts, and shown beside what the driver says.
+"""Tranche's MPS daemons on this machine: started and ended for acts, asked for their health, and shown in views.
 
 Callers of changing functions hold the GPU's lock. Only its clients notice a wedged or stopped server: they wait in cuInit
 forever. So Tranche sends a test client before it admits a program, after the decision and without a lock.
@@ -6,22 +6,33 @@ forever. So Tranche sends a test client before it admits a program, after the de
 Clients are drained before they are killed: one that dies in the middle of a kernel can take its neighbours with it. The server
 ends their contexts, and their next CUDA call fails. If it does not, they are killed anyway when the user insists. The server then
 admits no more clients, and the killing process reports that.
+
+The kernel, the daemon itself and a test client tell whether a daemon admits clients. One that does not is unavailable: its record
+says why, and it gets no clients until the reason is gone. Some reasons go away by themselves, such as a stopped server that
+continues. A wedged server ends with its daemon, when no share uses the device.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from tranche.core.allocation import Allocation, FractionalShare
-from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError, VerificationFailed
+from tranche.core.allocation import (
+    Allocation,
+    DeviceKey,
+    FractionalShare,
+    NodeView,
+    parts_by,
+    shared_by_mps,
+    with_lost_limits,
+)
+from tranche.core.errors import GpuBusy, MpsFailed, StateMoved, TrancheError, VerificationFailed, WaitTimeout
 from tranche.core.sharing import Sharing
 from tranche.core.state import PROHIBITED, ComputeMode, DaemonState, GpuState, InstanceKey, NodeState
 from tranche.hardware.driver import Driver
-from tranche.node.mps.mps_health import MpsHealth
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore, node_with_daemons, record_of, with_daemons_of
 from tranche.node.state.session import StateFolder, boot_id, process_lives
 from tranche.node.store import register
@@ -31,10 +42,16 @@ from tranche.planning.steps.plan import Plan
 if TYPE_CHECKING:
     from tranche.hardware.mps_process import MpsProcess
 
-
-from collections.abc import Set
-from typing import NamedTuple
-
+LOOK_SECONDS = 5.0
+"""How long a decision waits for daemons to report on their servers, which takes them milliseconds."""
+JOIN_SECONDS = 10.0
+"""How long a client waits for a running server, which also takes milliseconds; then the server counts as wedged."""
+_DRAIN_SECONDS = 30.0
+FATAL = "a fault in one program ended all programs that share it"
+_CHANGED = "its limits were changed"
+UNTIL = "; a new one starts when all shares of the device have ended"
+_LISTEN_SECONDS = 2.0
+"""How long a look waits for daemons to answer. A daemon that is silent for longer counts as admitting no clients."""
 _SERVER_SECONDS = 30.0
 _PAUSE_SECONDS = 0.05
 
@@ -45,11 +62,6 @@ class MpsDaemonManager:
     def __init__(self, places: StateFolder, environment: Mapping[str, str] = os.environ) -> None:
         self.records = DaemonRecordStore(places.mps)
         self._environment = environment
-
-    @cached_property
-    def health(self) -> MpsHealth:
-        """What the daemons report about themselves."""
-        return MpsHealth(self.records, self.process)
 
     def process(self, device_uuid: str) -> MpsProcess:
         """The daemon's process, living or not."""
@@ -66,6 +78,32 @@ class MpsDaemonManager:
     def on_gpu(self, gpu: GpuState) -> GpuState:
         """The GPU with its daemons."""
         return with_daemons_of(gpu, self.records.look())
+
+    def node_as_said(self, node: NodeState, shared: Collection[DeviceKey]) -> NodeState:
+        """The node, with the daemons of the `shared` devices as they report themselves, for callers that record nothing.
+
+        A process that may not judge daemons sees their records.
+        """
+        if not shared or not self.records.writable:
+            return node
+        records = [each for each in self.records.all() if each.key in shared]
+        news = {each.key: each.seen for each in self.news(records, _LISTEN_SECONDS)}
+        if not news:
+            return node
+        return replace(
+            node,
+            gpus=tuple(
+                replace(gpu, daemons=tuple(news.get((gpu.uuid, each.slot), each) for each in gpu.daemons))
+                for gpu in node
+            ),
+        )
+
+    def view_as_said(self, view: NodeView) -> NodeView:
+        """The view, with shared daemons as they report themselves, and parts with unenforced limits marked unlimited."""
+        node = self.node_as_said(view.node, shared_by_mps(view.allocations))
+        if node is view.node:
+            return view
+        return replace(view, node=node, allocations=with_lost_limits(view.allocations, node))
 
     # What is done
 
@@ -116,7 +154,7 @@ class MpsDaemonManager:
             driver.set_compute_mode(gpu.uuid, ComputeMode.EXCLUSIVE)
         if serving:
             # A new limit overwrites limits that others have set.
-            if why := self.health.refuse_changed(record):
+            if why := self.refuse_changed(record):
                 raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
             record = record._replace(raising=max(limit, record.limit))
             self.records.write(record)
@@ -136,16 +174,15 @@ class MpsDaemonManager:
         record = record._replace(every_user=daemon.every_user, ready=True, limit=limit, limits=limits.encoded())
         record = record._replace(raising=0)
         self.records.write(record)
-        if serving and (why := self.health.refusal(record)):
+        if serving and (why := self.refusal(record)):
             raise GpuBusy(f"{gpu.label} takes no new shares: its MPS daemon admits no clients: {why}")
 
     def open_to(self, allocation: Allocation, uid: int) -> None:
         """Let programs of that user reach the daemons of the allocation's parts, if the daemons are another user's."""
-        for part in allocation.grants:
-            if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS:
-                record = self.records.find(part.gpu_uuid, part.slot)
-                if record is not None and record.uid != uid:
-                    self.process(record.device_uuid).admit(everybody=True)
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            record = self.records.find(part.gpu_uuid, part.slot)
+            if record is not None and record.uid != uid:
+                self.process(record.device_uuid).admit(everybody=True)
 
     def stop(self, gpu: GpuState, slot: InstanceKey | None, driver: Driver, sleep: Callable[[float], None]) -> None:
         """End the daemon of the device with its servers, and restore the compute mode.
@@ -181,6 +218,145 @@ class MpsDaemonManager:
 
         MpsProcess(self.records.folder / name, self._environment).stop(sleep=sleep)
         self.records.remove_damaged(name)
+
+    # What they report about themselves
+
+    def look(self, records: Sequence[DaemonRecord], seconds: float = LOOK_SECONDS) -> None:
+        """Query these daemons in parallel for their servers' health and limits, and record what has changed.
+
+        No process may set limits meanwhile.
+        """
+        asked = [each for each in records if _worth_asking(each) and not self._lost(each)]
+        for record, fault in zip(asked, self._faults(asked, seconds), strict=True):
+            if fault.startswith(_CHANGED):
+                self.fence(record, fault, limits_changed=True)
+            elif fault != record.fault:
+                self.records.write(record._replace(fault=fault))
+
+    def news(self, records: Sequence[DaemonRecord], seconds: float) -> tuple[DaemonRecord, ...]:
+        """The daemons that differ from their records, as `look` would record them. Writes nothing.
+
+        Other processes may set limits meanwhile, so this leaves out daemons with records that changed since.
+        """
+        worth = [each for each in records if _worth_asking(each)]
+        asked = [each for each in worth if self.records.reachable(each)]
+        found = [each._replace(boot="") for each in worth if each not in asked]
+        for record, fault in zip(asked, self._faults(asked, seconds), strict=True):
+            if fault.startswith(_CHANGED):
+                found.append(record._replace(fault=fault + UNTIL, wedged=True, changed=True))
+            elif fault != record.fault:
+                found.append(record._replace(fault=fault))
+        now = {each.key: each for each in self.records.all()} if found else {}
+        before = {each.key: each for each in worth}
+        return tuple(each for each in found if now.get(each.key) == before[each.key])
+
+    def _faults(self, asked: Sequence[DaemonRecord], seconds: float) -> list[str]:
+        if len(asked) <= 1:
+            return [self._fault(each, seconds) for each in asked]
+        from concurrent.futures import ThreadPoolExecutor  # most machines share no device, or one
+
+        with ThreadPoolExecutor(len(asked), thread_name_prefix="mps") as pool:
+            return list(pool.map(lambda record: self._fault(record, seconds), asked))
+
+    def _lost(self, record: DaemonRecord) -> bool:
+        """Whether clients can no longer reach the daemon, which then counts as dead: new programs run without a limit."""
+        if self.records.reachable(record):
+            return False
+        self.records.write(record._replace(boot=""))
+        return True
+
+    def _fault(self, record: DaemonRecord, seconds: float) -> str:
+        from tranche.hardware.mps_control import ServerStatus
+
+        control = self.process(record.device_uuid).control
+        deadline = time.monotonic() + seconds
+
+        def left() -> float:
+            return max(0.1, deadline - time.monotonic())
+
+        try:
+            servers = control.servers(seconds=seconds)
+            if any(control.server_status(server, seconds=left()) is ServerStatus.FAULT for server in servers):
+                return f"{FATAL}, and its server is in state FAULT until they are gone"
+            if record.raising:
+                return ""  # it may report the old limit or the new one
+            said = control.said_limits(record.device_uuid, servers, seconds=left())
+            if not said.difference(record.limits, record.limit):
+                return ""
+            living = said.of(control.servers(seconds=left()))
+            if changed := living.difference(record.limits, record.limit):
+                return f"{_CHANGED}: {changed}"
+        except MpsFailed:
+            return "" if record.halted else "it does not report the state of its server"
+        return ""
+
+    def refusal(self, record: DaemonRecord, seconds: float | None = None) -> str:
+        """Why the daemon admits no clients now, in words; "" when it does. The test client runs as this user.
+
+        A server that is silent or out of reach is unavailable until its daemon ends. Raises WaitTimeout when `seconds` are too
+        few to tell.
+        """
+        if record.why or not (record.every_user or record.uid == os.geteuid()):
+            return record.why
+        if self._lost(record):
+            return "its sockets are gone"
+        patience = JOIN_SECONDS if seconds is None else min(seconds, JOIN_SECONDS)
+        attempt = self.process(record.device_uuid).join(record.device_uuid, seconds=patience)
+        if attempt.silent:
+            if halted := record.halted:
+                return halted
+            if patience < JOIN_SECONDS:
+                raise WaitTimeout(f"the MPS server of {record.device_uuid} answered no client within {patience:g} s")
+            return self.fence(record, f"its server answered no client within {patience:g} s")
+        if not attempt.refused:
+            return ""
+        why = f"its server refused a client with {attempt.refused}"
+        return self.fence(record, why) if attempt.out_of_reach else why
+
+    def refuse_changed(self, record: DaemonRecord) -> str:
+        """How the daemon's limits differ from those that were set, in words; fences the daemon then. "" when they do not."""
+        fault = self._fault(record, LOOK_SECONDS)
+        return self.fence(record, fault, limits_changed=True) if fault.startswith(_CHANGED) else ""
+
+    def has_news(self, record: DaemonRecord) -> bool:
+        """Whether the daemon's report differs from its record. A process that joins may be about to set its limits."""
+        return _worth_asking(record) and self._fault(record, LOOK_SECONDS) != record.fault
+
+    def fence(self, record: DaemonRecord, why: str, *, limits_changed: bool = False) -> str:
+        """Admit no more clients while the daemon lives; returns the recorded reason.
+
+        Ignores a dead or unknown daemon, which admits none anyway, or if another serves the device by now. A process that may not
+        write records fences nothing: the daemon may have refused only this process.
+        """
+        if not self.records.writable:
+            return why
+        why += UNTIL
+        now = self.records.find(record.gpu_uuid, record.slot)
+        same = now is not None and (now.pid, now.started) == (record.pid, record.started)
+        if now is not None and same and now.state not in (DaemonState.LOST, DaemonState.DAMAGED):
+            self.records.write(now._replace(fault=why, wedged=True, changed=now.changed or limits_changed))
+        return why
+
+    def clients(self, device_uuid: str) -> tuple[tuple[int, int], ...] | None:
+        """The clients of a device's daemon as (server pid, client pid) pairs; None when the daemon does not answer."""
+        control = self.process(device_uuid).control
+        try:
+            return tuple((server, client) for server in control.servers() for client in control.clients(server))
+        except MpsFailed:
+            return None
+
+    def terminate(self, record: DaemonRecord, server: int, client: int) -> str:
+        """End the contexts of a client, so that its process can be killed; returns "" on success, else the reason.
+
+        A server that does not do so in time is wedged and unavailable.
+        """
+        done = self.process(record.device_uuid).control.terminate_client(server, client, seconds=_DRAIN_SECONDS)
+        if done:
+            return ""
+        clients = self.clients(record.device_uuid)
+        if clients is not None and client not in (pid for _, pid in clients):
+            return ""
+        return record.halted or self.fence(record, f"its server did not release client {client}")
 
     def _record(self, gpu: GpuState, slot: InstanceKey | None) -> DaemonRecord | None:
         return next((record for record in self.records.look().on(gpu) if record.slot == slot), None)
@@ -255,8 +431,8 @@ def refuse_unavailable_parts(
     """
     started = {step.lets_in for step in (plan.steps if plan else ())}
     try:
-        for part in allocation.grants:
-            if isinstance(part, FractionalShare) and part.sharing is Sharing.MPS and part.device not in started:
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            if part.device not in started:
                 _refuse_unavailable(daemons, part, seconds)
     except TrancheError:
         with ledger.write() as db:
@@ -268,7 +444,7 @@ def _refuse_unavailable(daemons: MpsDaemonManager, part: FractionalShare, second
     record = daemons.records.find(part.gpu_uuid, part.slot)
     if record is None:
         return  # it has died and was cleared; the check of the part's limits sees that
-    if why := daemons.health.refusal(record, seconds):
+    if why := daemons.refusal(record, seconds):
         error = GpuBusy(f"device {record.device_uuid} takes no new shares: its MPS daemon admits no clients: {why}")
         error.gpu_uuid = part.gpu_uuid
         raise error
@@ -288,7 +464,7 @@ def drain(daemons: MpsDaemonManager, allocation: Allocation, pids: Set[int]) -> 
     """
     if not pids:
         return ()
-    parts = [each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS]
+    parts = parts_by(Sharing.MPS, allocation.grants)
     records = [daemons.records.find(part.gpu_uuid, part.slot) for part in parts]
     found = [UndrainedDevice(each.device_uuid, _let_go(daemons, each, pids)) for each in records if each is not None]
     return tuple(each for each in found if each.why)
@@ -297,11 +473,23 @@ def drain(daemons: MpsDaemonManager, allocation: Allocation, pids: Set[int]) -> 
 def _let_go(daemons: MpsDaemonManager, record: DaemonRecord, pids: Set[int]) -> str:
     if halted := record.halted:
         return halted  # it answers no one until it is continued: do not wait for it
-    clients = daemons.health.clients(record.device_uuid)
+    clients = daemons.clients(record.device_uuid)
     if clients is None:
-        return daemons.health.fence(record, "it did not list its clients when Tranche had to end some")
+        return daemons.fence(record, "it did not list its clients when Tranche had to end some")
     for server, client in clients:
         # A server that did not release one client releases none.
-        if client in pids and (why := daemons.health.terminate(record, server, client)):
+        if client in pids and (why := daemons.terminate(record, server, client)):
             return why
     return ""
+
+
+def what_changed(record: DaemonRecord) -> str:
+    """The limit that was changed, in words, in brackets after a blank; "" if unknown."""
+    if not record.fault.startswith(f"{_CHANGED}: "):
+        return ""
+    return f" ({record.fault.removeprefix(f'{_CHANGED}: ').removesuffix(UNTIL)})"
+
+
+def _worth_asking(record: DaemonRecord) -> bool:
+    """Whether the daemon may answer, and its answer may change something."""
+    return record.ready and not record.wedged and record.state is not DaemonState.LOST and not record.halted

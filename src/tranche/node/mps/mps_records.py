@@ -5,12 +5,16 @@ record of what it changed.
 
 Only a missing record means that there is no daemon. An unreadable one stands for a daemon known only by its device, which names
 the file. That daemon is unavailable, and is ended by its folder.
+
+The records and a few other files show whether a daemon has died or should end. If ending one failed, the retry comes after a
+while, not at every look.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -18,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tranche.core.allocation import shareable_devices
+from tranche.core.allocation import DeviceKey, shareable_devices, shared_by_mps
 from tranche.core.errors import LedgerUnavailable, TrancheError
 from tranche.core.grid import Placement
 from tranche.core.profile import parse_profile
@@ -33,8 +37,14 @@ from tranche.core.state import (
     NodeState,
 )
 from tranche.node.state.session import boot_id, children_pids, process_lives, process_stopped
+from tranche.node.store import records, register
 
 _SUFFIX = ".json"
+_FAILED = ".failed"
+PAUSE_SECONDS = 60.0
+"""The pause before a retry."""
+IDLE_SECONDS = 60.0
+"""How long a daemon stays after the last share of its device: the next share starts faster."""
 _SOCKET = "control"
 _NAME_DIGITS = 12
 
@@ -80,8 +90,8 @@ class DaemonRecord(NamedTuple):
         return InstanceKey(self.gpu_uuid, parse_profile(self.profile), Placement(self.start, self.size))
 
     @property
-    def key(self) -> tuple[str, InstanceKey | None]:
-        """The device by its GPU's UUID and the slot of its instance."""
+    def key(self) -> DeviceKey:
+        """The device."""
         return self.gpu_uuid, self.slot
 
     @property
@@ -259,6 +269,28 @@ class DaemonRecordStore:
         with suppress(OSError):
             os.utime(self._path(record.device_uuid))
 
+    def failed_lately(self, record: DaemonRecord, now: float) -> bool:
+        """Whether to leave the daemon alone for now, because something failed; `now` is in seconds since the epoch.
+
+        Ignores future times, from a clock that was set back.
+        """
+        try:
+            return 0.0 <= now - self._failure(record).stat().st_mtime < PAUSE_SECONDS
+        except OSError:
+            return False
+
+    def note_failure(self, record: DaemonRecord, now: float) -> None:
+        """Note a failure as a file's mtime. If the disk is full, the retry comes sooner."""
+        path = self._failure(record)
+        with suppress(OSError):
+            path.touch()
+            os.utime(path, (now, now))
+
+    def clear_failure(self, record: DaemonRecord) -> None:
+        """Forget the failures of a daemon that has ended."""
+        with suppress(OSError):
+            self._failure(record).unlink(missing_ok=True)
+
     def expire(self) -> None:
         """Make every unneeded daemon end with the next decision, even if it was idle only briefly."""
         for record in self.all():
@@ -280,6 +312,9 @@ class DaemonRecordStore:
 
     def _written(self, name: str) -> bool:
         return os.path.lexists((self.folder / name).with_suffix(_SUFFIX))
+
+    def _failure(self, record: DaemonRecord) -> Path:
+        return self.pipes(record.device_uuid).with_suffix(_FAILED)
 
     def _path(self, device_uuid: str) -> Path:
         return self.pipes(device_uuid).with_suffix(_SUFFIX)
@@ -304,6 +339,34 @@ def _decode(text: str) -> DaemonRecord:
 
 
 _LIKE = DaemonRecord("", "")
+
+
+def care_needed(db: sqlite3.Connection, known: DaemonRecordStore, now: float) -> bool:
+    """Whether a daemon needs care; `now` is in seconds since the epoch. False while a plan is open."""
+    found, damaged = known.look()
+    if not (found or damaged) or records.open_plans(db):
+        return False
+    if damaged or any(each.untold for each in found):
+        return True
+    shared = shared_by_mps(register.allocations(db))
+    return any(
+        shared[each.key] and (each.changed or each.state is DaemonState.LOST)
+        if each.key in shared
+        else is_due(each, known, now)
+        for each in found
+    )
+
+
+def is_due(record: DaemonRecord, known: DaemonRecordStore, now: float) -> bool:
+    """Whether the daemon of an unshared device should end now: something is wrong with it, or it was idle for long.
+
+    False shortly after a failure to end it.
+    """
+    if known.failed_lately(record, now):
+        return False
+    if record.state is not DaemonState.READY or record.suspect or not known.reachable(record):
+        return True
+    return now - known.idle_since(record) >= IDLE_SECONDS
 
 
 SERVER_PROGRAM = "nvidia-cuda-mps-server"

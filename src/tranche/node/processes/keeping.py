@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tranche.core.keeper import KeeperStatus, ProcessEvidence, ProcessKeeper, judge_process
+from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.node.locks.locks import is_held
 from tranche.node.processes.processes import NO_TRACES, FoundProcesses, Process, find_traces, holders_of, process_at
 from tranche.node.state.session import StateFolder, pid_namespace
@@ -32,12 +32,9 @@ class RemainingProcesses:
     @property
     def life(self) -> KeeperStatus:
         """Whether anything is left. The share is free only when this is GONE."""
-        inherited, hidden = (*self.orphans, *self.traces.inherited), self.traces.hidden
-        return judge_process(
-            ProcessEvidence(
-                self.locked, inherited=[each.pid for each in inherited], hidden=[each.pid for each in hidden]
-            )
-        )
+        if self.locked or self.orphans or self.traces.inherited:
+            return KeeperStatus.ALIVE
+        return KeeperStatus.UNKNOWN if self.traces.hidden else KeeperStatus.GONE
 
     @property
     def processes(self) -> tuple[Process, ...]:

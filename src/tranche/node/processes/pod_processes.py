@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, Phase, nearest_request
 from tranche.core.keeper import PodKeeper
-from tranche.hardware.process_stat import PROC, process_stat
+from tranche.hardware.process_stat import PROC, process_environment, process_groups, process_ids, process_stat
 from tranche.node.state.session import sees_every_process
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -37,13 +37,13 @@ def devices_told(uids: Collection[str], proc: Path = PROC) -> Mapping[str, froze
             continue
         so_far = found.setdefault(uid, frozenset())
         try:
-            content = (proc / str(pid) / "environ").read_bytes()
+            environment = process_environment(pid, proc)
         except PermissionError:
             found[uid] = None
         except OSError:
             continue  # it ended meanwhile
         else:
-            found[uid] = None if so_far is None else so_far | _named(content)
+            found[uid] = None if so_far is None else so_far | _named(environment)
     return found
 
 
@@ -75,10 +75,10 @@ def devices_of_pods(
     found: dict[tuple[str, Grant], Allocation] = {}
     for pid, uid in _processes(proc):
         try:
-            content = (proc / str(pid) / "environ").read_bytes()
+            environment = process_environment(pid, proc)
         except OSError:
             continue
-        named = _named(content)
+        named = _named(environment)
         grants = [grant for uuid, grant in devices.items() if uuid in named]
         if not grants or not of_this_machine(pid):
             continue
@@ -107,13 +107,12 @@ def claims_with_processes(uids: Collection[str], proc: Path = PROC) -> frozenset
     found: set[str] = set()
     for pid, _ in _processes(proc):
         try:
-            content = (proc / str(pid) / "environ").read_bytes()
+            environment = process_environment(pid, proc)
         except PermissionError:
             return frozenset(uids)
         except OSError:
             continue  # it ended meanwhile
-        pairs = content.split(b"\0")
-        found |= {uid for mark, uid in marks.items() if any(pair.startswith(mark) for pair in pairs)}
+        found |= {uid for mark, uid in marks.items() if any(pair.startswith(mark) for pair in environment)}
     return frozenset(found)
 
 
@@ -123,20 +122,18 @@ def pod_of(cgroups: str) -> str:
     return named[1].replace("_", "-") if named else ""
 
 
-def _named(environment: bytes) -> frozenset[str]:
+def _named(environment: Iterable[bytes]) -> frozenset[str]:
     """The device UUIDs in an environment, and any other values of NVIDIA_VISIBLE_DEVICES."""
-    values = dict(os.fsdecode(pair).partition("=")[::2] for pair in environment.split(b"\0"))
+    values = dict(os.fsdecode(pair).partition("=")[::2] for pair in environment)
     return frozenset((*values.get(DEVICES, "").split(","), *(values[key] for key in values if key.startswith(_MARK))))
 
 
 def _processes(proc: Path) -> Iterator[tuple[int, str]]:
     """Each living process of a pod, with the pod's uid."""
-    with os.scandir(proc) as entries:
-        names = [entry.name for entry in entries if entry.name.isdecimal()]
-    for name in names:
+    for pid in process_ids(proc):
         try:
-            uid = pod_of((proc / name / "cgroup").read_text())
+            uid = pod_of(process_groups(pid, proc))
         except OSError:  # it ended meanwhile: every user can read these two files
             continue
-        if uid and (stat := process_stat(int(name), proc)) is not None and stat.lives:
-            yield int(name), uid
+        if uid and (stat := process_stat(pid, proc)) is not None and stat.lives:
+            yield pid, uid

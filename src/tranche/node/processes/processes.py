@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tranche.core.keeper import ProcessKeeper
-from tranche.hardware.process_stat import PROC, process_stat
+from tranche.hardware.process_stat import PROC, process_environment, process_ids, process_stat
 from tranche.node.state.session import pid_namespace
 
 MARK = "TRANCHE_ALLOCATION"
@@ -86,7 +86,7 @@ def process_at(pid: int, proc: Path = PROC) -> Process | None:
 
 def children_of(pid: int, proc: Path = PROC) -> tuple[Process, ...]:
     """The living children of a process, oldest first."""
-    found = (process_at(int(entry.name), proc) for entry in os.scandir(proc) if entry.name.isdigit())
+    found = (process_at(each, proc) for each in process_ids(proc))
     return tuple(sorted((each for each in found if each and each.parent == pid), key=lambda process: process.started))
 
 
@@ -112,13 +112,12 @@ def heeds_sigterm(pid: int, proc: Path = PROC) -> bool:
 def holders_of(lock: Path) -> list[int]:
     """The other processes that have the lock's file open and that this user may see. Root sees all."""
     found = []
-    for entry in os.scandir(PROC):
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    for pid in process_ids():
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            if any(os.readlink(descriptor) == str(lock.absolute()) for descriptor in os.scandir(f"{entry.path}/fd")):
-                found.append(int(entry.name))
+            files = os.scandir(PROC / str(pid) / "fd") if pid != os.getpid() else ()
+            if any(os.readlink(each) == str(lock.absolute()) for each in files):
+                found.append(pid)
     return sorted(found)
 
 
@@ -148,18 +147,16 @@ def _look(allocation_id: str, uid: int, since: int, key_digest: str, proc: Path)
     mark = f"{MARK}={allocation_id}".encode()
     inherited: list[Process] = []
     unreadable: dict[int, Process] = {}
-    for entry in os.scandir(proc):
-        if not entry.name.isdigit():
-            continue
+    for pid in process_ids(proc):
         # A process may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
             try:
-                environment = Path(entry.path, "environ").read_bytes().split(b"\0")
+                environment = process_environment(pid, proc)
             except PermissionError:
-                if int(entry.name) != os.getpid() and (process := process_at(int(entry.name), proc)) is not None:
+                if pid != os.getpid() and (process := process_at(pid, proc)) is not None:
                     unreadable[process.pid] = process
                 continue
-            if mark in environment and (process := process_at(int(entry.name), proc)) is not None:
+            if mark in environment and (process := process_at(pid, proc)) is not None:
                 trusted = process.uid in (0, uid) or not key_digest
                 if trusted or key_digest in map(digest_of, _keys(environment)):
                     inherited.append(process)

@@ -31,6 +31,7 @@ from tranche.core.allocation import (
     WholeGpu,
     device_uuid,
     nearest_request,
+    parts_by,
     shareable_devices,
 )
 from tranche.core.errors import TrancheError
@@ -38,10 +39,9 @@ from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import Sharing, context_memory
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
-from tranche.hardware.mps_environment import PIPES
-from tranche.hardware.process_stat import PROC
-from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.mps.mps_health import UNTIL
+from tranche.hardware.mps_control import PIPES
+from tranche.hardware.process_stat import PROC, process_environment, process_ids
+from tranche.node.mps.mps_daemons import UNTIL, MpsDaemonManager
 from tranche.node.mps.mps_records import SERVER_PROGRAM, DaemonRecord, name_of, record_of
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process, digest_of, process_at
 from tranche.node.state.session import boot_id, process_command
@@ -152,16 +152,12 @@ def _given(uuid: str, device: Grant, environment: Mapping[str, str]) -> Grant:
 
 
 def _environments(proc: Path) -> Iterator[tuple[Process, Mapping[str, str]]]:
-    for entry in os.scandir(proc):
-        if not entry.name.isdigit():
-            continue
+    for pid in process_ids(proc):
         # A process may end meanwhile, or belong to another user.
         with suppress(OSError):
-            pairs = Path(entry.path, "environ").read_bytes().split(b"\0")
-            if not any(pair.startswith(f"{MARK}=".encode()) for pair in pairs):
-                continue
-            process = process_at(int(entry.name), proc)
-            if process is not None:
+            pairs = process_environment(pid, proc)
+            marked = any(pair.startswith(f"{MARK}=".encode()) for pair in pairs)
+            if marked and (process := process_at(pid, proc)) is not None:
                 decoded = (os.fsdecode(pair).partition("=") for pair in pairs)
                 yield process, {name: value for name, _, value in decoded}
 
@@ -201,11 +197,10 @@ def take_over(daemons: MpsDaemonManager, node: NodeState, uid: int, *, whole: bo
 
 def note_missing(daemons: MpsDaemonManager, node: NodeState, grants: Iterable[Grant]) -> None:
     """Record the daemons that these grants must have had: dead ones left a compute mode or a server."""
-    for grant in grants:
-        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
-            gpu = node.gpu(grant.gpu_uuid)
-            if gpu.daemon_of(grant.slot) is None and (uuid := device_uuid(grant, gpu)):
-                daemons.records.write(_record(daemons, gpu.uuid, grant.slot, uuid))
+    for part in parts_by(Sharing.MPS, grants):
+        gpu = node.gpu(part.gpu_uuid)
+        if gpu.daemon_of(part.slot) is None and (uuid := device_uuid(part, gpu)):
+            daemons.records.write(_record(daemons, gpu.uuid, part.slot, uuid))
 
 
 def record_missing(daemons: MpsDaemonManager, view: NodeView, working: Container[str]) -> bool:
@@ -233,12 +228,10 @@ def _without_daemon(view: NodeView, working: Container[str]) -> Iterator[Fractio
     """The held parts by MPS of existing devices without a daemon."""
     gpus = {gpu.uuid: gpu for gpu in view.node if not gpu.lost and gpu.uuid not in working}
     for allocation in view.allocations:
-        for grant in allocation.grants:
-            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
-                continue
-            gpu = gpus.get(grant.gpu_uuid)
-            if gpu is not None and gpu.daemon_of(grant.slot) is None and device_uuid(grant, gpu):
-                yield grant
+        for part in parts_by(Sharing.MPS, allocation.grants):
+            gpu = gpus.get(part.gpu_uuid)
+            if gpu is not None and gpu.daemon_of(part.slot) is None and device_uuid(part, gpu):
+                yield part
 
 
 def _record(daemons: MpsDaemonManager, gpu_uuid: str, slot: InstanceKey | None, device_uuid: str) -> DaemonRecord:

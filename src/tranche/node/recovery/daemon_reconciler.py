@@ -6,60 +6,51 @@ enforces are recorded. Everything here runs under the decision lock.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Phase, with_lost_limits
+from tranche.core.allocation import (
+    Allocation,
+    DeviceKey,
+    Grant,
+    NodeView,
+    Phase,
+    parts_by,
+    shared_by_mps,
+    with_lost_limits,
+)
 from tranche.core.errors import MpsFailed, TrancheError
-from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, NodeState
 from tranche.node.execution.executor import Executor
-from tranche.node.execution.timeslices import TimesliceStore
-from tranche.node.limits.limited_shares import MemoryGroupManager
+from tranche.node.execution.host_context import HostContext
 from tranche.node.limits.overdrawn import with_overdrawn
-from tranche.node.mps.daemon_due import DaemonFailureLog, DeviceKey, care_needed, is_due, shared_by_mps
-from tranche.node.mps.mps_daemons import MpsDaemonManager
-from tranche.node.mps.mps_health import FATAL, LOOK_SECONDS, what_changed
-from tranche.node.mps.mps_records import DaemonRecord
+from tranche.node.mps.mps_daemons import FATAL, LOOK_SECONDS, what_changed
+from tranche.node.mps.mps_records import DaemonRecord, care_needed, is_due
 from tranche.node.store import chronicle, journal, records, register
-from tranche.node.store.ledger import Ledger
 from tranche.planning.steps import SetTimeslice, StartMps, StopMps
 from tranche.planning.steps.plan import Plan
 
 
 class DaemonReconciler:
-    """Looks after the daemons of one machine. `clock` is seconds since the epoch."""
+    """Looks after the daemons of one machine."""
 
-    def __init__(
-        self,
-        daemons: MpsDaemonManager,
-        groups: MemoryGroupManager,
-        timeslices: TimesliceStore,
-        ledger: Ledger,
-        executor: Executor,
-        *,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
-    ) -> None:
-        self._daemons = daemons
-        self._tries = DaemonFailureLog(daemons.records.folder)
-        self._groups = groups
-        self._timeslices = timeslices
-        self._ledger = ledger
+    def __init__(self, machine: HostContext, executor: Executor) -> None:
+        self._machine = machine
+        self._daemons, self._groups, self._timeslices = machine.daemons, machine.memory_groups, machine.timeslices
         self._executor = executor
-        self._clock = clock
-        self._new_id = new_id
+        self._noting = threading.Lock()
 
     def needed(self) -> bool:
         """Whether a share left something, or a daemon has died or should end. Reads files, and queries no daemon."""
-        with self._ledger.read() as db:
+        with self._machine.ledger.read() as db:
             allocations = register.allocations(db)
             left = self._groups.left([each.id for each in allocations]) or self._timeslices.left(
-                allocations, self._clock()
+                allocations, self._machine.clock()
             )
-            return bool(left) or care_needed(db, self._daemons.records, self._clock())
+            return bool(left) or care_needed(db, self._daemons.records, self._machine.clock())
 
     def look_after(
         self,
@@ -92,10 +83,10 @@ class DaemonReconciler:
         def due_now() -> list[DaemonRecord]:
             now = {each.key: each for each in self._daemons.records.all()}
             idle = [now.get(each.key, each) for each in known if each.key not in shared]
-            return [each for each in idle if is_due(each, self._daemons.records, self._clock())]
+            return [each for each in idle if is_due(each, self._daemons.records, self._machine.clock())]
 
         ending = {each.key for each in due_now()}
-        self._daemons.health.look([each for each in known if each.key not in ending], patience)
+        self._daemons.look([each for each in known if each.key not in ending], patience)
         told = self._tell(known, view.allocations)
         self._note_lost(replace(view, node=self._daemons.on_node(view.node)), working)
         kept = self._keep_compute_modes(view, working, shared, session)
@@ -107,7 +98,9 @@ class DaemonReconciler:
             if gpu is not None and not gpu.lost:
                 self._end(record, session())
             elif lost:
-                self._tries.note(record, self._clock())  # it does not answer, so nothing can be restored yet
+                self._daemons.records.note_failure(
+                    record, self._machine.clock()
+                )  # it does not answer, so nothing can be restored yet
             elif whole:
                 self._end_without_gpu(record)
         if whole and not working and not lost:
@@ -119,7 +112,7 @@ class DaemonReconciler:
     def _put_timeslices_back(self, view: NodeView, working: frozenset[str], session: Callable[[], str]) -> bool:
         gpus = {gpu.uuid: gpu for gpu in view.node}
         done = False
-        for gpu_uuid in self._timeslices.left(view.allocations, self._clock()):
+        for gpu_uuid in self._timeslices.left(view.allocations, self._machine.clock()):
             gpu = gpus.get(gpu_uuid)
             if gpu is None or gpu_uuid in working:
                 continue
@@ -128,7 +121,7 @@ class DaemonReconciler:
             elif gpu.lost or not self._carried_out(
                 Plan(f"no share takes turns on {gpu.label} any more", (SetTimeslice(gpu_uuid, None),)), session()
             ):
-                self._timeslices.note_failure(gpu_uuid, self._clock())
+                self._timeslices.note_failure(gpu_uuid, self._machine.clock())
             done = True
         return done
 
@@ -147,9 +140,7 @@ class DaemonReconciler:
                 and record.key in shared
                 and record.state is DaemonState.READY
             ):
-                plan = Plan(f"the limit of {record.device_uuid} was being raised", (_start(record, record.raising),))
-                if not self._tries.failed_lately(record, self._clock()) and not self._carried_out(plan, session()):
-                    self._tries.note(record, self._clock())
+                self._start(record, record.raising, f"the limit of {record.device_uuid} was being raised", session)
                 done = True
         return done
 
@@ -166,14 +157,20 @@ class DaemonReconciler:
             ours = record is not None and record.key in shared and gpu.uuid not in working
             if record is None or not ours or record.state is not DaemonState.READY:
                 continue
-            if not self._tries.failed_lately(record, self._clock()):
-                why = (
-                    f"the compute mode of {gpu.label} was set to DEFAULT while it is shared by MPS: Tranche restores it"
-                )
-                if not self._carried_out(Plan(why, (_start(record, record.limit),)), session(), told=True):
-                    self._tries.note(record, self._clock())
-                done = True
+            why = f"the compute mode of {gpu.label} was set to DEFAULT while it is shared by MPS: Tranche restores it"
+            done = self._start(record, record.limit, why, session, told=True) or done
         return done
+
+    def _start(
+        self, record: DaemonRecord, limit: int, why: str, session: Callable[[], str], *, told: bool = False
+    ) -> bool:
+        """Start the daemon again, with that limit, unless it failed lately; returns whether it was tried."""
+        if self._daemons.records.failed_lately(record, self._machine.clock()):
+            return False
+        step = StartMps(record.gpu_uuid, record.slot and record.slot.place, limit)
+        if not self._carried_out(Plan(why, (step,)), session(), told=told):
+            self._daemons.records.note_failure(record, self._machine.clock())
+        return True
 
     def _tell(self, known: Sequence[DaemonRecord], allocations: Sequence[Allocation]) -> bool:
         """Record which daemons stopped admitting clients and why, and which admit them again; returns whether there was news.
@@ -185,25 +182,26 @@ class DaemonReconciler:
             record = self._daemons.records.find(*key)
             if record is None or not record.untold:
                 continue
-            with self._ledger.write() as db:
-                position = chronicle.daemon_fault(db, self._clock(), record.gpu_uuid, record.device_uuid, record.why)
+            with self._machine.ledger.write() as db:
+                position = chronicle.daemon_fault(
+                    db, self._machine.clock(), record.gpu_uuid, record.device_uuid, record.why
+                )
                 for each in allocations if record.why.startswith(FATAL) else ():
                     if record.key in shared_by_mps([each]) and each.phase is Phase.ACTIVE:
-                        chronicle.fault_shared(db, self._clock(), each, record.device_uuid, position)
+                        chronicle.fault_shared(db, self._machine.clock(), each, record.device_uuid, position)
             self._daemons.records.write(record._replace(told=record.why))
             told = True
         return told
 
     def given_back(self, grants: Sequence[Grant], killed: bool) -> None:
         """Note that parts of devices were given back. A `killed` program may have wedged its server."""
-        for grant in grants:
-            if not isinstance(grant, FractionalShare) or grant.sharing is not Sharing.MPS:
-                continue
-            record = self._daemons.records.find(grant.gpu_uuid, grant.slot)
-            if record is not None and killed and not record.suspect:
-                self._daemons.records.write(record._replace(suspect=True))
-            elif record is not None:
-                self._daemons.records.touch(record)
+        with self._noting:
+            for part in parts_by(Sharing.MPS, grants):
+                record = self._daemons.records.find(part.gpu_uuid, part.slot)
+                if record is not None and killed and not record.suspect:
+                    self._daemons.records.write(record._replace(suspect=True))
+                elif record is not None:
+                    self._daemons.records.touch(record)
 
     def _note_lost(self, view: NodeView, working: frozenset[str]) -> None:
         """Record the shares with limits that are no longer enforced.
@@ -211,24 +209,22 @@ class DaemonReconciler:
         Ignores shares that became active after the view was taken, since it does not show their daemons.
         """
         for now in self._changed(view, working, with_lost_limits):
-            with self._ledger.write() as db:
+            with self._machine.ledger.write() as db:
                 register.set_grants(db, now.id, now.grants)
-                chronicle.limits_lost(db, self._clock(), now, changed=self._limits_changed(now))
+                chronicle.limits_lost(db, self._machine.clock(), now, changed=self._limits_changed(now))
 
     def _limits_changed(self, allocation: Allocation) -> str | None:
         """The limits that others have changed, as `what_changed` says; None when there are none."""
-        parts = (
-            each for each in allocation.grants if isinstance(each, FractionalShare) and each.sharing is Sharing.MPS
-        )
+        parts = parts_by(Sharing.MPS, allocation.grants)
         found = (self._daemons.records.find(each.gpu_uuid, each.slot) for each in parts)
         return next((what_changed(record) for record in found if record is not None and record.changed), None)
 
     def _note_overdrawn(self, view: NodeView, working: frozenset[str]) -> None:
         """Record the shares with processes that use more memory than they were given."""
         for now in self._changed(view, working, with_overdrawn):
-            with self._ledger.write() as db:
+            with self._machine.ledger.write() as db:
                 register.set_grants(db, now.id, now.grants)
-                chronicle.limit_exceeded(db, self._clock(), now)
+                chronicle.limit_exceeded(db, self._machine.clock(), now)
 
     def _changed(
         self,
@@ -239,23 +235,22 @@ class DaemonReconciler:
         """The view's active allocations that differ from the register, leaving out GPUs that are changing."""
         active = {each.id for each in view.allocations if each.phase is Phase.ACTIVE}
         node = replace(view.node, gpus=tuple(gpu for gpu in view.node if gpu.uuid not in working))
-        with self._ledger.read() as db:
+        with self._machine.ledger.read() as db:
             stored = tuple(each for each in register.allocations(db) if each.id in active)
         yield from (now for before, now in zip(stored, as_is(stored, node), strict=True) if before != now)
 
     def _end(self, record: DaemonRecord, session: str) -> None:
-        plan = Plan(f"{record.device_uuid} has no shares left", (StopMps(record.gpu_uuid, _occupant(record)),))
-        if self._carried_out(plan, session):
-            self._tries.clear(record)
-        else:
-            self._tries.note(record, self._clock())
+        plan = Plan(
+            f"{record.device_uuid} has no shares left", (StopMps(record.gpu_uuid, record.slot and record.slot.place),)
+        )
+        self._note(record, done=self._carried_out(plan, session))
 
     def _carried_out(self, plan: Plan, session: str, *, told: bool = False) -> bool:
-        plan_id = self._new_id()
-        with self._ledger.write() as db:
+        plan_id = self._machine.new_id()
+        with self._machine.ledger.write() as db:
             if told:
-                chronicle.change_begun(db, self._clock(), plan_id, plan.purpose)
-            journal.open_plan(db, plan_id, plan, session=session, created=self._clock())
+                chronicle.change_begun(db, self._machine.clock(), plan_id, plan.purpose)
+            journal.open_plan(db, plan_id, plan, session=session, created=self._machine.clock())
             steps = journal.step_records(db, plan_id)
         error: TrancheError | None = None
         try:
@@ -263,26 +258,21 @@ class DaemonReconciler:
         except TrancheError as failed:
             error = failed
         status = records.PlanStatus.DONE if error is None else records.PlanStatus.UNDONE
-        with self._ledger.write() as db:
-            journal.close_plan(db, plan_id, status, ended=self._clock(), counted=False)
+        with self._machine.ledger.write() as db:
+            journal.close_plan(db, plan_id, status, ended=self._machine.clock(), counted=False)
             if error is not None:
-                chronicle.undone(db, self._clock(), plan_id, error, allocation_id="")
+                chronicle.undone(db, self._machine.clock(), plan_id, error, allocation_id="")
         return error is None
 
     def _end_without_gpu(self, record: DaemonRecord) -> None:
-        try:
+        gone = False
+        with suppress(MpsFailed):
             gone = self._daemons.end_without_gpu(record)
-        except MpsFailed:
-            gone = False
-        if gone:
-            self._tries.clear(record)
+        self._note(record, done=gone)
+
+    def _note(self, record: DaemonRecord, *, done: bool) -> None:
+        """Note whether what was done with the daemon has succeeded, so that a failure is retried only after a while."""
+        if done:
+            self._daemons.records.clear_failure(record)
         else:
-            self._tries.note(record, self._clock())
-
-
-def _occupant(record: DaemonRecord) -> PlacedInstance | None:
-    return None if record.slot is None else PlacedInstance(record.slot.profile, record.slot.placement)
-
-
-def _start(record: DaemonRecord, limit: int) -> StartMps:
-    return StartMps(record.gpu_uuid, _occupant(record), limit)
+            self._daemons.records.note_failure(record, self._machine.clock())

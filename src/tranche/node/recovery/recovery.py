@@ -17,15 +17,15 @@ from tranche.core.allocation import Allocation, Grant, NodeView
 from tranche.core.keeper import KeeperStatus, PodKeeper, ProcessKeeper
 from tranche.hardware.process_stat import PROC
 from tranche.node.execution.executor import Executor
+from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.locks import is_held, remove_if_free
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import Process
-from tranche.node.state.session import StateFolder
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import anything_left, dead_allocations, dead_waiters, interrupted_plans
-from tranche.planning.steps.undo import StepStatus
+from tranche.planning.steps.plan import StepStatus
 
 
 class Recovery:
@@ -33,54 +33,50 @@ class Recovery:
 
     def __init__(
         self,
-        ledger: Ledger,
-        places: StateFolder,
+        machine: HostContext,
         executor: Executor,
-        clock: Callable[[], float],
         given_back: Callable[[Sequence[Grant], bool], None] = lambda grants, killed: None,
         recovered: Callable[[str], None] = lambda purpose: None,
     ) -> None:
         """`given_back` receives the grants of each freed share, and whether its processes may have been killed.
 
         `recovered` receives the purpose of each undone plan."""
-        self._ledger = ledger
-        self._places = places
+        self._machine = machine
         self._executor = executor
-        self._clock = clock
         self._given_back = given_back
         self._recovered = recovered
 
     def needed(self) -> bool:
         """Whether anything in the ledger belongs to a dead process. Probes a few file locks, and queries no GPU."""
-        with self._ledger.read() as db:
-            return anything_left(db, self._places)
+        with self._machine.ledger.read() as db:
+            return anything_left(db, self._machine.places)
 
     def run(self) -> None:
         """Clear everything that dead processes left. The caller holds the decision lock."""
-        with self._ledger.read() as db:
-            dead = interrupted_plans(db, self._places)
+        with self._machine.ledger.read() as db:
+            dead = interrupted_plans(db, self._machine.places)
             plans = journal.running_plans(db)
             interrupted = [each for each in plans if each.id in dead and self._executor.shows(each.gpu_uuids)]
         for plan in interrupted:
             self._settle(plan)
-        with self._ledger.read() as db:
-            allocations, waiters = dead_allocations(db, self._places), dead_waiters(db, self._places)
+        with self._machine.ledger.read() as db:
+            allocations, waiters = dead_allocations(db, self._machine.places), dead_waiters(db, self._machine.places)
         for allocation_id in allocations:
             self.settle_share(allocation_id, why="its process is gone")
         for waiter_id in waiters:
-            with self._ledger.write() as db:
+            with self._machine.ledger.write() as db:
                 records.remove_waiter(db, waiter_id)
         self._clear_places_of_waiters()
         # Sessions begin under the decision lock, so none is between making its file and locking it.
-        for path in self._places.sessions():
+        for path in self._machine.places.sessions():
             if not is_held(path):
                 drop_state_file(path)
 
     def _clear_places_of_waiters(self) -> None:
         """Remove the files of dead waiters, including those killed before they had a row, or after."""
-        for waiter_id in self._places.waiters():
-            if remove_if_free(self._places.waiter(waiter_id)):
-                drop_state_file(self._places.wakeup_pipe(waiter_id))
+        for waiter_id in self._machine.places.waiters():
+            if remove_if_free(self._machine.places.waiter(waiter_id)):
+                drop_state_file(self._machine.places.wakeup_pipe(waiter_id))
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop Tranche's instances from the ledger that are no longer on their GPU, after a reset, a reboot or another tool.
@@ -93,7 +89,7 @@ class Recovery:
         gone = {key for key in view.owned - present if key.gpu_uuid in answering}
         if not gone:
             return view
-        with self._ledger.write() as db:
+        with self._machine.ledger.write() as db:
             records.disown_instances(db, gone)
         return dataclasses.replace(view, owned=view.owned - gone, requested=view.requested - gone)
 
@@ -104,40 +100,40 @@ class Recovery:
 
         `orphans` are the caller's children that the command left, oldest first. `killed` means that it may have been killed.
         """
-        with self._ledger.read() as db:
+        with self._machine.ledger.read() as db:
             allocation = next((each for each in register.allocations(db) if each.id == allocation_id), None)
         if allocation is None or not isinstance(allocation.keeper, ProcessKeeper):
             return RemainingProcesses()
-        remains = remains_of(self._places, allocation_id, allocation.keeper, orphans)
+        remains = remains_of(self._machine.places, allocation_id, allocation.keeper, orphans)
         gone, keeper = remains.life is KeeperStatus.GONE, remains.keeper(allocation.keeper)
         if gone:
             # Note it first: if this process is killed before it frees the share, the next one may not know of the kill.
             self._given_back(allocation.grants, killed)
-        with self._ledger.write() as db:
+        with self._machine.ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
-                chronicle.released(db, self._clock(), allocation_id, why)
+                chronicle.released(db, self._machine.clock(), allocation_id, why)
             elif keeper is not None and keeper != allocation.keeper:
                 register.set_keeper(db, allocation_id, keeper)
                 if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
-                    chronicle.kept(db, self._clock(), allocation_id, keeper)
+                    chronicle.kept(db, self._machine.clock(), allocation_id, keeper)
         if gone:
-            drop_state_file(self._places.allocation(allocation_id))
+            drop_state_file(self._machine.places.allocation(allocation_id))
         return remains
 
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: mark a completed declared change as done, and undo everything else."""
         complete = all(record.status in (StepStatus.DONE, StepStatus.NEEDLESS) for record in plan.steps)
         if complete and plan.status is records.PlanStatus.RUNNING and not plan.allocation_id:
-            with self._ledger.write() as db:
-                journal.close_plan(db, plan.id, records.PlanStatus.DONE, ended=self._clock(), interrupted=True)
+            with self._machine.ledger.write() as db:
+                journal.close_plan(db, plan.id, records.PlanStatus.DONE, ended=self._machine.clock(), interrupted=True)
             return
         self._executor.undo(plan.id, allocation_id=plan.allocation_id)
-        with self._ledger.write() as db:
-            journal.close_plan(db, plan.id, records.PlanStatus.UNDONE, ended=self._clock(), interrupted=True)
+        with self._machine.ledger.write() as db:
+            journal.close_plan(db, plan.id, records.PlanStatus.UNDONE, ended=self._machine.clock(), interrupted=True)
             register.remove_allocation(db, plan.allocation_id)
-            chronicle.recovered(db, self._clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
+            chronicle.recovered(db, self._machine.clock(), plan.id, plan.purpose, allocation_id=plan.allocation_id)
         if plan.allocation_id:
-            drop_state_file(self._places.allocation(plan.allocation_id))
+            drop_state_file(self._machine.places.allocation(plan.allocation_id))
         self._recovered(plan.purpose)
 
 

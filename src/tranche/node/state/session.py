@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
 from tranche.core.errors import LedgerUnavailable
 from tranche.hardware.process_stat import process_stat
@@ -14,10 +13,24 @@ _OWN_FOLDERS = frozenset({"locks", "simulator", "mps", "timeslices", "lost+found
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of the kernel
 
 
-class StateFolder(NamedTuple):
+class StateFolder:
     """The files of one machine's state folder."""
 
-    state_dir: Path
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.ledger = state_dir / "ledger.db"
+        self.known_gpus = state_dir / "gpus.json"  # the GPUs seen at each index
+        self.limit_trial = state_dir / "memory-limits.json"  # the results of trying the driver's memory limits
+        self.manager_name = state_dir / "mig-manager"  # the name of the machine's MIG manager, kept across restarts
+        self.memory_groups = state_dir / "groups"  # notes on the control groups that limit the memory of shares
+        self.mps = state_dir / "mps"  # the MPS daemons' sockets, logs and records; socket names must be short
+        self.socket = state_dir / "socket"  # where the service listens for `tranche run` of other users
+        self.timeslices = state_dir / "timeslices"  # the wanted and the set lengths of time slices
+        self._locks = state_dir / "locks"
+        self.agent_lock = self._locks / "agent"  # held by the machine's only agent; contains its process id
+        self.decision_lock = self._locks / "decision"  # held while a decision is made
+        self.gpu_locks = self._locks / "gpus"  # the folder of the locks held while a plan works on a GPU
+        self.service_lock = self._locks / "service"  # held by the machine's only service
 
     def refuse_shared(self) -> None:
         """Raises LedgerUnavailable when others use the folder too, such as /var/lib or /tmp."""
@@ -48,92 +61,32 @@ class StateFolder(NamedTuple):
         wanted = [nearest] + [path for path in (self.ledger,) if os.path.exists(path)]
         return all(os.access(path, os.W_OK, effective_ids=True) for path in wanted)
 
-    @property
-    def ledger(self) -> Path:
-        """The ledger's database."""
-        return self.state_dir / "ledger.db"
-
-    @property
-    def decision_lock(self) -> Path:
-        """Held while a decision is made."""
-        return self.state_dir / "locks" / "decision"
-
-    @property
-    def gpu_locks(self) -> Path:
-        """The folder of the locks held while a plan works on a GPU."""
-        return self.state_dir / "locks" / "gpus"
-
-    @property
-    def agent_lock(self) -> Path:
-        """Held by the machine's only agent; contains the agent's process id."""
-        return self.state_dir / "locks" / "agent"
-
-    @property
-    def service_lock(self) -> Path:
-        """Held by the machine's only service."""
-        return self.state_dir / "locks" / "service"
-
-    @property
-    def socket(self) -> Path:
-        """Where the service listens for `tranche run` of other users."""
-        return self.state_dir / "socket"
-
-    @property
-    def manager_name(self) -> Path:
-        """The name of the machine's MIG manager, kept across restarts."""
-        return self.state_dir / "mig-manager"
-
-    @property
-    def mps(self) -> Path:
-        """The folder of the MPS daemons' sockets, logs and records. Socket names must be short."""
-        return self.state_dir / "mps"
-
-    @property
-    def memory_groups(self) -> Path:
-        """The folder of notes on the control groups that limit the memory of shares."""
-        return self.state_dir / "groups"
-
-    @property
-    def limit_trial(self) -> Path:
-        """The results of trying the driver's memory limits."""
-        return self.state_dir / "memory-limits.json"
-
-    @property
-    def timeslices(self) -> Path:
-        """The folder of the wanted and the set lengths of time slices."""
-        return self.state_dir / "timeslices"
-
-    @property
-    def known_gpus(self) -> Path:
-        """The GPUs seen at each index."""
-        return self.state_dir / "gpus.json"
-
     def session(self, name: str) -> Path:
         """Held while the process of that session lives."""
-        return self.state_dir / "locks" / "sessions" / name
+        return self._locks / "sessions" / name
 
     def sessions(self) -> list[Path]:
         """The lock files of all sessions, living and dead. Ignores other files."""
-        folder = self.state_dir / "locks" / "sessions"
+        folder = self._locks / "sessions"
         return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
 
     def allocation(self, allocation_id: str) -> Path:
         """Held by `tranche run` and by its workload, which inherits it."""
-        return self.state_dir / "locks" / "allocations" / allocation_id
+        return self._locks / "allocations" / allocation_id
 
     def waiter(self, waiter_id: str) -> Path:
         """Held while a request waits."""
-        return self.state_dir / "locks" / "waiters" / waiter_id
+        return self._locks / "waiters" / waiter_id
 
     def waiters(self) -> set[str]:
         """The ids of all waiters with files, living and dead. Ignores other files."""
-        folder = self.state_dir / "locks" / "waiters"
+        folder = self._locks / "waiters"
         found = folder.iterdir() if folder.is_dir() else ()
         return {path.stem for path in found if path.suffix == ".bell" or path.is_file()}
 
     def wakeup_pipe(self, waiter_id: str) -> Path:
         """The socket that tells a waiter that its turn may have come."""
-        return self.state_dir / "locks" / "waiters" / f"{waiter_id}.bell"
+        return self._locks / "waiters" / f"{waiter_id}.bell"
 
 
 def boot_id() -> str:

@@ -130,6 +130,17 @@ def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
     return content
 
 
+def replace_state_file(path: Path, text: str) -> None:
+    """Write all of a small file or nothing, and make its folder; raises LedgerUnavailable on failure."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        unfinished.write_text(text)
+        unfinished.replace(path)
+    except OSError as error:
+        raise cannot_write(str(path), error) from error
+
+
 def drop_state_file(path: Path) -> None:
     """Remove a meaningless file if possible: a leftover does no harm."""
     with suppress(OSError):

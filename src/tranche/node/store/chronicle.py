@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, Cordon
@@ -39,7 +39,7 @@ def step_done(
     from tranche.core.events import StepDone
 
     message = f"{gpu.label}: {step}"
-    cause = _begin_of(db, plan_id)
+    cause = _newest(db, _BEGIN, plan_id)
     _write(db, time, StepDone(plan_id, step.to_dict()), message, cause, gpu_uuid=gpu.uuid, allocation_id=allocation_id)
 
 
@@ -73,7 +73,7 @@ def kept(db: sqlite3.Connection, time: float, allocation_id: str, keeper: Proces
         which = f"which it started, {'keep' if many else 'keeps'} the share"
     message = f"its command has ended; {keeper}, {which}"
     data = ShareKept(keeper.pids, keeper.suspected)
-    _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+    _write(db, time, data, message, _newest(db, _GRANT, allocation_id), allocation_id=allocation_id)
 
 
 def held_twice(db: sqlite3.Connection, time: float, allocation: Allocation, error: TrancheError) -> None:
@@ -92,14 +92,14 @@ def release_begun(
 
     message = f"release begun: ending pid {', '.join(map(str, pids))}{_told(actor)}"
     data = ReleaseBegun(tuple(pids), actor)
-    _write(db, time, data, message, _grant_of(db, allocation_id), allocation_id=allocation_id)
+    _write(db, time, data, message, _newest(db, _GRANT, allocation_id), allocation_id=allocation_id)
 
 
 def released(db: sqlite3.Connection, time: float, allocation_id: str, why: str, actor: Actor | None = None) -> None:
     """A share was given back; its cause is the begun release, if any, else the grant."""
     from tranche.core.events import ShareReleased
 
-    cause = _newest(db, ("Granted", "ReleaseBegun"), allocation_id)
+    cause = _newest(db, _GRANT_OR_RELEASE, allocation_id)
     _write(db, time, ShareReleased(why, actor), why + _told(actor), cause, allocation_id=allocation_id)
 
 
@@ -111,7 +111,7 @@ def limits_lost(db: sqlite3.Connection, time: float, allocation: Allocation, *, 
     if changed is not None:
         message = f"the limits of its device's MPS daemon were changed{changed}: Tranche now counts it as unlimited"
     data = LimitsLost(allocation.grants)
-    _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+    _write(db, time, data, message, _newest(db, _GRANT, allocation.id), allocation_id=allocation.id)
 
 
 def limit_exceeded(db: sqlite3.Connection, time: float, allocation: Allocation) -> None:
@@ -120,7 +120,7 @@ def limit_exceeded(db: sqlite3.Connection, time: float, allocation: Allocation) 
 
     message = "its processes use more memory than it was granted: nothing limits them"
     data = LimitExceeded(allocation.grants)
-    _write(db, time, data, message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+    _write(db, time, data, message, _newest(db, _GRANT, allocation.id), allocation_id=allocation.id)
 
 
 def sharing_refused(db: sqlite3.Connection, time: float, sharing: Sharing, why: str) -> None:
@@ -146,7 +146,7 @@ def server_ended(db: sqlite3.Connection, time: float, allocation: Allocation, pi
     from tranche.core.events import ServerEnded
 
     message = f"the MPS server of its device, process {pid}, was killed or shut down: programs that were using it fail"
-    _write(db, time, ServerEnded(pid), message, _grant_of(db, allocation.id), allocation_id=allocation.id)
+    _write(db, time, ServerEnded(pid), message, _newest(db, _GRANT, allocation.id), allocation_id=allocation.id)
 
 
 def fault_shared(
@@ -164,7 +164,7 @@ def undone(db: sqlite3.Connection, time: float, plan_id: str, error: TrancheErro
     from tranche.core.events import PlanUndone
 
     data = PlanUndone(plan_id, error.reason, error.gpu_uuid)
-    _write(db, time, data, str(error), _begin_of(db, plan_id), allocation_id=allocation_id)
+    _write(db, time, data, str(error), _newest(db, _BEGIN, plan_id), allocation_id=allocation_id)
 
 
 def undo_incomplete(
@@ -174,7 +174,7 @@ def undo_incomplete(
     from tranche.core.events import UndoIncomplete
 
     data = UndoIncomplete(plan_id, error.reason)
-    _write(db, time, data, error.message, _begin_of(db, plan_id), allocation_id=allocation_id)
+    _write(db, time, data, error.message, _newest(db, _BEGIN, plan_id), allocation_id=allocation_id)
 
 
 def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *, allocation_id: str) -> None:
@@ -182,7 +182,9 @@ def recovered(db: sqlite3.Connection, time: float, plan_id: str, purpose: str, *
     from tranche.core.events import PlanRecovered
 
     message = f"'{purpose}' was interrupted and has been undone"
-    _write(db, time, PlanRecovered(plan_id, purpose), message, _begin_of(db, plan_id), allocation_id=allocation_id)
+    _write(
+        db, time, PlanRecovered(plan_id, purpose), message, _newest(db, _BEGIN, plan_id), allocation_id=allocation_id
+    )
 
 
 def boot_ended(db: sqlite3.Connection, time: float, boot_id: str, asked: str, error: TrancheError | None) -> None:
@@ -227,7 +229,7 @@ def uncordoned(db: sqlite3.Connection, time: float, gpu: GpuState, user: str, ac
     from tranche.core.events import GpuUncordoned
 
     message = f"{gpu.label}: uncordoned by {user}{_told(actor)}"
-    _write(db, time, GpuUncordoned(user, actor), message, _cordon_of(db, gpu.uuid), gpu_uuid=gpu.uuid)
+    _write(db, time, GpuUncordoned(user, actor), message, _newest(db, _CORDON, gpu.uuid), gpu_uuid=gpu.uuid)
 
 
 def events(db: sqlite3.Connection, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
@@ -277,34 +279,17 @@ def _write(
     return cursor.lastrowid
 
 
-def _begin_of(db: sqlite3.Connection, plan_id: str) -> int | None:
-    """The event that began the plan; a request's plan has none."""
-    row = db.execute(
-        "SELECT max(position) FROM events WHERE kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?", (plan_id,)
-    ).fetchone()
-    return None if row is None else row[0]
+# Which events may have caused another.
+_BEGIN = "kind = 'ChangeBegun' AND json_extract(data, '$.planId') = ?"  # none for a request's plan
+_GRANT = "kind = 'Granted' AND allocation_id = ?"
+_GRANT_OR_RELEASE = "kind IN ('Granted', 'ReleaseBegun') AND allocation_id = ?"
+_CORDON = "kind = 'Cordoned' AND gpu_uuid = ?"
 
 
-def _grant_of(db: sqlite3.Connection, allocation_id: str) -> int | None:
-    """The event that granted the allocation."""
-    return _newest(db, ("Granted",), allocation_id)
-
-
-def _cordon_of(db: sqlite3.Connection, gpu_uuid: str) -> int | None:
-    """The event that cordoned the GPU."""
-    row = db.execute(
-        "SELECT max(position) FROM events WHERE kind = 'Cordoned' AND gpu_uuid = ?", (gpu_uuid,)
-    ).fetchone()
-    return None if row is None else row[0]
-
-
-def _newest(db: sqlite3.Connection, kinds: Sequence[str], allocation_id: str) -> int | None:
-    """The allocation's newest event of one of the kinds."""
-    marks = ", ".join("?" * len(kinds))
-    row = db.execute(
-        f"SELECT max(position) FROM events WHERE kind IN ({marks}) AND allocation_id = ?", (*kinds, allocation_id)
-    ).fetchone()
-    return None if row is None else row[0]
+def _newest(db: sqlite3.Connection, which: str, name: str) -> int | None:
+    """The position of the newest of those events."""
+    position: int | None = db.execute(f"SELECT max(position) FROM events WHERE {which}", (name,)).fetchone()[0]
+    return position
 
 
 def _told(actor: Actor | None) -> str:

@@ -7,107 +7,48 @@ finds the first: no device gets a holder while a plan takes it away.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import assert_never
 
-from tranche.core.allocation import Allocation, Grant, Phase, Slice, WholeGpu
+from tranche.core.allocation import Allocation, Grant, Slice, WholeGpu
 from tranche.core.errors import GpuBusy
-from tranche.core.keeper import Keeper, PodKeeper
-from tranche.core.request import Request
+from tranche.core.keeper import PodKeeper
 from tranche.node.store import chronicle, journal, register
 from tranche.node.store.journal import PlanRecord
-from tranche.node.store.ledger import Ledger
 from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
-from tranche.planning.steps.undo import StepStatus
+from tranche.planning.steps.plan import StepStatus
 
 
-class HolderRegister:
-    """Writes holders that are not processes. `clock` is seconds since the epoch."""
+def write_down(
+    db: sqlite3.Connection,
+    allocation: Allocation,
+    superseded: Collection[str],
+    memory: Mapping[WholeGpu | Slice, int] | None,
+    plans: Sequence[PlanRecord] | None = None,
+) -> None:
+    """Record the holder of an allocation, which replaces those superseded; `memory` as for `register.add_allocation`.
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        clock: Callable[[], float],
-        new_id: Callable[[], str],
-        boundary: Callable[[], None],
-    ) -> None:
-        self.clock = clock
-        self.new_id = new_id
-        self._ledger = ledger
-        self._boundary = boundary
+    The caller may pass the open plans that it read in its transaction. Raises GpuBusy when another allocation holds some of it,
+    or an open plan is about to take it.
+    """
+    for allocation_id in superseded:
+        register.remove_allocation(db, allocation_id)
+    _refuse_planned(journal.running_plans(db) if plans is None else plans, allocation.grants)
+    add_or_refuse(db, allocation, memory)
 
-    def add(
-        self,
-        keeper: Keeper,
-        request: Request,
-        grants: tuple[Grant, ...],
-        superseded: Collection[str] = (),
-        memory: Mapping[WholeGpu | Slice, int] | None = None,
-    ) -> str:
-        """Record that `keeper` holds these grants from now on; returns the allocation's id. It replaces those superseded.
 
-        `memory` gives the bytes of each device with granted parts.
-
-        Raises GpuBusy when another allocation holds some of it, or an open plan is about to take it.
-        """
-        allocation = Allocation(self.new_id(), request, grants, Phase.ACTIVE, self.clock(), keeper=keeper)
-        with self._ledger.write() as db:
-            self.write_down(db, allocation, superseded, memory)
-        self._boundary()
-        return allocation.id
-
-    def write_down(
-        self,
-        db: sqlite3.Connection,
-        allocation: Allocation,
-        superseded: Collection[str],
-        memory: Mapping[WholeGpu | Slice, int] | None,
-        plans: Sequence[PlanRecord] | None = None,
-    ) -> None:
-        """Like `add`, within the caller's transaction. The caller may pass the `open_plans` that it read in it."""
-        for allocation_id in superseded:
-            register.remove_allocation(db, allocation_id)
-        _refuse_planned(self.open_plans(db) if plans is None else plans, allocation.grants)
-        add_or_refuse(db, allocation, memory)
-
-    def open_plans(self, db: sqlite3.Connection) -> tuple[PlanRecord, ...]:
-        """Every open plan."""
-        return journal.running_plans(db)
-
-    def settle(
-        self,
-        removed: Collection[str],
-        keepers: Mapping[str, Keeper],
-        added: Sequence[Allocation],
-        memory: Mapping[WholeGpu | Slice, int] | None = None,
-    ) -> tuple[Allocation, ...]:
-        """Write new knowledge of holders, all or nothing; returns every allocation afterwards. `memory` as for `add`.
-
-        Leaves out an allocation if the register has another holder, and writes an event: the first holder keeps it.
-        """
-        with self._ledger.write() as db:
-            for allocation_id in removed:
-                register.remove_allocation(db, allocation_id)
-            for allocation_id, keeper in keepers.items():
-                register.set_keeper(db, allocation_id, keeper)
-            self.adopt(db, added, memory)
-            settled = register.allocations(db)
-        self._boundary()
-        return settled
-
-    def adopt(
-        self,
-        db: sqlite3.Connection,
-        allocations: Sequence[Allocation],
-        memory: Mapping[WholeGpu | Slice, int] | None = None,
-    ) -> None:
-        """Add reported allocations. If one is already held, the first holder keeps it, and an event says so."""
-        for allocation in allocations:
-            try:
-                add_or_refuse(db, allocation, memory)
-            except GpuBusy as error:
-                chronicle.held_twice(db, self.clock(), allocation, error)
+def adopt(
+    db: sqlite3.Connection,
+    allocations: Sequence[Allocation],
+    memory: Mapping[WholeGpu | Slice, int] | None,
+    now: float,
+) -> None:
+    """Add reported allocations. If one is already held, the first holder keeps it, and an event says so."""
+    for allocation in allocations:
+        try:
+            add_or_refuse(db, allocation, memory)
+        except GpuBusy as error:
+            chronicle.held_twice(db, now, allocation, error)
 
 
 def add_or_refuse(

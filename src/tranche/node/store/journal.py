@@ -14,8 +14,7 @@ from enum import StrEnum
 from tranche.core.state import InstanceKey
 from tranche.node.store.records import OpenPlan, PlanStatus, open_plans
 from tranche.planning.steps import PriorState, before_from_dict, before_to_dict, step_from_dict
-from tranche.planning.steps.plan import Plan
-from tranche.planning.steps.undo import StepRecord, StepStatus
+from tranche.planning.steps.plan import Plan, StepRecord, StepStatus
 
 BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, float("inf"))
 """Upper bounds in seconds for counting changes; the last takes all others."""

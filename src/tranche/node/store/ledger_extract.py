@@ -71,10 +71,8 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
 def ledger_extract(ledger: Path) -> bytes:
     """The extract as the content of an SQLite file. Raises OSError when the ledger may not be read.
 
-
-    Raises:
-        LedgerUnavailable: other processes write the ledger all the time.
-        LedgerCorrupt: it has another version or is not a ledger.
+    Raises LedgerUnavailable when other processes write the ledger all the time, and LedgerCorrupt when it is no ledger of this
+    version.
     """
     try:
         source = copied(ledger)

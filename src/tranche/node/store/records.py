@@ -150,14 +150,7 @@ def restore_waiter(db: sqlite3.Connection, waiter: Waiter) -> None:
     """Put a request back into the queue at its old place."""
     db.execute(
         "INSERT OR IGNORE INTO waiters (position, id, request, created, command, pid) VALUES (?, ?, ?, ?, ?, ?)",
-        (
-            waiter.position,
-            waiter.id,
-            json.dumps(request_to_dict(waiter.request)),
-            waiter.created,
-            waiter.command,
-            waiter.pid,
-        ),
+        (waiter.position, waiter.id, json.dumps(request_to_dict(waiter.request)), *waiter[3:]),
     )
 
 
@@ -169,4 +162,4 @@ def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> bool:
 def waiters(db: sqlite3.Connection) -> tuple[Waiter, ...]:
     """The queue, in order of arrival."""
     rows = db.execute("SELECT position, id, request, created, command, pid FROM waiters ORDER BY position")
-    return tuple(Waiter(row[0], row[1], request_from_dict(json.loads(row[2])), row[3], row[4], row[5]) for row in rows)
+    return tuple(Waiter(place, id, request_from_dict(json.loads(text)), *rest) for place, id, text, *rest in rows)

@@ -19,7 +19,7 @@ from typing import assert_never
 from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Phase, Slice, WholeGpu
 from tranche.core.keeper import ClaimKeeper, Keeper, OwnerKind, PlacedPodKeeper, PodKeeper, ProcessKeeper, ShareOwner
 from tranche.core.request import Request
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import ALL_COMPUTE, Sharing
 from tranche.core.state import InstanceKey
 from tranche.core.wire import (
     grant_from_dict,
@@ -34,7 +34,6 @@ from tranche.node.state.session import StateFolder, pid_namespace, process_lives
 from tranche.node.store import records
 from tranche.node.store.schema import WHOLE_GPU_UNITS
 
-_ALL_COMPUTE = 100
 _REMEMBERED = 1024
 
 
@@ -70,13 +69,13 @@ def _take(db: sqlite3.Connection, allocation_id: str, grant: Grant, memory: Mapp
                 [(grant.gpu_uuid, unit, allocation_id) for unit in units_of(grant)],
             )
         case ComputeSlice(inside, _, start, size):
-            device = _device(db, inside, "divided", 0, _ALL_COMPUTE)
+            device = _device(db, inside, "divided", 0, ALL_COMPUTE)
             db.executemany(
                 "INSERT INTO compute_units VALUES (?, ?, ?)",
                 [(device, unit, allocation_id) for unit in range(start, start + size)],
             )
         case FractionalShare():
-            device = _device(db, grant.device, "shared", memory[grant.device], _ALL_COMPUTE, grant.sharing)
+            device = _device(db, grant.device, "shared", memory[grant.device], ALL_COMPUTE, grant.sharing)
             row = (device, allocation_id, grant.memory, grant.compute or 0, grant.sharing)
             db.execute("INSERT INTO parts VALUES (?, ?, ?, ?, ?)", row)
         case _:

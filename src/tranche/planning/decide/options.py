@@ -14,7 +14,7 @@ from tranche.core.state import PROHIBITED, GpuInstance, GpuState, MigMode
 from tranche.planning.decide.candidates import Candidate, lost_obstacle
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.tables import PossiblePlacement, arrangeable
-from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, occupant
+from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy
 from tranche.planning.steps import CreateInstance, DestroyInstance, ResetGpu, SetMigMode, Step
 
 
@@ -217,7 +217,7 @@ def slice_options(tenancy: GpuOccupancy, profile: GpuInstanceProfile, freedom: P
     removable = tenancy.idle if freedom.destroy_foreign else tenancy.idle_owned
     kept = tenancy.fixed
     if not freedom.destroy_foreign:
-        kept += tuple(map(occupant, tenancy.idle_foreign))
+        kept += tuple(each.place for each in tenancy.idle_foreign)
     there = {option.grant.slot.placement for option in reused if option.grant.slot is not None}
     made = []
     for spot in _rooms(profile, kept):

@@ -21,7 +21,7 @@ from tranche.core.allocation import (
     overlap,
 )
 from tranche.core.errors import DoesNotFit, GpuBusy, HardwareError, NoRoom, SharingUnavailable, TrancheError
-from tranche.core.grid import PlacedInstance, placements
+from tranche.core.grid import placements
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import FEWEST_CLIENTS, Sharing
 from tranche.core.sharing_policy import GpuSharing
@@ -170,7 +170,7 @@ def contradicts(grant: ChosenDevice, held: Grant) -> bool:
     here, there = grant.slot, held.slot
     if here is None or there is None or grant.gpu_uuid != held.gpu_uuid:
         return False
-    return PlacedInstance(here.profile, here.placement).conflicts(PlacedInstance(there.profile, there.placement))
+    return here.place.conflicts(there.place)
 
 
 def foreign_in_the_way(
@@ -182,7 +182,7 @@ def foreign_in_the_way(
     """
     if isinstance(wanted, WholeGpu):
         return tuple(foreign)
-    here = gpu.instance_in(PlacedInstance(wanted.profile, wanted.placement))
+    here = gpu.instance_in(wanted.slot.place)
     if here is not None and reusable(here) is not None:
         return ()
     return tuple(each for each in foreign if in_the_way(each, wanted.profile, wanted.placement))
@@ -212,7 +212,7 @@ def _slice_steps(found: GpuOccupancy, wanted: Slice) -> tuple[Step, ...] | Obsta
     promised = [each for each in near if gpu.key(each) in found.promised]
     if used := [each for each in near if each in found.in_use or each in promised]:
         return _in_use(gpu, used[0])
-    here = gpu.instance_in(PlacedInstance(wanted.profile, spot))
+    here = gpu.instance_in(wanted.slot.place)
     if here is not None and (change := reusable(here)) is not None:
         return () if change == 0 else (create,)
     if foreign := foreign_in_the_way(wanted, gpu, found.idle_foreign):
@@ -269,15 +269,14 @@ def _stands(grant: Grant, gpu: GpuState) -> bool:
         return isinstance(grant, WholeGpu | Slice) and _device_stands(grant, gpu)
     if not _device_stands(grant.device, gpu) or grant.unlimited:
         return False
-    slot = grant.slot
-    place = None if slot is None else PlacedInstance(slot.profile, slot.placement)
+    place = grant.slot and grant.slot.place
     return grant.sharing is not Sharing.MPS or StartMps(gpu.uuid, place, grant.memory).in_effect(gpu)
 
 
 def _device_stands(device: WholeGpu | Slice, gpu: GpuState) -> bool:
     if isinstance(device, WholeGpu):
         return not gpu.mig_enabled and not gpu.mode_pending
-    instance = gpu.instance_in(PlacedInstance(device.profile, device.placement))
+    instance = gpu.instance_in(device.slot.place)
     return instance is not None and instance.whole_slice is not None
 
 

@@ -4,14 +4,14 @@ A recorded decision is one JSON document. `decide_again` runs this version's pla
 from the recorded one, the planner has changed, or the record was.
 
 Frozen dataclasses and named tuples become JSON data and back by their type hints, and fields keep their names. A type with a form
-agreed elsewhere (a profile's name, a request) has a `TypeCodec`.
+agreed elsewhere (a profile's name, a request) keeps it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -36,73 +36,58 @@ from tranche.planning.decide.queue import WaitingRequest, may_start
 from tranche.planning.steps import Step, step_from_dict
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class TypeCodec:
-    """How to write and read values of `hint`, a type or a union."""
+def _encode(value: Any) -> Any:
+    """Records, tuples, frozen sets, mappings with text keys, enums and plain values as JSON data; TypeError for other values."""
+    for cls in type(value).__mro__:
+        if cls in _WRITERS:
+            return _WRITERS[cls](value)
+    match value:
+        case Enum():
+            return value.value
+        case None | bool() | int() | float() | str():
+            return value
+        case _ if (names := _fields(value.__class__)) is not None:
+            return {name: _encode(getattr(value, name)) for name in names}
+        case tuple():
+            return [_encode(each) for each in value]
+        case frozenset():
+            return sorted((_encode(each) for each in value), key=repr)
+        case Mapping():
+            return {_encode(key): _encode(each) for key, each in value.items()}
+        case _:
+            raise TypeError(f"no JSON for {type(value).__name__}")
 
-    hint: Any
-    encode: Callable[[Any], Any]
-    decode: Callable[[Any], Any]
 
-
-class Codec:
-    """Writes and reads values made of records, tuples, frozen sets, mappings with text keys, enums and plain values."""
-
-    def __init__(self, forms: Sequence[TypeCodec] = ()) -> None:
-        self._by_hint = {form.hint: form for form in forms}
-        self._by_class = {cls: form for form in forms for cls in (get_args(form.hint) or (form.hint,))}
-
-    def encode(self, value: Any) -> Any:
-        """The value as JSON data; raises TypeError for other kinds of values."""
-        for cls in type(value).__mro__:
-            if cls in self._by_class:
-                return self._by_class[cls].encode(value)
-        match value:
-            case Enum():
-                return value.value
-            case None | bool() | int() | float() | str():
-                return value
-            case _ if (names := _fields(value.__class__)) is not None:
-                return {name: self.encode(getattr(value, name)) for name in names}
-            case tuple():
-                return [self.encode(each) for each in value]
-            case frozenset():
-                return sorted((self.encode(each) for each in value), key=repr)
-            case Mapping():
-                return {self.encode(key): self.encode(each) for key, each in value.items()}
-            case _:
-                raise TypeError(f"no JSON for {type(value).__name__}")
-
-    def decode(self, hint: Any, data: Any) -> Any:
-        """The value of that type; raises TypeError, KeyError or ValueError for other data."""
-        if hint in self._by_hint:
-            return self._by_hint[hint].decode(data)
-        origin, arguments = get_origin(hint), get_args(hint)
-        if origin in (Union, UnionType):
-            present = [each for each in arguments if each is not NoneType]
-            if data is None and len(present) < len(arguments):
-                return None
-            (only,) = present
-            return self.decode(only, data)
-        if origin is tuple:
-            if arguments[1:] == (...,):
-                return tuple(self.decode(arguments[0], each) for each in data)
-            return tuple(self.decode(each, part) for each, part in zip(arguments, data, strict=True))
-        if origin is frozenset:
-            return frozenset(self.decode(arguments[0], each) for each in data)
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return {self.decode(arguments[0], key): self.decode(arguments[1], each) for key, each in data.items()}
-        if (required := _fields(hint)) is not None:
-            hints = _hints(hint)
-            names = [name for name, needed in required.items() if needed or name in data]
-            return hint(**{name: self.decode(hints[name], data[name]) for name in names})
-        if isinstance(hint, type) and issubclass(hint, Enum):
-            return hint(data)
-        if hint is float and isinstance(data, int):
-            return float(data)
-        if hint not in (bool, int, float, str) or not isinstance(data, hint):
-            raise TypeError(f"{reprlib.repr(data)} is no {hint}")
-        return data
+def _decode(hint: Any, data: Any) -> Any:
+    """The value of that type; raises TypeError, KeyError or ValueError for other data."""
+    if hint in _FORMS:
+        return _FORMS[hint][1](data)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        present = [each for each in arguments if each is not NoneType]
+        if data is None and len(present) < len(arguments):
+            return None
+        (only,) = present
+        return _decode(only, data)
+    if origin is tuple:
+        if arguments[1:] == (...,):
+            return tuple(_decode(arguments[0], each) for each in data)
+        return tuple(_decode(each, part) for each, part in zip(arguments, data, strict=True))
+    if origin is frozenset:
+        return frozenset(_decode(arguments[0], each) for each in data)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {_decode(arguments[0], key): _decode(arguments[1], each) for key, each in data.items()}
+    if (required := _fields(hint)) is not None:
+        hints = _hints(hint)
+        names = [name for name, needed in required.items() if needed or name in data]
+        return hint(**{name: _decode(hints[name], data[name]) for name in names})
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(data)
+    if hint is float and isinstance(data, int):
+        return float(data)
+    if hint not in (bool, int, float, str) or not isinstance(data, hint):
+        raise TypeError(f"{reprlib.repr(data)} is no {hint}")
+    return data
 
 
 @cache
@@ -178,8 +163,8 @@ def decision_to_dict(decision: RecordedDecision) -> dict[str, Any]:
         "apiVersion": FORMAT_VERSION,
         "kind": "Decision",
         "time": decision.time,
-        "question": _CODEC.encode(decision.question),
-        "outcome": {type(decision.outcome).__name__: _CODEC.encode(decision.outcome)},
+        "question": _encode(decision.question),
+        "outcome": {type(decision.outcome).__name__: _encode(decision.outcome)},
     }
 
 
@@ -189,24 +174,24 @@ def decision_from_dict(data: object) -> RecordedDecision:
         raise UsageError(f"this is not a {FORMAT_VERSION} Decision", hint="record some with: tranche run --record FILE")
     try:
         ((name, outcome),) = data["outcome"].items()
-        question = _CODEC.decode(RecordedRequest, data["question"])
+        question = _decode(RecordedRequest, data["question"])
         if question.waiter_id not in [waiter.id for waiter in question.waiters]:
             raise ValueError(f"no request {question.waiter_id} waits")
-        return RecordedDecision(float(data["time"]), question, _CODEC.decode(_OUTCOMES[name], outcome))
+        return RecordedDecision(float(data["time"]), question, _decode(_OUTCOMES[name], outcome))
     except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
         raise UsageError(f"a recorded decision cannot be read: {_fault(error)}") from error
 
 
 def view_to_dict(view: NodeView) -> dict[str, Any]:
     """A view alone as JSON data, for decisions about a machine elsewhere."""
-    found: dict[str, Any] = _CODEC.encode(view)
+    found: dict[str, Any] = _encode(view)
     return found
 
 
 def view_from_dict(data: object) -> NodeView:
     """The view that view_to_dict wrote; raises UsageError for other data."""
     try:
-        found: NodeView = _CODEC.decode(NodeView, data)
+        found: NodeView = _decode(NodeView, data)
     except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
         raise UsageError(f"a recorded view cannot be read: {_fault(error)}") from error
     return found
@@ -235,13 +220,13 @@ def withheld_from_dict(data: Mapping[str, Any]) -> WithheldDevice:
 
 _OUTCOMES: Mapping[str, type[Outcome]] = {cls.__name__: cls for cls in (Granted, Waiting, Impossible)}
 
-_CODEC = Codec(
-    [
-        TypeCodec(ProfileName, str, parse_profile),
-        TypeCodec(Request, request_to_dict, request_from_dict),
-        TypeCodec(Grant, grant_to_dict, grant_from_dict),
-        TypeCodec(Keeper, keeper_to_dict, keeper_from_dict),
-        TypeCodec(WithheldDevice, withheld_to_dict, withheld_from_dict),
-        TypeCodec(Step, Step.to_dict, step_from_dict),
-    ]
-)
+# The types with a form agreed elsewhere, each with its writer and its reader.
+_FORMS: Mapping[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    ProfileName: (str, parse_profile),
+    Request: (request_to_dict, request_from_dict),
+    Grant: (grant_to_dict, grant_from_dict),
+    Keeper: (keeper_to_dict, keeper_from_dict),
+    WithheldDevice: (withheld_to_dict, withheld_from_dict),
+    Step: (Step.to_dict, step_from_dict),
+}
+_WRITERS = {cls: write for hint, (write, _) in _FORMS.items() for cls in (get_args(hint) or (hint,))}

@@ -118,9 +118,15 @@ class _Holders:
     process_ids: frozenset[int] = frozenset()
 
     @property
-    def cost(self) -> tuple[int, tuple[str, ...], tuple[int, ...]]:
-        count = len(self.allocation_ids) + len(self.process_ids)
-        return (count, tuple(sorted(self.allocation_ids)), tuple(sorted(self.process_ids)))
+    def named(self) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        return tuple(sorted(self.allocation_ids)), tuple(sorted(self.process_ids))
+
+    @property
+    def cost(self) -> tuple[int, tuple[tuple[str, ...], tuple[int, ...]]]:
+        return len(self.allocation_ids) + len(self.process_ids), self.named
+
+    def gone_from(self, view: NodeView) -> NodeView:
+        return without(view, self.allocation_ids, self.process_ids)
 
     def __or__(self, other: _Holders) -> _Holders:
         return _Holders(self.allocation_ids | other.allocation_ids, self.process_ids | other.process_ids)
@@ -158,7 +164,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
     holders = _fewest_holders(question)
     if holders is None:
         return NO_ADVICE
-    ended = without(question.near, holders.allocation_ids, holders.process_ids)
+    ended = holders.gone_from(question.near)
     granted = question.granted(ended)
     if granted is None or holders == _Holders():
         return NO_ADVICE
@@ -169,8 +175,7 @@ def stronger(view: NodeView, request: Request, freedom: PlanPermission, reserved
     as_asked = question.granted(ended, request) if len(ended.node.gpus) == len(view.node.gpus) else None
     if as_asked is None or any(isinstance(grant, FractionalShare) for grant in as_asked.grants):
         text += ", with --isolation hard"
-    ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-    return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request, ids, pids),))
+    return RemedyList((Remedy(RemedyKind.STRONGER_FENCE, text, question.request, *holders.named),))
 
 
 def _question(view: NodeView, request: Request, freedom: PlanPermission, reserved: Reserved) -> _Question:
@@ -237,8 +242,7 @@ def _waits(question: _Question) -> Iterator[Remedy]:
         return
     holders = _fewest_holders(question)
     if holders is not None:
-        ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-        yield Remedy(RemedyKind.WAIT, _wait_text(question.near, holders), None, ids, pids)
+        yield Remedy(RemedyKind.WAIT, _wait_text(question.near, holders), None, *holders.named)
 
 
 def _uncordons(question: _Question) -> Iterator[Remedy]:
@@ -274,7 +278,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     granted = allowed.granted()
     if granted is None and _fewest_holders(question) is None:
         holders = _fewest_holders(allowed) or holders
-        granted = allowed.granted(without(question.near, holders.allocation_ids, holders.process_ids))
+        granted = allowed.granted(holders.gone_from(question.near))
     if granted is None:
         return
     keys = [key for step in granted.plan.steps if (key := step.destroys) is not None]
@@ -283,8 +287,7 @@ def _foreign(question: _Question) -> Iterator[Remedy]:
     text = f"let Tranche destroy instances that it did not make ({names}): --adopt-foreign=destroy"
     if holders != _Holders():
         text = f"{_wait_text(question.near, holders)}, then {text}"
-    ids, pids = tuple(sorted(holders.allocation_ids)), tuple(sorted(holders.process_ids))
-    yield Remedy(RemedyKind.DESTROY_FOREIGN, text, None, ids, pids, foreign)
+    yield Remedy(RemedyKind.DESTROY_FOREIGN, text, None, *holders.named, foreign)
 
 
 def _recuts(question: _Question) -> Iterator[Remedy]:
@@ -325,7 +328,7 @@ def _fewest_holders(question: _Question) -> _Holders | None:
             union |= each
         sets.append(union)
     for holders in sorted(sets, key=lambda each: each.cost):
-        view = without(question.near, holders.allocation_ids, holders.process_ids)
+        view = holders.gone_from(question.near)
         if question.granted(view) is not None:
             return holders
     return None
@@ -339,7 +342,7 @@ def _cheapest_on(question: _Question, gpu: GpuState) -> _Holders | None:
         return None
     alone = _alone(question.near, gpu)
     for holders in sorted(set(_holder_sets(alone, gpu, answer)), key=lambda each: each.cost):
-        if question.granted(without(alone, holders.allocation_ids, holders.process_ids), one) is not None:
+        if question.granted(holders.gone_from(alone), one) is not None:
             return holders
     return None
 

@@ -48,7 +48,7 @@ def _part(view: NodeView, gpu: GpuState, later: Plan) -> list[Step]:
     users = gpu_users(view, gpu)
     if any(isinstance(taking, TakesGpu) for step in planned for taking in step.takes) or users.holders_of_all:
         return []
-    idle = {PlacedInstance(instance.profile, instance.placement) for instance in users.idle}
+    idle = {instance.place for instance in users.idle}
     taken = frozenset({*gpu.occupants, *view.promised_on(gpu.uuid)})
     steps: list[Step] = []
     for step in planned:

@@ -137,7 +137,7 @@ def _cut_keeping(
     rest.subtract(name for instance in kept for name in instance.slices)
     if any(count < 0 for count in rest.values()) or rest.total() > _most_slices(gpu):
         return None
-    taken = [*fixed, *(PlacedInstance(instance.profile, instance.placement) for instance in kept)]
+    taken = [*fixed, *(instance.place for instance in kept)]
     extended: list[tuple[GpuInstance, Contents]] = []
     new: list[tuple[GpuInstanceProfile, Contents]] = []
     started = [instance for instance in kept if sum(name.compute for name in instance.slices) < instance.profile.slices]

@@ -1,17 +1,23 @@
-"""From a node and a checkpoint to the Plan that restores its instances, keeping those already there."""
+"""From a node and a checkpoint to the Plan that restores its instances, keeping those already there.
+
+And whether a saved plan may still run, and which users it would hit.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import assert_never
 
 from tranche.core.allocation import NodeView
 from tranche.core.checkpoint import Checkpoint, RecordedGpu, compute_instance_name, gpu_instance_profile
-from tranche.core.errors import CheckpointInvalid
+from tranche.core.errors import CheckpointInvalid, StateMoved
 from tranche.core.grid import PlacedInstance, fits
 from tranche.core.state import GpuInstance, GpuState
 from tranche.planning.layouts.reconfigure import GpuChange, LayoutDecision, change_mode
 from tranche.planning.layouts.recut import Contents, Cut
 from tranche.planning.occupancy.layout_occupancy import LayoutOccupancy, User, gpu_users
+from tranche.planning.steps import Step, TakesGpu, TakesInstance, TakesRoom, TakesSharing
+from tranche.planning.steps.plan import Plan
 
 _PURPOSE = "restore"
 
@@ -28,7 +34,7 @@ def plan_restore(
     nameless = [gpu for gpu in view.node if gpu.nameless]
     changes = []
     lost = []
-    for recorded in checkpoint.gpus:
+    for recorded in checkpoint:
         gpu = present.get(recorded.uuid)
         if gpu is None and nameless:
             gpu = nameless.pop(0)
@@ -85,7 +91,7 @@ def _put_back(users: LayoutOccupancy, wanted: dict[PlacedInstance, Contents]) ->
             blockers.append(user)
     destroyed: list[GpuInstance] = []
     for instance in users.idle:
-        occupant = PlacedInstance(instance.profile, instance.placement)
+        occupant = instance.place
         if occupant in missing and Counter(missing[occupant]) == Counter(instance.slices):
             kept.append(instance)
             del missing[occupant]
@@ -96,3 +102,52 @@ def _put_back(users: LayoutOccupancy, wanted: dict[PlacedInstance, Contents]) ->
     if not cut.unchanged:
         blockers += users.holders_of_all
     return cut, tuple(blockers)
+
+
+def as_saved(plan: Plan, view: NodeView) -> Plan:
+    """The plan itself; raises StateMoved if a GPU that it touches has changed since."""
+    for gpu_uuid, fingerprint in plan.fingerprints.items():
+        gpu = view.node.gpu(gpu_uuid)
+        if gpu.fingerprint != fingerprint:
+            raise StateMoved(
+                f"{gpu.label} is no longer cut as it was when the plan was made",
+                hint="make a new plan with: tranche layout plan",
+            )
+    missing = set(plan.gpu_uuids) - set(plan.fingerprints)
+    if missing:
+        raise StateMoved(f"the plan has no expected state for GPU {min(missing)}")
+    return plan
+
+
+def users_hit_by(view: NodeView, plan: Plan) -> tuple[User, ...]:
+    """Every user of something that a step of the plan would take; raises GpuNotFound if the plan names an absent GPU.
+
+    Skips GPUs that differ from the plan's expectation: the plan is refused because of them.
+    """
+    hit: dict[int, User] = {}
+    for gpu_uuid in plan.gpu_uuids:
+        gpu = view.node.gpu(gpu_uuid)
+        if gpu.fingerprint != plan.fingerprints.get(gpu_uuid):
+            continue
+        users = gpu_users(view, gpu).users
+        for step in plan.steps_on(gpu_uuid):
+            hit.update({id(user): user for user in users if _takes(step, user)})
+    return tuple(hit.values())
+
+
+def _takes(step: Step, user: User) -> bool:
+    if user.changing or (user.occupant is None and user.allocations):
+        return True
+    for taking in step.takes:
+        match taking:
+            case TakesInstance(slot) | TakesRoom(slot):
+                if user.occupant is not None and user.occupant.placement.overlaps(slot.placement):
+                    return True
+            case TakesSharing(of):
+                if of is None or (user.occupant is not None and user.occupant.placement.overlaps(of.placement)):
+                    return True
+            case TakesGpu():
+                return True
+            case _:
+                assert_never(taking)
+    return False

@@ -71,9 +71,7 @@ class GpuOccupancy(NamedTuple):
     @property
     def fixed(self) -> tuple[PlacedInstance, ...]:
         """What no plan may touch: promised slots and instances in use."""
-        return tuple(PlacedInstance(key.profile, key.placement) for key in self.promised) + tuple(
-            map(occupant, self.in_use)
-        )
+        return tuple(key.place for key in self.promised) + tuple(each.place for each in self.in_use)
 
     @property
     def fixed_mask(self) -> int:
@@ -83,7 +81,7 @@ class GpuOccupancy(NamedTuple):
     @property
     def lasting_mask(self) -> int:
         """The memory slices taken for the foreseeable future: `fixed` and foreign instances."""
-        return self.fixed_mask | _mask(map(occupant, self.idle_foreign))
+        return self.fixed_mask | _mask(each.place for each in self.idle_foreign)
 
     @property
     def untouched(self) -> bool:
@@ -168,11 +166,6 @@ def _sorted_out(
         gpu.uuid in view.changing,
         view.requested,
     )
-
-
-def occupant(instance: GpuInstance) -> PlacedInstance:
-    """The instance as the grid sees it."""
-    return PlacedInstance(instance.profile, instance.placement)
 
 
 def _mask(occupants: Iterable[PlacedInstance]) -> int:

@@ -10,7 +10,7 @@ from tranche.core.grid import PlacedInstance
 from tranche.core.keeper import ChosenFor, PodKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.state import GpuInstance, GpuProcess, GpuState
-from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, occupant, tenancy
+from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancy
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,9 @@ class LayoutOccupancy:
         return tuple(user for user in self.slice_users if user.gone)
 
     @property
-    def whole_gpu_users(self) -> tuple[User, ...]:
-        """Allocations of the whole GPU, processes outside any instance, and another layout change."""
-        return tuple(user for user in self.users if user.occupant is None)
-
-    @property
     def holders_of_all(self) -> tuple[User, ...]:
         """The users of the whole GPU that forbid any change of its cut; a process outside the instances does not."""
-        return tuple(user for user in self.whole_gpu_users if user.allocations or user.changing)
+        return tuple(user for user in self.users if user.occupant is None and (user.allocations or user.changing))
 
     @property
     def emptied(self) -> LayoutOccupancy:
@@ -117,16 +112,12 @@ def gpu_users(view: NodeView, gpu: GpuState) -> LayoutOccupancy:
     for instance in sorted(gpu.instances, key=lambda i: i.placement):
         holders = promised.pop(gpu.key(instance), ()) or _promised_across(found, instance)
         if holders or instance.processes:
-            users.append(User(gpu, occupant(instance), instance, instance.processes, holders))
+            users.append(User(gpu, instance.place, instance, instance.processes, holders))
         else:
             idle.append(instance)
-    users += [
-        User(gpu, PlacedInstance(slot.profile, slot.placement), None, (), held) for slot, held in promised.items()
-    ]
-    if found.whole:
+    users += [User(gpu, slot.place, None, (), held) for slot, held in promised.items()]
+    if found.whole or gpu.processes:
         users.append(User(gpu, None, None, gpu.processes, found.whole))
-    elif gpu.processes:
-        users.append(User(gpu, None, None, gpu.processes))
     if gpu.uuid in view.changing:
         users.append(User(gpu, None, changing=True))
     return LayoutOccupancy(gpu, tuple(users), tuple(idle))
@@ -134,9 +125,8 @@ def gpu_users(view: NodeView, gpu: GpuState) -> LayoutOccupancy:
 
 def _promised_across(found: GpuOccupancy, instance: GpuInstance) -> tuple[Allocation, ...]:
     """The allocations with a promised slot that conflicts with the instance, which is about to go."""
-    place = occupant(instance)
     for slot, holders in found.promised.items():
-        if place.conflicts(PlacedInstance(slot.profile, slot.placement)):
+        if instance.place.conflicts(slot.place):
             return holders
     return ()
 

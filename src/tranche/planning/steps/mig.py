@@ -6,7 +6,7 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tranche.core.errors import ModeChangePending
 from tranche.core.grid import PlacedInstance, Placement, creation_order, lowest_start
@@ -16,7 +16,6 @@ from tranche.planning.steps.step import (
     PriorSlotState,
     PriorState,
     Step,
-    StepSummary,
     TakesGpu,
     TakesInstance,
     TakesRoom,
@@ -28,19 +27,12 @@ from tranche.planning.steps.step import (
 class ModeStep(Step, ABC):
     """A step of a MIG mode change, which affects the whole GPU."""
 
+    changes_mode: ClassVar[bool] = True
+
     @property
     def takes(self) -> tuple[Taking, ...]:
         """The whole GPU."""
         return (TakesGpu(),)
-
-    @property
-    def changes_mode(self) -> bool:
-        """Always true."""
-        return True
-
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """The mode in effect now."""
-        return PriorState(gpu.mode)
 
     def not_shown(self, after: GpuState) -> ModeChangePending:
         """The change stays pending."""
@@ -54,15 +46,11 @@ class ModeStep(Step, ABC):
 class SetMigMode(ModeStep):
     """Ask the driver for a MIG mode. On Ampere it stays pending until a reset."""
 
+    summary_words: ClassVar[tuple[str, str]] = ("set the MIG mode of", "GPU")
     enabled: bool
 
     def __str__(self) -> str:
         return f"{'enable' if self.enabled else 'disable'} MIG mode"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by GPUs."""
-        return StepSummary("set the MIG mode of", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """`enabled`: whether MIG mode is to be on."""
@@ -99,17 +87,11 @@ class SetMigMode(ModeStep):
 class ResetGpu(ModeStep):
     """Reset one GPU, so that its pending MIG mode takes effect."""
 
+    summary_words: ClassVar[tuple[str, str]] = ("reset", "GPU")
+    resets: ClassVar[bool] = True
+
     def __str__(self) -> str:
         return "reset the GPU"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by GPUs."""
-        return StepSummary("reset", "GPU")
-
-    def fields(self) -> dict[str, Any]:
-        """Nothing beyond its GPU."""
-        return {}
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
@@ -124,11 +106,6 @@ class ResetGpu(ModeStep):
         """The GPU in its pending mode; a reset removes every instance."""
         return gpu if self.in_effect(gpu) else replace(gpu, mode=gpu.pending_mode, instances=())
 
-    @property
-    def resets(self) -> bool:
-        """Always true."""
-        return True
-
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
         """Nothing: the mode change that it completed is undone with a reset of its own."""
         return ()
@@ -138,6 +115,7 @@ class ResetGpu(ModeStep):
 class SlotStep(Step, ABC):
     """A step on the instance of that profile and placement."""
 
+    changes_cut: ClassVar[bool] = True
     profile: ProfileName
     placement: Placement
 
@@ -157,7 +135,7 @@ class SlotStep(Step, ABC):
 
     def fields(self) -> dict[str, Any]:
         """`profile`, and `start` and `size` of the placement in memory slices."""
-        return {"profile": str(self.profile), "start": self.placement.start, "size": self.placement.size}
+        return place_fields(self.occupant)
 
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
         """The contents of the slot, and whether Tranche made them."""
@@ -165,8 +143,13 @@ class SlotStep(Step, ABC):
         return PriorState(gpu.mode) if instance is None else PriorState(gpu.mode, instance.slices, self.key in owned)
 
 
+def place_fields(place: PlacedInstance) -> dict[str, Any]:
+    """The profile and the placement as JSON data."""
+    return {"profile": str(place.profile), "start": place.placement.start, "size": place.placement.size}
+
+
 def slot_fields(data: Mapping[str, Any]) -> tuple[ProfileName, Placement]:
-    """The profile and the placement that SlotStep.fields wrote."""
+    """The profile and the placement that place_fields wrote."""
     return parse_profile(data["profile"]), Placement(int(data["start"]), int(data["size"]))
 
 
@@ -174,6 +157,7 @@ def slot_fields(data: Mapping[str, Any]) -> tuple[ProfileName, Placement]:
 class CreateInstance(SlotStep):
     """Create a GPU instance of that profile at that placement, cut inside into `slices` (names of compute instances)."""
 
+    summary_words: ClassVar[tuple[str, str]] = ("created", "instance")
     slices: tuple[ProfileName, ...]
 
     def __str__(self) -> str:
@@ -181,11 +165,6 @@ class CreateInstance(SlotStep):
             "" if self.slices == (self.profile,) else " with " + (", ".join(map(str, self.slices)) or "nothing inside")
         )
         return f"create {self.profile} at {self.placement}{inside}"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by instances."""
-        return StepSummary("created", "instance")
 
     def fields(self) -> dict[str, Any]:
         """The slot, and `slices`."""
@@ -249,13 +228,10 @@ class CreateInstance(SlotStep):
 class DestroyInstance(SlotStep):
     """Destroy the GPU instance of that profile and placement, its compute instances first."""
 
+    summary_words: ClassVar[tuple[str, str]] = ("destroyed", "instance")
+
     def __str__(self) -> str:
         return f"destroy {self.profile} at {self.placement}"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by instances."""
-        return StepSummary("destroyed", "instance")
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:

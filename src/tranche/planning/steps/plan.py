@@ -12,14 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
-from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap
+from tranche.core.allocation import Allocation, FractionalShare, Grant, NodeView, Slice, WholeGpu, overlap, parts_by
 from tranche.core.errors import GpuBusy, PlanInvalid
-from tranche.core.grid import PlacedInstance
 from tranche.core.sharing import Sharing
-from tranche.core.state import PROHIBITED, GpuState, MpsDaemon, unavailable
-from tranche.planning.steps import SetTimeslice, StartMps, Step, StopMps, TakesGpu, TakesInstance, step_from_dict
+from tranche.core.state import PROHIBITED, GpuState, InstanceKey, MpsDaemon, unavailable
+from tranche.planning.steps import (
+    CreateInstance,
+    DestroyInstance,
+    PriorSlotState,
+    PriorState,
+    SetTimeslice,
+    StartMps,
+    Step,
+    StopMps,
+    TakesGpu,
+    TakesInstance,
+    step_from_dict,
+)
 
 FORMAT_VERSION = "tranche.dev/v1"
 
@@ -130,7 +142,7 @@ def refuse_recut(view: NodeView, grants: Sequence[Grant]) -> None:
     """
     for grant in grants:
         gpu, slot = view.node.gpu(grant.gpu_uuid), grant.slot
-        if slot is not None and gpu.instance_in(PlacedInstance(slot.profile, slot.placement)) is None:
+        if slot is not None and gpu.instance_in(slot.place) is None:
             raise GpuBusy(f"{gpu.label}: {slot.profile} at {slot.placement} no longer exists")
         by_mps = isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS
         if slot is None and by_mps and (gpu.mig_enabled or gpu.mode_pending):
@@ -146,17 +158,14 @@ def _ending(gpu: GpuState, plan: Plan, grants: Sequence[Grant]) -> Iterator[Step
     for daemon in gpu.daemons:
         device = _device(gpu.uuid, daemon)
         if _taken_by_steps(daemon, steps) or any(_displaces(grant, device) for grant in grants):
-            yield StopMps(gpu.uuid, _occupant(daemon))
+            yield StopMps(gpu.uuid, daemon.slot and daemon.slot.place)
 
 
 def _starting(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
-    for grant in grants:
-        if isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS:
-            slot = grant.slot
-            occupant = None if slot is None else PlacedInstance(slot.profile, slot.placement)
-            step = StartMps(grant.gpu_uuid, occupant, grant.limit or grant.memory)
-            if not step.in_effect(gpus[grant.gpu_uuid]):
-                yield step
+    for part in parts_by(Sharing.MPS, grants):
+        step = StartMps(part.gpu_uuid, part.slot and part.slot.place, part.limit or part.memory)
+        if not step.in_effect(gpus[part.gpu_uuid]):
+            yield step
 
 
 def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]:
@@ -170,7 +179,7 @@ def _turns(gpus: dict[str, GpuState], grants: Sequence[Grant]) -> Iterator[Step]
 
 def _taken_by_steps(daemon: MpsDaemon, steps: Sequence[Step]) -> bool:
     takings = [taking for step in steps for taking in step.takes]
-    occupant = _occupant(daemon)
+    occupant = daemon.slot and daemon.slot.place
     return any(isinstance(each, TakesGpu) for each in takings) or any(
         isinstance(each, TakesInstance) and each.occupant == occupant for each in takings
     )
@@ -184,13 +193,7 @@ def _displaces(grant: Grant, device: WholeGpu | Slice) -> bool:
 
 
 def _device(gpu_uuid: str, daemon: MpsDaemon) -> WholeGpu | Slice:
-    if daemon.slot is None:
-        return WholeGpu(gpu_uuid)
-    return Slice(gpu_uuid, daemon.slot.profile, daemon.slot.placement)
-
-
-def _occupant(daemon: MpsDaemon) -> PlacedInstance | None:
-    return None if daemon.slot is None else PlacedInstance(daemon.slot.profile, daemon.slot.placement)
+    return WholeGpu(gpu_uuid) if daemon.slot is None else Slice(*daemon.slot)
 
 
 def apply(plan: Plan, view: NodeView) -> NodeView:
@@ -206,3 +209,51 @@ def apply(plan: Plan, view: NodeView) -> NodeView:
         gpus[gpu.uuid] = step.apply(gpu)
     node = replace(view.node, gpus=tuple(gpus.values()))
     return replace(view, node=node, owned=frozenset(owned), requested=view.requested & owned)
+
+
+class StepStatus(StrEnum):
+    """PENDING: not begun. INTENDED: may have acted. DONE: acted. NEEDLESS: its effect was there already."""
+
+    PENDING = "pending"
+    INTENDED = "intended"
+    DONE = "done"
+    NEEDLESS = "needless"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A step as the journal has it."""
+
+    step: Step
+    status: StepStatus
+    before: PriorState | None = None
+
+    @property
+    def may_have_acted(self) -> bool:
+        """Whether the step can have changed the GPU."""
+        return self.status in (StepStatus.INTENDED, StepStatus.DONE)
+
+
+_UndoStep = tuple[Step, Mapping[InstanceKey, bool]]
+"""A step that restores something, and the owners of instances after it: True Tranche, False no longer."""
+
+
+def undo_steps(records: Sequence[StepRecord], now: GpuState) -> tuple[_UndoStep, ...]:
+    """The steps that restore one GPU to its state before these steps of a plan, last change first.
+
+    They follow from the present state, so they can be found and carried out again after another crash. They touch only slots that
+    the plan itself changed.
+    """
+    undo: list[_UndoStep] = []
+    for record in reversed(records):
+        if record.step.gpu_uuid == now.uuid and record.before is not None and record.may_have_acted:
+            undo += (_undo_step(inverse) for inverse in record.step.inverse(record.before, now))
+    return tuple(undo)
+
+
+def _undo_step(inverse: Step | PriorSlotState) -> _UndoStep:
+    if not isinstance(inverse, PriorSlotState):
+        return inverse, {}
+    key, slices = inverse.key, inverse.slices
+    gone = DestroyInstance(*key) if slices is None else CreateInstance(*key, slices)
+    return gone, {key: inverse.owned}

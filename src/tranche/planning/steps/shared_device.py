@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tranche.core.allocation import Slice, WholeGpu, device_uuid
 from tranche.core.errors import MpsFailed
@@ -13,8 +13,8 @@ from tranche.core.grid import PlacedInstance
 from tranche.core.quantity import format_memory
 from tranche.core.sharing import Timeslice
 from tranche.core.state import ComputeMode, DaemonState, GpuState, InstanceKey, MpsDaemon
-from tranche.planning.steps.mig import slot_fields
-from tranche.planning.steps.step import PriorState, Step, StepSummary, TakesSharing, Taking
+from tranche.planning.steps.mig import place_fields, slot_fields
+from tranche.planning.steps.step import PriorState, Step, TakesSharing, Taking
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,9 @@ class DeviceStep(Step, ABC):
     occupant: PlacedInstance | None
 
     @property
-    def changes_cut(self) -> bool:
-        """A daemon changes no instance."""
-        return False
-
-    @property
     def device(self) -> WholeGpu | Slice:
         """The device as a grant."""
-        if self.occupant is None:
-            return WholeGpu(self.gpu_uuid)
-        return Slice(self.gpu_uuid, self.occupant.profile, self.occupant.placement)
+        return WholeGpu(self.gpu_uuid) if self.occupant is None else Slice(self.gpu_uuid, *self.occupant)
 
     @property
     def slot(self) -> InstanceKey | None:
@@ -55,10 +48,7 @@ class DeviceStep(Step, ABC):
 
     def fields(self) -> dict[str, Any]:
         """`profile`, and `start` and `size` of the placement in memory slices, if the device is an instance."""
-        if self.occupant is None:
-            return {}
-        placement = self.occupant.placement
-        return {"profile": str(self.occupant.profile), "start": placement.start, "size": placement.size}
+        return {} if self.occupant is None else place_fields(self.occupant)
 
 
 def occupant_of(data: Mapping[str, Any]) -> PlacedInstance | None:
@@ -78,15 +68,11 @@ class StartMps(DeviceStep):
     mode cannot be set while MIG is on.
     """
 
+    summary_words: ClassVar[tuple[str, str]] = ("shared", "device")
     limit: int
 
     def __str__(self) -> str:
         return f"share {self.place} by MPS, at most {format_memory(self.limit)} each"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by devices."""
-        return StepSummary("shared", "device")
 
     def fields(self) -> dict[str, Any]:
         """The device, and `limit` in bytes."""
@@ -147,13 +133,10 @@ class StartMps(DeviceStep):
 class StopMps(DeviceStep):
     """End the daemon of the device with its servers; an uncut GPU gets its previous compute mode back."""
 
+    summary_words: ClassVar[tuple[str, str]] = ("ended the MPS daemon of", "device")
+
     def __str__(self) -> str:
         return f"end the MPS daemon of {self.place}"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by devices."""
-        return StepSummary("ended the MPS daemon of", "device")
 
     @classmethod
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
@@ -174,10 +157,6 @@ class StopMps(DeviceStep):
         """The sharing of the device."""
         return (TakesSharing(self.occupant),)
 
-    def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """Nothing beyond the mode."""
-        return PriorState(gpu.mode)
-
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step, ...]:
         """Nothing: the next sharers of the device start a daemon."""
         return ()
@@ -194,15 +173,11 @@ class StopMps(DeviceStep):
 class SetTimeslice(Step):
     """Set the timeslice of an uncut GPU; None restores what was there before Tranche set one."""
 
+    summary_words: ClassVar[tuple[str, str]] = ("set the time slice of", "GPU")
     length: Timeslice | None
 
     def __str__(self) -> str:
         return "restore the time slice" if self.length is None else f"set the time slice to {self.length}"
-
-    @property
-    def summary_words(self) -> StepSummary:
-        """Counted by GPUs."""
-        return StepSummary("set the time slice of", "GPU")
 
     def fields(self) -> dict[str, Any]:
         """`timeslice`: its word; null to restore."""
@@ -212,11 +187,6 @@ class SetTimeslice(Step):
     def from_fields(cls, gpu_uuid: str, data: Mapping[str, Any]) -> Self:
         """The step with that length."""
         return cls(gpu_uuid, None if data["timeslice"] is None else Timeslice(data["timeslice"]))
-
-    @property
-    def changes_cut(self) -> bool:
-        """Always false."""
-        return False
 
     def in_effect(self, gpu: GpuState) -> bool:
         """Whether Tranche has set that length; for None, whether it has set none."""

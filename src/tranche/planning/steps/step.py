@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tranche.core.allocation import Slice, WholeGpu
 from tranche.core.errors import TrancheError, VerificationFailed
@@ -70,31 +70,25 @@ class PriorSlotState:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSummary:
-    """How a summary counts steps of the kind: `created 3 instances`."""
-
-    verb: str
-    noun: str
-
-
-@dataclass(frozen=True, slots=True)
 class Step(ABC):
     """One small idempotent change of one GPU, as data. The class name is the kind's name in plans, journals and events."""
 
     gpu_uuid: str
 
+    # A summary counts steps by verb and noun: `created 3 instances`.
+    summary_words: ClassVar[tuple[str, str]]
+    # Whether the kind is part of a MIG mode change; whether it makes or destroys instances; whether it resets the GPU.
+    changes_mode: ClassVar[bool] = False
+    changes_cut: ClassVar[bool] = False
+    resets: ClassVar[bool] = False
+
     @abstractmethod
     def __str__(self) -> str:
         """The step as an order, for people: `create 1g.5gb at 0:1`."""
 
-    @property
-    @abstractmethod
-    def summary_words(self) -> StepSummary:
-        """How a summary counts the step."""
-
-    @abstractmethod
     def fields(self) -> dict[str, Any]:
         """The step's data beyond its kind and its GPU, as JSON data."""
+        return {}
 
     @classmethod
     @abstractmethod
@@ -114,9 +108,9 @@ class Step(ABC):
     def takes(self) -> tuple[Taking, ...]:
         """Everything that the step takes from its holders. Empty means that it disturbs no one."""
 
-    @abstractmethod
     def observe(self, gpu: GpuState, owned: frozenset[InstanceKey]) -> PriorState:
-        """What the step will find on the GPU; `owned` names the instances that Tranche made."""
+        """What the step will find on the GPU, at least its mode; `owned` names the instances that Tranche made."""
+        return PriorState(gpu.mode)
 
     @abstractmethod
     def inverse(self, before: PriorState, now: GpuState) -> tuple[Step | PriorSlotState, ...]:
@@ -139,24 +133,9 @@ class Step(ABC):
         return type(self).__name__
 
     @property
-    def changes_mode(self) -> bool:
-        """Whether the step is part of a MIG mode change."""
-        return False
-
-    @property
-    def changes_cut(self) -> bool:
-        """Whether this kind of step makes or destroys instances."""
-        return not self.changes_mode
-
-    @property
     def lets_in(self) -> WholeGpu | Slice | None:
         """The device that admits one more client by a daemon after the step."""
         return None
-
-    @property
-    def resets(self) -> bool:
-        """Whether the step resets the GPU."""
-        return False
 
     @property
     def destroys(self) -> InstanceKey | None:
@@ -175,7 +154,7 @@ class Step(ABC):
     def _slot(self, kind: type[TakesInstance | TakesRoom]) -> InstanceKey | None:
         for taking in self.takes:
             if isinstance(taking, kind):
-                return InstanceKey(self.gpu_uuid, taking.occupant.profile, taking.occupant.placement)
+                return InstanceKey(self.gpu_uuid, *taking.occupant)
         return None
 
 

@@ -9,57 +9,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tranche.core.allocation import ComputeSlice, Grant, nearest_request
 from tranche.core.errors import AllocationUnknown, KubeletUnavailable, TrancheError, WaitTimeout
 from tranche.core.keeper import PlacedPodKeeper
-from tranche.core.state import GpuState
-from tranche.hardware.nodes import DeviceFiles
+from tranche.hardware.cdi import CdiDevice, CdiSpec
+from tranche.hardware.nodes import ContainerEdits, DeviceFiles
+from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
-from tranche.kubernetes.gated.agent.placed_files import PlacedFiles, unit_spec
-from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.gated.leases import CHOICES, ChosenShare, choices_from_lease
 from tranche.kubernetes.node.claim_queue import LAST_WORD_SECONDS, ClaimQueue, ClaimRetryQueue
-from tranche.kubernetes.node.share_edits import share_spec
+from tranche.kubernetes.node.services import NodeContext
+from tranche.kubernetes.node.share_edits import ShareFiles, spec_now
+from tranche.kubernetes.telling.told_view import lease_name
 from tranche.node.claims import ClaimRegister, ClaimRequest
 from tranche.planning.decide.realise import ChosenDevice
 
 BUDGET_SECONDS = 25.0
 """The kubelet gives up after 30 and then reports less about the cause."""
 
+CDI_KIND = "tranche.dev/placed"
+"""The kind of the CDI devices. Each device, in a file of its own, is named after a unit of the resource."""
+
 PATIENCE_SECONDS = BUDGET_SECONDS - LAST_WORD_SECONDS
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ShareNode:
-    """What the handover needs from the node. `observe_gpu` blocks.
-
-    `listed` returns the kubelet's entries for the resource. `chosen` returns this node's current choices by pod uid. `uid_of`
-    returns a pod's uid, "" if the pod does not exist. `adopt` records what a pod already has; it blocks. `driver_version` returns
-    the GPU driver's version. `mps_pipes` returns the folder of a device's MPS daemon by the device's UUID.
-    """
-
-    shares: Callable[[], ClaimRegister]
-    listed: Callable[[], Awaitable[Sequence[ContainerDevices]]]
-    chosen: Callable[[], Awaitable[Mapping[str, ChosenShare]]]
-    uid_of: Callable[[PodRef], Awaitable[str]]
-    adopt: Callable[[ClaimRequest], None]
-    observe_gpu: Callable[[str], GpuState]
-    files: Callable[[], DeviceFiles]
-    driver_version: Callable[[], str]
-    mps_pipes: Callable[[str], Path]
-
-
 class GatedSharePreparer:
-    """Hands shares to the containers of one node. It calls `changed` when a pod has received a share, and publishes to
-    `refused` why pods, by uid, cannot have theirs.
+    """Hands shares to the containers of one node. It calls `changed` when a pod has received a share, and says in the node's
+    `refused` why pods, by uid, cannot have theirs. `files` is called at each use.
 
     A container waits at most `patience` seconds for an obstacle that passes by itself. Call `news` when something on the node
     has changed.
@@ -67,15 +49,16 @@ class GatedSharePreparer:
 
     def __init__(
         self,
-        node: ShareNode,
-        files: PlacedFiles,
+        services: NodeContext,
+        files: Callable[[], DeviceFiles],
+        cdi_folder: Path,
         changed: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
-        refused: LatestValue[Mapping[str, str]] | None = None,
     ) -> None:
-        self.backlog = ClaimQueue(node.shares)
-        self.refused: LatestValue[Mapping[str, str]] = LatestValue() if refused is None else refused
-        self._node = node
+        self.backlog = ClaimQueue(services.host)
+        self.share_files = ShareFiles(cdi_folder, CDI_KIND)
+        self.refused = services.refused
+        self._services = services
         self._files = files
         self._changed = changed
         self._patience = patience
@@ -126,7 +109,7 @@ class GatedSharePreparer:
         self.refused.publish({uid: why for uid, why in refused.items() if uid not in uids})
 
     async def _keeper_of(self, unit: str) -> PlacedPodKeeper:
-        listed = [each for each in await self._node.listed() if unit in each.device_ids]
+        listed = [each for each in await self._services.pods.listed(SHARE_RESOURCE) if unit in each.device_ids]
         pods = {PodRef(each.namespace, each.name) for each in listed}
         if len(pods) != 1:
             names = ", ".join(sorted(map(str, pods))) or "no pod"
@@ -135,7 +118,7 @@ class GatedSharePreparer:
                 hint="delete the pod that does not start; its replacement is placed again",
             )
         (ref,) = pods
-        uid = await self._node.uid_of(ref)
+        uid = await self._uid_of(ref)
         if not uid:
             raise AllocationUnknown(f"pod {ref} was deleted")
         return PlacedPodKeeper(ref.namespace, ref.name, uid)
@@ -155,10 +138,10 @@ class GatedSharePreparer:
 
     async def _grants(self, keeper: PlacedPodKeeper) -> tuple[Grant, ...]:
         """What the register says the pod has, else what was chosen for it: a restarted container keeps its share."""
-        held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
+        held = await asyncio.to_thread(ClaimRegister(self._services.host).held_by_pods)
         if mine := held.get(keeper.uid):
             return mine[0].grants
-        choice = (await self._node.chosen()).get(keeper.uid)
+        choice = (await self.chosen()).get(keeper.uid)
         if choice is None:
             raise AllocationUnknown(
                 f"the controller chose no share on this node for {keeper}",
@@ -167,10 +150,22 @@ class GatedSharePreparer:
         return choice.grants
 
     def _write_file(self, unit: str, order: ClaimRequest) -> None:
-        gpus = {uuid: self._node.observe_gpu(uuid) for uuid in dict.fromkeys(each.gpu_uuid for each in order.grants)}
-        files, version = self._node.files(), self._node.driver_version()
-        spec = share_spec(order.keeper, order.grants, gpus, files, version, self._node.mps_pipes)
-        self._files.write(unit_spec(unit, spec))
+        spec = spec_now(self._services, self._files(), order.keeper, order.grants)
+        self.share_files.write(unit_spec(unit, spec))
+
+    async def chosen(self) -> Mapping[str, ChosenShare]:
+        """This node's present choices by pod uid."""
+        lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))
+        return {} if lease is None else choices_from_lease(lease).choices
+
+    async def _uid_of(self, ref: PodRef) -> str:
+        """The pod's uid, "" if the pod does not exist."""
+        path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
+        answer = await self._services.connection.ask(f"read pod {ref}", "GET", path)
+        if answer.status == 403:  # once the cluster gives shares by claims, agents may only list
+            pods = await self._services.api.list_pods_on_node(self._services.node_name)
+            return next((pod.uid for pod in pods if pod.ref == ref), "")
+        return "" if answer.status == 404 else decode_pod(answer.accepted()).uid
 
     def _say_refused(self, keeper: PlacedPodKeeper, why: str) -> None:
         refused = dict(self.refused.value) if self.refused.synced else {}
@@ -186,6 +181,23 @@ class GatedSharePreparer:
         elif error is not None:
             _log.error("cannot hand over a share", extra={"pod": str(keeper)}, exc_info=error)
         self.refused.publish(refused)
+
+
+def cdi_name(unit: str) -> str:
+    """The unit's qualified CDI name, for a container runtime."""
+    return f"{CDI_KIND}={unit}"
+
+
+def unit_spec(unit: str, spec: CdiSpec) -> CdiSpec:
+    """The specification with all its devices merged into one, for a container that asks for the unit."""
+    edits = [each.edits for each in spec.devices]
+    whole = ContainerEdits(
+        tuple(dict.fromkeys(node for each in edits for node in each.device_nodes)),
+        tuple(dict.fromkeys(mount for each in edits for mount in each.mounts)),
+        tuple(dict.fromkeys(pair for each in edits for pair in each.environment)),
+        tuple(dict.fromkeys(hook for each in edits for hook in each.hooks)),
+    )
+    return CdiSpec(CDI_KIND, (CdiDevice(unit, whole),), spec.edits, unit)
 
 
 def order_for(keeper: PlacedPodKeeper, grants: Sequence[Grant]) -> ClaimRequest:

@@ -7,31 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, Phase, shared_memory
+from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, PlacedPodKeeper, PodKeeper, judge_claim
-from tranche.hardware.nodes import DeviceFiles
-from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.node_mode import mode_in_force
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
+from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.device_plugin.device_list import ListedDevice
 from tranche.kubernetes.device_plugin.endpoints import ResourceServerManager
-from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, ShareNode, order_for
-from tranche.kubernetes.gated.agent.placed_files import PlacedFiles, cdi_name
-from tranche.kubernetes.gated.leases import CHOICES, ChosenShare, choices_from_lease
-from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.gated.agent.handover import GatedSharePreparer, cdi_name, order_for
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.telling.told_view import lease_name
-from tranche.node.claims import ClaimRequest
-from tranche.node.processes.pod_processes import pods_with_processes
+from tranche.kubernetes.node.share_edits import adopt_share
+from tranche.node.claims import ClaimRegister, ClaimRequest
+from tranche.node.processes.pod_processes import claim_mark, pods_with_processes
 
 FORGOTTEN_SECONDS = 5.0
 """Once API server and kubelet have both forgotten a pod for this long, none of its containers is about to start."""
@@ -40,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShareReconciler:
-    """Looks after the shares of one node. `pods` asks the API server for the node's pods; `clock` is monotonic, in seconds.
+    """Looks after the shares of one node. `clock` is monotonic, in seconds.
 
     `living` returns which of these pods, by uid, have processes on the machine; it blocks. The kubelet vouches that a finished
     pod has none. For a pod that no longer exists, no one has confirmed that its containers ended. It gets half a minute, or five
@@ -49,25 +46,22 @@ class ShareReconciler:
 
     def __init__(
         self,
-        node: ShareNode,
+        services: NodeContext,
         handover: GatedSharePreparer,
-        files: PlacedFiles,
-        pods: Callable[[], Awaitable[Collection[KubePod]]],
         *,
-        living: Callable[[Collection[str]], Collection[str]],
-        clock: Callable[[], float],
+        living: Callable[[Collection[str]], Collection[str]] = pods_with_processes,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node = node
+        self._services = services
         self._handover = handover
-        self._files = files
-        self._pods = pods
+        self._files = handover.share_files
         self._living = living
         self._clock = clock
         self._fallen: dict[str, float] = {}
 
     async def look(self) -> bool:
         """Give back the shares of pods that are over; returns whether there were any."""
-        held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
+        held = await asyncio.to_thread(ClaimRegister(self._services.host).held_by_pods)
         candidates = {uid: each for uid, each in held.items() if uid not in self._handover.under_way}
         refused = self._handover.refused.value if self._handover.refused.synced else {}
         if not candidates and not refused:
@@ -101,19 +95,21 @@ class ShareReconciler:
 
     async def adopt(self) -> None:
         """Record shares that pods have but a lost register does not know, before anyone else is given them."""
-        held = await asyncio.to_thread(lambda: self._node.shares().held_by_pods())
-        filed = [each for each in await asyncio.to_thread(self._files.keepers) if each.uid not in held]
+        held = await asyncio.to_thread(ClaimRegister(self._services.host).held_by_pods)
+        marks = (await asyncio.to_thread(self._files.marks)).values()
+        filed = [PlacedPodKeeper(*each.ref, each.uid) for each in marks if each.ref[1] and each.uid not in held]
         stand = await self._standing() if filed else {}
-        chosen = await self._node.chosen() if filed else {}
+        chosen = await self._handover.chosen() if filed else {}
         for keeper in filed:
             pod = (stand or {}).get(keeper.uid)
             if pod is not None and not pod.finished and keeper.uid in chosen:
                 _log.warning("adopted a pod that the register did not have", extra={"pod": str(keeper)})
-                await asyncio.to_thread(self._node.adopt, order_for(keeper, chosen[keeper.uid].grants))
+                await asyncio.to_thread(self._adopt, order_for(keeper, chosen[keeper.uid].grants))
 
     async def _standing(self) -> Mapping[str, KubePod] | None:
         try:
-            return {pod.uid: pod for pod in await self._pods()}
+            pods = await self._services.api.list_pods_on_node(self._services.node_name)
+            return {pod.uid: pod for pod in pods}
         except TrancheError as error:
             _log.info("cannot read pods", extra={"error": str(error)})
             return None
@@ -121,7 +117,8 @@ class ShareReconciler:
     async def _known_to_kubelet(self) -> frozenset[PodRef] | None:
         """The pods that the kubelet lists with the resource; None when it does not answer."""
         try:
-            return frozenset(PodRef(each.namespace, each.name) for each in await self._node.listed())
+            listed = await self._services.pods.listed(SHARE_RESOURCE)
+            return frozenset(PodRef(each.namespace, each.name) for each in listed)
         except TrancheError as error:
             _log.info("cannot ask the kubelet", extra={"error": str(error)})
             return None
@@ -129,10 +126,25 @@ class ShareReconciler:
     async def _give_back(self, uid: str, allocations: tuple[Allocation, ...]) -> None:
         keeper = allocations[0].keeper
         assert isinstance(keeper, PlacedPodKeeper)
-        await asyncio.to_thread(lambda: self._node.shares().give_back(uid, why="its pod has ended"))
+        await asyncio.to_thread(lambda: ClaimRegister(self._services.host).give_back(uid, why="its pod has ended"))
         self._handover.news()
-        await asyncio.to_thread(self._files.remove_of, keeper)
+        await asyncio.to_thread(self._remove_files, uid)
         _log.info("given back", extra={"pod": str(keeper), "uid": uid})
+
+    def _remove_files(self, uid: str) -> None:
+        for unit, mark in self._files.marks().items():
+            if mark.variable == claim_mark(uid):
+                self._files.remove(unit)
+
+    def _adopt(self, order: ClaimRequest) -> None:
+        view = self._services.host.view()
+        # Allocations found by their processes alone while the register was new.
+        found = [
+            each.id
+            for each in view.allocations
+            if isinstance(each.keeper, PodKeeper) and each.keeper.uid == order.keeper.uid
+        ]
+        adopt_share(self._services.host, order, view.node, found)
 
 
 def _ref(allocation: Allocation) -> PodRef:
@@ -153,50 +165,17 @@ _FIRST_CARE_SECONDS = 5.0
 class ShareDriver:
     """A component: serves the kubelet, and gives back the shares of pods that are over.
 
-    It publishes to `refused` why pods, by uid, cannot have their share. `folders` returns the kubelet's folder for device plugins
-    and its registration socket, known once `configured` returns. `clock` is monotonic, in seconds.
+    The device plugin's `config` says where the kubelet's sockets and the device files are.
     """
 
     name = "shares"
 
-    def __init__(
-        self,
-        services: NodeContext,
-        *,
-        folders: Callable[[], tuple[Path, Path | None]],
-        cdi_folder: Path,
-        files: Callable[[], DeviceFiles],
-        configured: Callable[[], Awaitable[object]],
-        refused: LatestValue[Mapping[str, str]],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, services: NodeContext, config: ConfigSource, *, cdi_folder: Path) -> None:
         self._services = services
-        self._folders = folders
-        self._configured = configured
-        self._clock = clock
-        host, inventory = services.host, services.inventory
-        node = ShareNode(
-            shares=lambda: host.claims,
-            listed=lambda: services.pods.listed(SHARE_RESOURCE),
-            chosen=self._chosen,
-            uid_of=self._uid_of,
-            adopt=self._adopt,
-            observe_gpu=host.observe_gpu,
-            files=files,
-            driver_version=lambda: inventory.latest.value.view.node.driver_version,
-            mps_pipes=host.daemons.records.pipes,
-        )
-        placed = PlacedFiles(cdi_folder)
+        self._config = config
         self._changed = asyncio.Event()
-        self._handover = GatedSharePreparer(node, placed, self._changed.set, refused=refused)
-        self._care = ShareReconciler(
-            node,
-            self._handover,
-            placed,
-            lambda: services.api.list_pods_on_node(services.node_name),
-            living=pods_with_processes,
-            clock=clock,
-        )
+        self._handover = GatedSharePreparer(services, config.files, cdi_folder, self._changed.set)
+        self._care = ShareReconciler(services, self._handover)
         self._over = asyncio.Event()
         self._endpoints: ResourceServerManager | None = None
         self._failure = "the agent does not hand over shares yet"
@@ -209,10 +188,10 @@ class ShareDriver:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        await self._configured()
+        config = await self._config.latest.first()
         await self._services.inventory.latest.first()
-        folder, socket = self._folders()
-        self._endpoints = ResourceServerManager(folder, socket, self, self._clock, starter=self)
+        socket = Path(config.kubelet_socket) if config.kubelet_socket else None
+        self._endpoints = ResourceServerManager(config.plugin_folder, socket, self, time.monotonic, starter=self.start)
         try:
             async with asyncio.TaskGroup() as group:
                 # Adopt before serving any pod: what a lost register left behind belongs to other pods.
@@ -222,9 +201,9 @@ class ShareDriver:
                 group.create_task(self._handover.backlog.run())
                 group.create_task(self._keep_serving(self._endpoints))
                 group.create_task(self._keep_fresh())
-                group.create_task(self._follow_pods())
+                group.create_task(self._services.node_pods.tell(self._over.set))
                 group.create_task(self._keep_caring())
-                group.create_task(self._keep_telling())
+                group.create_task(self._services.inventory.latest.tell(self._handover.news))
         finally:
             await self._endpoints.close()
             self._endpoints = None
@@ -255,7 +234,7 @@ class ShareDriver:
             node = self._services.node.value if self._services.node.synced else None
             gates = self._services.backend.synced and self._services.backend.value is AllocationBackend.GATES
             serves = gates and mode_in_force(None if node is None else node.labels).by_claims
-            held = await asyncio.to_thread(lambda: self._services.host.claims.held_by_pods())
+            held = await asyncio.to_thread(ClaimRegister(self._services.host).held_by_pods)
             await endpoints.settle({SHARE_RESOURCE: units} if serves or held else {})
             self._failure = ""
             await asyncio.sleep(_TICK_SECONDS)
@@ -266,15 +245,6 @@ class ShareDriver:
             self._changed.clear()
             self._services.inventory.poke()
             await asyncio.sleep(_FRESH_SECONDS)
-
-    async def _follow_pods(self) -> None:
-        async for _ in self._services.node_pods.changes():
-            self._over.set()
-
-    async def _keep_telling(self) -> None:
-        """Tell waiting containers about each change on the node."""
-        async for _ in self._services.inventory.latest.changes():
-            self._handover.news()
 
     async def _keep_caring(self) -> None:
         while True:
@@ -288,29 +258,3 @@ class ShareDriver:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CARE_SECONDS):
                     await self._over.wait()
-
-    def _adopt(self, order: ClaimRequest) -> None:
-        host = self._services.host
-        view, holders = host.view(), host.holders
-        # Allocations found by their processes alone while the register was new.
-        found = [
-            each.id
-            for each in view.allocations
-            if isinstance(each.keeper, PodKeeper) and each.keeper.uid == order.keeper.uid
-        ]
-        allocation = Allocation(
-            holders.new_id(), order.request, order.grants, Phase.ACTIVE, holders.clock(), keeper=order.keeper
-        )
-        holders.settle(found, {}, [allocation], shared_memory(order.grants, view.node))
-
-    async def _chosen(self) -> Mapping[str, ChosenShare]:
-        lease = await self._services.leases.get(lease_name(CHOICES, self._services.node_name))
-        return {} if lease is None else choices_from_lease(lease).choices
-
-    async def _uid_of(self, ref: PodRef) -> str:
-        path = f"/api/v1/namespaces/{ref.namespace}/pods/{ref.name}"
-        answer = await self._services.connection.ask(f"read pod {ref}", "GET", path)
-        if answer.status == 403:  # once the cluster gives shares by claims, agents may only list
-            pods = await self._services.api.list_pods_on_node(self._services.node_name)
-            return next((pod.uid for pod in pods if pod.ref == ref), "")
-        return "" if answer.status == 404 else decode_pod(answer.accepted()).uid

@@ -3,41 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tranche.core.request import Request
 from tranche.kubernetes.api.decoding import Json, claimed_resources
-from tranche.kubernetes.api.node_rules import Requirement, Toleration, decode_terms
-from tranche.kubernetes.claims.gate_demand import GatedRequest, gate_demand
+from tranche.kubernetes.api.node_rules import NodeTerm, Requirement, Toleration, decode_terms
+from tranche.kubernetes.claims.annotations import gate_demand
 from tranche.kubernetes.claims.quantity import resource_amounts
 from tranche.kubernetes.claims.vocabulary import JOB_LABEL, SHARE_GATE, SHARE_RESOURCE
-from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement
-from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, GatedPod
-from tranche.kubernetes.gated.scheduler.spread import SpreadRequirement
 
+HOST_LABEL = "kubernetes.io/hostname"
 _PODS = "pods"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPod:
-    """A pod. `node` is where it is bound, `pinned` the host that its selector names. `needs` are as in `PlacingRequirement`.
+class SpreadRequirement:
+    """At most `skew` more pods that meet all of `selector` in one domain of the node label `key` than in the emptiest."""
 
-    `gated` is what to place, if the pod waits only at our gate; `wrong` says why such a pod cannot be placed. `never` says why
-    any node would refuse every choice for it, even after it left the gate. `raw` is what a patch of it must know. `job` is the
-    uid of the Job that recreates it, for jobs of ours.
+    key: str
+    skew: int
+    selector: tuple[Requirement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPod:
+    """A pod. `needs` are amounts by resource, CPU in thousandths.
+
+    `request` is the share to choose, if the pod waits only at our gate. Only then it has what decides about its node:
+    `node_selector`, `terms` of the required node affinity, one of which must hold (None without any), `tolerations`, `spread`,
+    `priority`, and `created`, which sorts by time.
+
+    `node` is where it is bound, `pinned` the host that its selector names. `wrong` says why a pod at the gate cannot be placed.
+    `never` says why any node would refuse every choice for it, even after it left the gate. `raw` is what a patch of it must
+    know. `job` is the uid of the Job that recreates it, for jobs of ours.
     """
 
     namespace: str
     name: str
     uid: str
+    request: Request | None = None
+    needs: Mapping[str, int] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    terms: tuple[NodeTerm, ...] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    priority: int = 0
+    created: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spread: tuple[SpreadRequirement, ...] = ()
     node: str = ""
     pinned: str = ""
     finished: bool = False
     ending: bool = False
-    needs: Mapping[str, int] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
     asks: bool = False
     waits: bool = False
-    gated: GatedPod | None = None
     wrong: str = ""
     never: str = ""
     raw: Json = field(default_factory=dict)
@@ -63,7 +81,7 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
         }
     owner: Json = next((each for each in meta.get("ownerReferences") or () if each.get("controller")), {})
     of_job = JOB_LABEL in (meta.get("labels") or {}) and owner.get("kind") == "Job"
-    return ClusterPod(
+    pod = ClusterPod(
         namespace=str(meta.get("namespace") or ""),
         name=str(meta.get("name") or ""),
         uid=str(meta.get("uid") or ""),
@@ -75,11 +93,22 @@ def decode_cluster_pod(raw: Json) -> ClusterPod:
         labels=meta.get("labels") or {},
         asks=needs.get(SHARE_RESOURCE, 0) > 0,
         waits=waits,
-        gated=_gated(meta, spec, needs, demand) if ours else None,
         wrong=demand.wrong if ours else "",
         never=demand.never,
         raw=kept,
         job=str(owner.get("uid") or "") if of_job else "",
+    )
+    if not ours or demand.request is None or demand.wrong:
+        return pod
+    return replace(
+        pod,
+        request=demand.request,
+        node_selector=spec.get("nodeSelector") or {},
+        terms=decode_terms(spec),
+        tolerations=tuple(map(Toleration.decode, spec.get("tolerations") or ())),
+        priority=int(spec.get("priority") or 0),
+        created=str(meta.get("creationTimestamp") or ""),
+        spread=tuple(_spread(meta, spec)),
     )
 
 
@@ -112,23 +141,6 @@ def _sum(many: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, amount in each.items():
             found[name] = found.get(name, 0) + amount
     return found
-
-
-def _gated(meta: Json, spec: Json, needs: Mapping[str, int], demand: GatedRequest) -> GatedPod | None:
-    if demand.request is None or demand.wrong:
-        return None
-    tolerations = tuple(map(Toleration.decode, spec.get("tolerations") or ()))
-    return GatedPod(
-        str(meta.get("namespace") or ""),
-        str(meta.get("name") or ""),
-        str(meta.get("uid") or ""),
-        demand.request,
-        PlacingRequirement(needs, spec.get("nodeSelector") or {}, decode_terms(spec), tolerations),
-        int(spec.get("priority") or 0),
-        str(meta.get("creationTimestamp") or ""),
-        meta.get("labels") or {},
-        tuple(_spread(meta, spec)),
-    )
 
 
 def _spread(meta: Json, spec: Json) -> Iterator[SpreadRequirement]:

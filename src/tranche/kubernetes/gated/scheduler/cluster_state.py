@@ -10,11 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.chosen_view import with_choices
-from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
-from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
-from tranche.kubernetes.gated.scheduler.placer import HOST_LABEL, GpuNode
-from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadState
+from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, with_choices
+from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL, ClusterPod
+from tranche.kubernetes.gated.scheduler.placer import GpuNode, SpreadState
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +79,5 @@ def spread_of(now: ClusterState) -> SpreadState:
         chosen = now.choice_of(pod) if pod.asks and not pod.node else None
         node = pod.node or (chosen[0] if chosen is not None else "")
         if node and not (pod.finished or pod.ending):
-            pods.append(SpreadPod(pod.namespace, pod.labels, node))
+            pods.append(replace(pod, node=node))
     return SpreadState(tuple(now.nodes.values()), tuple(pods))

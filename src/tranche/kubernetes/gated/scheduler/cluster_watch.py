@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import TypeVar
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.api.leases import Lease, decode_lease
-from tranche.kubernetes.api.selection import ObjectSource
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.fleet.objects import FleetNode, decode_fleet_node
 from tranche.kubernetes.gated.leases import (
@@ -30,21 +30,12 @@ Item = TypeVar("Item")
 
 
 class ClusterWatch:
-    """The cluster as last seen. `namespace` has the agents' leases; `random` returns numbers from 0 to 1."""
+    """The cluster as last seen. `namespace` has the agents' leases."""
 
-    def __init__(
-        self,
-        connection: ApiConnection,
-        namespace: str,
-        *,
-        random: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, connection: ApiConnection, namespace: str) -> None:
         self.changed = asyncio.Event()
         self._connection = connection
         self._namespace = namespace
-        self._random = random
-        self._sleep = sleep
         self._pods: Mapping[str, ClusterPod] | None = None
         self._nodes: Mapping[str, FleetNode] | None = None
         self._gpus: Mapping[str, Lease] | None = None
@@ -138,7 +129,7 @@ class ClusterWatch:
         heard: Callable[[Iterable[Item]], None],
     ) -> None:
         source = ObjectSource(self._connection, label, path, selector, decode)
-        async with aclosing(source.snapshots(self._random, self._sleep)) as snapshots:
+        async with aclosing(source.snapshots()) as snapshots:
             async for found in snapshots:
                 heard(found)
 

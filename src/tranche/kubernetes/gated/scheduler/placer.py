@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tranche.core.allocation import NodeView
@@ -18,35 +18,13 @@ from tranche.core.printable import shortened
 from tranche.core.request import Request
 from tranche.core.wire import grant_to_dict
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.node_rules import Taint, meets, unmet, untolerated
 from tranche.kubernetes.claims.vocabulary import SHARE_GATE
 from tranche.kubernetes.fleet.objects import FleetNode
-from tranche.kubernetes.gated.chosen_view import CHOSEN
-from tranche.kubernetes.gated.leases import ChosenShare
-from tranche.kubernetes.gated.scheduler.node_fit import PlacingRequirement, why_not
-from tranche.kubernetes.gated.scheduler.spread import SpreadPod, SpreadRequirement, SpreadState
-from tranche.planning.decide.across import ChosenMachine, decide_across
-from tranche.planning.decide.allocate import Granted
+from tranche.kubernetes.gated.leases import CHOSEN, ChosenShare
+from tranche.kubernetes.gated.scheduler.cluster_pods import HOST_LABEL, ClusterPod, SpreadRequirement
+from tranche.planning.decide.allocate import ChosenMachine, Granted, decide_across
 from tranche.planning.decide.foresee import with_granted
-
-HOST_LABEL = "kubernetes.io/hostname"
-
-
-@dataclass(frozen=True, slots=True)
-class GatedPod:
-    """A pod that waits for a share. `created` sorts by time."""
-
-    namespace: str
-    name: str
-    uid: str
-    request: Request
-    rules: PlacingRequirement = field(default_factory=PlacingRequirement)
-    priority: int = 0
-    created: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    spread: tuple[SpreadRequirement, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +39,7 @@ class GpuNode:
 class PodPlacement:
     """A pod's node and what the pod gets there."""
 
-    pod: GatedPod
+    pod: ClusterPod
     node: str
     granted: Granted
 
@@ -70,20 +48,20 @@ class PodPlacement:
 class UnplacedPod:
     """A pod that keeps waiting, and each node's obstacle. If `possible` is False, no node could ever serve it."""
 
-    pod: GatedPod
+    pod: ClusterPod
     reasons: Mapping[str, str]
     possible: bool
 
 
 def place(
-    pods: Iterable[GatedPod],
+    pods: Iterable[ClusterPod],
     nodes: Iterable[GpuNode],
     *,
     unknown: Mapping[str, str] | None = None,
     avoided: Mapping[str, frozenset[str]] | None = None,
     spread: SpreadState | None = None,
 ) -> tuple[PodPlacement | UnplacedPod, ...]:
-    """Place each pod, highest priority first, then oldest first.
+    """Choose for each pod that waits for a share, highest priority first, then oldest first.
 
     `unknown` says why further nodes can give nothing now. `avoided` has the nodes that refused a pod, by pod uid. `spread` is the
     whole cluster, for pods with topology spread.
@@ -94,25 +72,25 @@ def place(
     kinds = spread or SpreadState(tuple(node.room for node in known.values()))
     found: list[PodPlacement | UnplacedPod] = []
     for pod in sorted(pods, key=lambda each: (-each.priority, each.created, each.namespace, each.name)):
-        away = {name: reason for name, node in known.items() if (reason := why_not(pod.rules, node.room))}
+        if (request := pod.request) is None:
+            continue
+        away = {name: reason for name, node in known.items() if (reason := why_not(pod, node.room))}
         if pod.spread:
-            kind = SpreadPod(pod.namespace, pod.labels)
-            uneven = kinds.reasons(kind, pod.spread, pod.rules, (node.room for node in known.values()))
-            away = {**uneven, **away}
+            away = {**kinds.reasons(pod, (node.room for node in known.values())), **away}
         away |= dict.fromkeys((avoided or {}).get(pod.uid, frozenset()) & known.keys(), "refused the pod a moment ago")
         near = {name: node.view for name, node in known.items() if name not in away}
-        chosen = decide_across(near, pod.request)
+        chosen = decide_across(near, request)
         if not isinstance(chosen, ChosenMachine):
             # A node that the pod's other rules exclude now may serve it one day, although its GPUs were not asked.
-            possible = chosen.possible or any(_could_serve(known[name].view, pod.request) for name in away)
+            possible = chosen.possible or any(_could_serve(known[name].view, request) for name in away)
             reasons = (
                 {name: f"the node {why}" for name, why in away.items()} | dict(unknown or {}) | dict(chosen.reasons)
             )
             found.append(UnplacedPod(pod, reasons, possible or bool(unknown)))
             continue
         found.append(PodPlacement(pod, chosen.name, chosen.granted))
-        known[chosen.name] = _with(known[chosen.name], pod, chosen.granted)
-        kinds = kinds.with_pod(SpreadPod(pod.namespace, pod.labels, chosen.name))
+        known[chosen.name] = _with(known[chosen.name], pod, request, chosen.granted)
+        kinds = kinds.with_pod(replace(pod, node=chosen.name))
     return tuple(found)
 
 
@@ -148,10 +126,10 @@ def _entry(path: str, there: Json | None, key: str, value: str) -> dict[str, Any
     return {"op": "add", "path": f"{path}/{key.replace('~', '~0').replace('/', '~1')}", "value": value}
 
 
-def _with(node: GpuNode, pod: GatedPod, granted: Granted) -> GpuNode:
+def _with(node: GpuNode, pod: ClusterPod, request: Request, granted: Granted) -> GpuNode:
     """The node with the pod on it."""
-    left = {resource: amount - pod.rules.needs.get(resource, 0) for resource, amount in node.room.allocatable.items()}
-    return GpuNode(replace(node.room, allocatable=left), with_granted(node.view, pod.request, granted))
+    left = {resource: amount - pod.needs.get(resource, 0) for resource, amount in node.room.allocatable.items()}
+    return GpuNode(replace(node.room, allocatable=left), with_granted(node.view, request, granted))
 
 
 def _could_serve(view: NodeView, request: Request) -> bool:
@@ -181,3 +159,77 @@ def waiting_text(found: UnplacedPod) -> str:
 
 def _names(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
+
+
+UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+
+
+def why_not(pod: ClusterPod, node: FleetNode) -> str:
+    """Why the pod cannot run on the node by the scheduler's rules, in words that complete `the node ...`; "" when it can.
+
+    Only the scheduler knows affinity between pods.
+    """
+    if not node.ready:
+        return "is not ready"
+    cordon = (Taint(UNSCHEDULABLE, "NoSchedule"),) if node.unschedulable else ()
+    if taints := untolerated((*node.taints, *cordon), pod.tolerations):
+        return f"has the taint {taints[0].key}, which the pod does not tolerate"
+    if why := _why_not_by_labels(pod, node):
+        return why
+    for resource, amount in pod.needs.items():
+        if amount > node.allocatable.get(resource, 0):
+            return f"has too little {resource}"
+    return ""
+
+
+def _why_not_by_labels(pod: ClusterPod, node: FleetNode) -> str:
+    """The same, by the pod's node selector and node affinity only."""
+    if lacking := unmet(pod.node_selector, node.labels):
+        return f"lacks the label {lacking[0]} of the pod's nodeSelector"
+    return "" if meets(pod.terms, node.name, node.labels) else "does not match the pod's node affinity"
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadState:
+    """Topology spread: all nodes of the cluster, and the pods that run or are about to, each with its node.
+
+    Only constraints that must hold (`DoNotSchedule`) keep a pod from a node. As in the scheduler's default, all nodes that the
+    pod's node selector and affinity allow count, even with taints.
+    """
+
+    nodes: tuple[FleetNode, ...] = ()
+    pods: tuple[ClusterPod, ...] = ()
+
+    def with_pod(self, pod: ClusterPod) -> SpreadState:
+        """The state with one more pod."""
+        return replace(self, pods=(*self.pods, pod))
+
+    def reasons(self, pod: ClusterPod, rooms: Iterable[FleetNode]) -> Mapping[str, str]:
+        """Why the pod cannot go to some of these nodes, by name, in words that complete `the node ...`."""
+        rooms, found = tuple(rooms), {}
+        for rule in pod.spread:
+            counts, own = self._counts(pod, rule), 1 if _meets(rule, pod.labels) else 0
+            most = min(counts.values(), default=0) + rule.skew - own
+            for room in rooms:
+                domain = room.labels.get(rule.key)
+                if domain is None:
+                    found[room.name] = f"lacks the label {rule.key} of the pod's topology spread"
+                elif counts.get(domain, 0) > most:
+                    found[room.name] = (
+                        f"has too many similar pods in {rule.key}={domain}; the pod's topology spread allows "
+                        f"{rule.skew} more than elsewhere"
+                    )
+        return found
+
+    def _counts(self, pod: ClusterPod, rule: SpreadRequirement) -> Mapping[str, int]:
+        counted = [each for each in self.nodes if rule.key in each.labels and not _why_not_by_labels(pod, each)]
+        found = dict.fromkeys((each.labels[rule.key] for each in counted), 0)
+        domains = {each.name: each.labels[rule.key] for each in counted}
+        for other in self.pods:
+            if other.namespace == pod.namespace and other.node in domains and _meets(rule, other.labels):
+                found[domains[other.node]] += 1
+        return found
+
+
+def _meets(rule: SpreadRequirement, labels: Mapping[str, str]) -> bool:
+    return bool(rule.selector) and all(each.holds(labels) for each in rule.selector)

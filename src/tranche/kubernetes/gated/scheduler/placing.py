@@ -13,14 +13,19 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
 
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ChosenFor
-from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare
-from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
+from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.decoding import encode_event, encode_eviction
+from tranche.kubernetes.api.leases import LeaseClient
+from tranche.kubernetes.api.objects import KubeEventType, PodRef
+from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_from_lease, choices_to_lease
+from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
 from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState, gpu_nodes, spread_of
-from tranche.kubernetes.gated.scheduler.placer import PodPlacement, UnplacedPod, place
+from tranche.kubernetes.gated.scheduler.placer import PodPlacement, UnplacedPod, place, ungating
+
+_JSON_PATCH = "application/json-patch+json"
 
 _log = logging.getLogger(__name__)
 
@@ -32,20 +37,67 @@ class ChoiceState(StrEnum):
     OVER = "over"
 
 
-class PlacingApi(Protocol):
-    """A round's requests to the API server. They raise `KubeClient`'s errors; after one, the outcome is unknown."""
+class PlacingClient:
+    """The placer's requests to the API server. They raise `KubeClient`'s errors; after one, the outcome is unknown."""
+
+    def __init__(self, connection: ApiConnection, leases: LeaseClient) -> None:
+        self._connection = connection
+        self._leases = leases
 
     async def write(self, chosen: ChoiceLease) -> ChoiceLease | None:
         """Replace the version of a node's choices that was read; None when it is no longer the current one."""
-        ...
+        lease = choices_to_lease(chosen)
+        made = self._leases.create if chosen.lease is None else self._leases.replace
+        answer = await made(lease)
+        return None if answer is None else choices_from_lease(answer)
 
     async def let_go(self, pod: ClusterPod, node: str, host: str, choice: ChosenShare) -> bool:
         """Write the choice on a pod and remove its gate; False when the pod was replaced or no longer waits."""
-        ...
+        path, patch = _path(pod.namespace, pod.name), ungating(pod.raw, node, host, choice)
+        what = f"release pod {pod} to node {node}"
+        answer = await self._connection.ask(what, "PATCH", path, patch, content_type=_JSON_PATCH)
+        # 422 means that a test in the patch failed: the pod was replaced or no longer waits.
+        if answer.status in (404, 409, 422):
+            return False
+        answer.accepted()
+        return True
 
     async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
         """Whether the pod still needs the choice on the node with that host name, as the API server says now."""
-        ...
+        what = f"read pod {choice.namespace}/{choice.name}"
+        answer = await self._connection.ask(what, "GET", _path(choice.namespace, choice.name))
+        if answer.status == 404:
+            return ChoiceState.OVER
+        pod = decode_cluster_pod(answer.accepted())
+        if pod.uid != choice.uid or pod.finished:
+            return ChoiceState.OVER
+        return ChoiceState.NEEDED if pod.waits or pod.pinned == host else ChoiceState.OVER
+
+    async def make_anew(self, pod: ClusterPod) -> bool:
+        """Evict a pod that never ran, so that its Job recreates it; False when it may not go now."""
+        path = f"{_path(pod.namespace, pod.name)}/eviction"
+        body = encode_eviction(PodRef(pod.namespace, pod.name), pod.uid)
+        answer = await self._connection.ask(f"recreate pod {pod}", "POST", path, body)
+        if answer.status in (404, 409, 429):
+            return False
+        answer.accepted()
+        return True
+
+    async def say(self, pod: ClusterPod, reason: str, message: str) -> None:
+        """Record an event about a pod. `reason` is one CamelCase word."""
+        name, now = f"{pod.name[:200]}.tranche-{pod.uid[:8]}-{reason.lower()}", self._connection.now()
+        ref, source = PodRef(pod.namespace, pod.name), {"component": "tranche-controller"}
+        event = encode_event(name, ref, pod.uid, source, KubeEventType.NORMAL, reason, message, now=now)
+        path = f"/api/v1/namespaces/{pod.namespace}/events"
+        what = f"record an event for pod {pod}"
+        answer = await self._connection.ask(what, "POST", path, event)
+        if answer.status == 409:
+            newer = {"message": event["message"], "lastTimestamp": event["lastTimestamp"]}
+            answer = await self._connection.ask(
+                what, "PATCH", f"{path}/{name}", newer, content_type="application/merge-patch+json"
+            )
+        if answer.status not in (403, 404):  # a namespace that is going away takes no events
+            answer.accepted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +119,7 @@ class PlacingResult:
 class PlacingRunner:
     """Runs rounds. It keeps no state between them."""
 
-    def __init__(self, api: PlacingApi) -> None:
+    def __init__(self, api: PlacingClient) -> None:
         self._api = api
         self._let_go: set[str] = set()
         self._written: list[ChoiceLease] = []
@@ -112,12 +164,11 @@ class PlacingRunner:
         pods = {
             pod.uid: pod
             for pod in now.pods.values()
-            if pod.gated is not None and not pod.ending and now.choice_of(pod) is None
+            if pod.request is not None and not pod.ending and now.choice_of(pod) is None
         }
         nodes, unknown = gpu_nodes(now, away={*(each.node for each in self._written), *self._unwritten})
-        gated = [pod.gated for pod in pods.values() if pod.gated is not None]
-        spread = spread_of(now) if any(each.spread for each in gated) else None
-        found = place(gated, nodes, unknown=unknown, avoided=avoided, spread=spread)
+        spread = spread_of(now) if any(each.spread for each in pods.values()) else None
+        found = place(pods.values(), nodes, unknown=unknown, avoided=avoided, spread=spread)
         by_node: dict[str, list[PodPlacement]] = {}
         for each in found:
             if isinstance(each, PodPlacement):
@@ -177,11 +228,8 @@ def _refused_for_ever(now: ClusterState) -> Iterator[tuple[str, str]]:
     """Pods past the gate that their node will always refuse, by uid, with what to do."""
     for pod in now.pods.values():
         if pod.never and pod.asks and not (pod.waits or pod.finished or pod.ending or _runs(now, pod)):
-            yield (
-                pod.uid,
-                f"{pod.never}: its node will always refuse it, and the controller reserves no share for it; create the ",
-            )
-            "pod again"
+            why = f"{pod.never}: its node will always refuse it, and the controller reserves no share for it"
+            yield pod.uid, f"{why}; create the pod again"
 
 
 def _runs(now: ClusterState, pod: ClusterPod) -> bool:
@@ -191,3 +239,7 @@ def _runs(now: ClusterState, pod: ClusterPod) -> bool:
 def _stands(pod: ClusterPod | None, host: str) -> bool:
     """Whether the choice still stands for that pod, by the last known state."""
     return pod is not None and not pod.finished and (pod.waits or pod.pinned == host)
+
+
+def _path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"

@@ -17,9 +17,8 @@ from tranche.kubernetes.claims.allocation_backend import (
     claim_support,
     support_as_told,
 )
-from tranche.kubernetes.support.checks.gpu_nodes import AGENT_LABELS, why_gpu
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ControllerFacts, PodFacts
-from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.checks.nodes import AGENT_LABELS, why_gpu
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ClusterFinding, ControllerFacts, PodFacts
 from tranche.kubernetes.support.programs import CLAIM_DRIVER
 from tranche.node.health.checkup import Status
 
@@ -208,17 +207,16 @@ def check_controllers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 def _check(each: ControllerFacts) -> ClusterFinding:
     of = f"{each.ready} of {each.wanted}"
-    logs = f"run kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
+    hint = f"run kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
+    status, text = Status.FAIL, f"no replica of the controller {each} is ready: {_WITHOUT}"
     if not each.wanted:
-        scale = f"kubectl --namespace={each.namespace} scale deployment {each.name} --replicas=2"
-        return ClusterFinding("controller", Status.FAIL, f"the controller {each} is scaled to 0: {_WITHOUT}", scale)
-    if not each.ready:
-        return ClusterFinding(
-            "controller", Status.FAIL, f"no replica of the controller {each} is ready: {_WITHOUT}", logs
-        )
-    if each.ready < each.wanted:
-        return ClusterFinding("controller", Status.WARN, f"{of} replicas of the controller {each} are ready", logs)
-    return ClusterFinding("controller", Status.PASS, f"the controller {each} is ready, {of} replicas")
+        text = f"the controller {each} is scaled to 0: {_WITHOUT}"
+        hint = f"kubectl --namespace={each.namespace} scale deployment {each.name} --replicas=2"
+    elif 0 < each.ready < each.wanted:
+        status, text = Status.WARN, f"{of} replicas of the controller {each} are ready"
+    elif each.ready:
+        status, text, hint = Status.PASS, f"the controller {each} is ready, {of} replicas", ""
+    return ClusterFinding("controller", status, text, hint)
 
 
 _EVENTS = " events in default"
@@ -233,28 +231,19 @@ def check_access(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 
 def _rights(agents: AgentSetFacts) -> Iterator[ClusterFinding]:
-    account = f"{agents.daemon_set.namespace}/{agents.daemon_set.service_account}"
+    account = f"the agent's account {agents.daemon_set.namespace}/{agents.daemon_set.service_account}"
     if agents.lacking is None:
         return  # another finding reports what the caller may not ask
     needed = [each for each in agents.lacking if not each.endswith(_EVENTS)]
     if needed:
-        yield ClusterFinding(
-            "rights",
-            Status.FAIL,
-            f"the agent's account {account} lacks these rights: {'; '.join(needed)}",
-            "upgrade the chart with rbac.create=true, or grant them; the DaemonSet's options need them",
-        )
+        text = f"{account} lacks these rights: {'; '.join(needed)}"
+        hint = "upgrade the chart with rbac.create=true, or grant them; the DaemonSet's options need them"
+        yield ClusterFinding("rights", Status.FAIL, text, hint)
     if len(needed) < len(agents.lacking):
-        yield ClusterFinding(
-            "rights",
-            Status.WARN,
-            f"the agent's account {account} may not record events for nodes",
-            "the rest works; the chart's Role in namespace default grants this right",
-        )
+        hint = "the rest works; the chart's Role in namespace default grants this right"
+        yield ClusterFinding("rights", Status.WARN, f"{account} may not record events for nodes", hint)
     if not agents.lacking:
-        yield ClusterFinding(
-            "rights", Status.PASS, f"the agent's account {account} has all rights that its options need"
-        )
+        yield ClusterFinding("rights", Status.PASS, f"{account} has all rights that its options need")
 
 
 def _policies(facts: ClusterFacts) -> Iterator[ClusterFinding]:

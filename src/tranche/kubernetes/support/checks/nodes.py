@@ -1,4 +1,4 @@
-"""Are the nodes with GPUs healthy, do their versions fit the API server's, and does each offer what it is cut into?
+"""Which nodes have GPUs? Are they healthy, do their versions fit the API server's, and does each offer what it is cut into?
 
 Does another program do the agent's work on the same nodes, and can a pod see devices that it was not given, by naming them in its
 own environment?
@@ -7,21 +7,52 @@ own environment?
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tranche.core.spelling import did_you_mean
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.node_mode import NodeMode, node_mode
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
-from tranche.kubernetes.device_plugin.config import DeviceListStrategy
-from tranche.kubernetes.device_plugin.device_lists import why_no_cdi
+from tranche.kubernetes.device_plugin.config import why_no_cdi
+from tranche.kubernetes.device_plugin.settings import DeviceListStrategy
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
-from tranche.kubernetes.support.checks.gpu_nodes import gpu_nodes
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts
-from tranche.kubernetes.support.findings import ClusterFinding
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, ClusterFinding
 from tranche.kubernetes.support.programs import DEVICE_PLUGIN, FEATURE_LABELS, MIG_MANAGER
 from tranche.node.health.checkup import Status
+
+AGENT_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present", "tranche.dev/gpu")
+"""Any of these, as `true`, makes the chart's affinity put an agent on the node."""
+
+_OTHER_LABELS = (
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+    "k8s.amazonaws.com/accelerator",
+    "cloud.google.com/gke-accelerator",
+)
+_INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+# AWS's families with NVIDIA GPUs; g4ad has AMD's.
+_AWS = re.compile(r"(p[2-9][a-z]*|g[3-9](?!ad)[a-z]*)(-[a-z0-9]+)?\.[a-z0-9-]+")
+
+
+def why_gpu(node: KubeNode) -> str:
+    """What shows that the node has NVIDIA GPUs; "" if nothing does."""
+    for label in (*AGENT_LABELS, *_OTHER_LABELS):
+        value = node.labels.get(label, "")
+        if value and value != "false":
+            return f"label {label}={value}"
+    counted = sorted(key for key, count in gpu_counts(node.capacity).items() if count > 0)
+    if counted:
+        return f"capacity {counted[0]}"
+    kind = node.labels.get(_INSTANCE_TYPE, "")
+    return f"instance type {kind}" if _AWS.fullmatch(kind) else ""
+
+
+def gpu_nodes(facts: ClusterFacts) -> tuple[KubeNode, ...]:
+    """The nodes with GPUs, and those with an agent's pod."""
+    with_agent = {pod.node for each in facts.agents for pod in each.pods}
+    return tuple(node for node in facts.nodes if node.name in with_agent or why_gpu(node))
+
 
 OLDEST_MINOR = 27
 """The oldest minor version of Kubernetes 1 that the chart supports."""
@@ -54,39 +85,22 @@ def check_nodes(facts: ClusterFacts) -> Iterator[ClusterFinding]:
 
 
 def _conditions(node: KubeNode) -> Iterator[ClusterFinding]:
+    wrong = []
     ready = node.condition("Ready")
-    where = (node.name,)
-    wrong = False
     if ready is None or ready.status != "True":
-        wrong = True
         said = "it never reported" if ready is None else f"{ready.reason}: {ready.message}"
-        yield ClusterFinding(
-            "node",
-            Status.FAIL,
-            f"is not Ready ({said})",
-            "check its kubelet and its machine; running pods continue",
-            where,
-        )
+        hint = "check its kubelet and its machine; running pods continue"
+        wrong.append((Status.FAIL, f"is not Ready ({said})", hint))
     for each in node.conditions:
         if each.type in _BAD_WHEN_TRUE and each.status == "True":
-            wrong = True
-            yield ClusterFinding(
-                "node", Status.FAIL, f"{each.type}: {each.message}", "free the resource that the node lacks", where
-            )
+            wrong.append((Status.FAIL, f"{each.type}: {each.message}", "free the resource that the node lacks"))
     if CORDON_ANNOTATION in node.annotations:
-        wrong = True
-        yield ClusterFinding(
-            "node",
-            Status.WARN,
-            "is cordoned by its agent to make room for a layout",
-            "the agent uncordons it when the layout is active; after a failure, when the label changes",
-            where,
-        )
+        hint = "the agent uncordons it when the layout is active; after a failure, when the label changes"
+        wrong.append((Status.WARN, "is cordoned by its agent to make room for a layout", hint))
     elif node.unschedulable:
-        wrong = True
-        yield ClusterFinding("node", Status.WARN, "is cordoned", f"kubectl uncordon {node.name}", where)
-    if not wrong:
-        yield ClusterFinding("node", Status.PASS, "is Ready", nodes=where)
+        wrong.append((Status.WARN, "is cordoned", f"kubectl uncordon {node.name}"))
+    for found in wrong or [(Status.PASS, "is Ready", "")]:
+        yield ClusterFinding("node", *found, (node.name,))
 
 
 def _skew(node: KubeNode, server: str) -> Iterator[ClusterFinding]:
@@ -160,44 +174,33 @@ def check_resources(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Capacity compared with what is allocatable, and with the slices that the feature labels count."""
     served = {pod.node for agents in facts.agents for pod in agents.pods}
     for node in gpu_nodes(facts):
-        if node_mode(node.labels) is not NodeMode.STATIC:
-            yield _by_mode(node)
-            continue
-        found = list(_of(node, served=node.name in served))
-        yield from found
-        offered = {key: count for key, count in gpu_counts(node.allocatable).items() if count}
-        if not found and offered:
-            shown = ", ".join(f"{count} {key}" for key, count in sorted(offered.items()))
-            yield ClusterFinding("resources", Status.PASS, f"offers {shown}", nodes=(node.name,))
-        if not found and not offered:
-            yield ClusterFinding(
-                "resources",
-                Status.WARN,
-                "offers no GPUs or slices",
-                "check the node's agent and the MIG strategy: single needs all GPUs cut alike",
-                (node.name,),
-            )
+        static = node_mode(node.labels) is NodeMode.STATIC
+        for found in _static(node, served=node.name in served) if static else [_by_mode(node)]:
+            yield ClusterFinding("resources", *found, (node.name,))
 
 
-def _by_mode(node: KubeNode) -> ClusterFinding:
+def _static(node: KubeNode, *, served: bool) -> Sequence[tuple[Status, str, str]]:
+    """What a node with layouts offers, as status, text and hint."""
+    if wrong := list(_of(node, served=served)):
+        return wrong
+    offered = {key: count for key, count in gpu_counts(node.allocatable).items() if count}
+    if offered:
+        return [(Status.PASS, f"offers {', '.join(f'{count} {key}' for key, count in sorted(offered.items()))}", "")]
+    hint = "check the node's agent and the MIG strategy: single needs all GPUs cut alike"
+    return [(Status.WARN, "offers no GPUs or slices", hint)]
+
+
+def _by_mode(node: KubeNode) -> tuple[Status, str, str]:
     """A node whose device plugin offers nothing."""
     mode = node_mode(node.labels)
     if mode is None:
         word = node.labels.get(MODE_LABEL, "")
         text = f"offers nothing: its label {MODE_LABEL} is '{word}', which is not a mode"
-        modes = ", ".join(NodeMode)
-        return ClusterFinding(
-            "resources",
-            Status.WARN,
-            text,
-            f"{did_you_mean(word, map(str, NodeMode))}use one of {modes}",
-            (node.name,),
-        )
-    text = "offers nothing" if mode is NodeMode.OFF else "offers its GPUs on demand"
-    return ClusterFinding("resources", Status.PASS, f"{text} (mode {mode})", nodes=(node.name,))
+        return Status.WARN, text, f"{did_you_mean(word, map(str, NodeMode))}use one of {', '.join(NodeMode)}"
+    return Status.PASS, f"{'offers nothing' if mode is NodeMode.OFF else 'offers its GPUs on demand'} (mode {mode})", ""
 
 
-def _of(node: KubeNode, *, served: bool) -> Iterator[ClusterFinding]:
+def _of(node: KubeNode, *, served: bool) -> Iterator[tuple[Status, str, str]]:
     why = "the agent reports them as unhealthy" if served else "the node has no agent"
     hint = (
         "this is normal for half a minute after the GPUs change; after that, kubectl get events "
@@ -209,24 +212,15 @@ def _of(node: KubeNode, *, served: bool) -> Iterator[ClusterFinding]:
     for resource, capacity in sorted(counted.items()):
         usable = allocatable.get(resource, 0)
         if usable < capacity:
-            yield ClusterFinding(
-                "resources",
-                Status.FAIL,
-                f"{capacity - usable} of {capacity} {resource} are not allocatable: {why}",
-                hint,
-                (node.name,),
-            )
+            yield Status.FAIL, f"{capacity - usable} of {capacity} {resource} are not allocatable: {why}", hint
     for resource, labelled in _labelled(node):
         capacity = counted.get(resource, 0)
         if capacity != labelled:
-            yield ClusterFinding(
-                "resources",
-                Status.WARN,
-                f"the feature labels count {labelled} {resource}, but the kubelet counts {capacity}",
-                "the kubelet normally follows within seconds; otherwise search the agent's log for registration and "
-                "withdrawn devices",
-                (node.name,),
-            )
+            text = f"the feature labels count {labelled} {resource}, but the kubelet counts {capacity}"
+            yield Status.WARN, text, _FOLLOWS
+
+
+_FOLLOWS = "the kubelet normally follows within seconds; otherwise search the agent's log for registration and withdrawn devices"
 
 
 def _labelled(node: KubeNode) -> Iterator[tuple[str, int]]:

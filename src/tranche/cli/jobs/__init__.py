@@ -1,1 +1,0 @@
-"""The commands for a person's jobs on a Kubernetes cluster."""

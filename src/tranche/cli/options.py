@@ -1,0 +1,129 @@
+"""Options that several commands take: a span of time, and the caller's cluster, which is asked with the caller's own rights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tranche.core.errors import KubernetesForbidden, UsageError
+from tranche.core.quantity import parse_duration
+
+if TYPE_CHECKING:
+    from tranche.kubernetes.api.connection import ApiConnection
+
+Result = TypeVar("Result")
+
+TIMEOUT_HELP = "Stop waiting after TIME, such as 90 (seconds), 30s or 1h30m. Default: no limit."
+"""The same words for every command that waits."""
+
+
+class DurationType(click.ParamType[float]):
+    """Seconds, written as tranche.core.quantity reads them: `90`, `30s`, `10m`, `1h30m`; at least `least` of them."""
+
+    name = "duration"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The seconds; UsageError, which names the option, if the text is no span of time or too short a one."""
+        name = "" if param is None else f"{max(param.opts, key=len)}: "
+        try:
+            seconds = value if isinstance(value, float) else parse_duration(str(value))
+        except UsageError as error:
+            raise UsageError(f"{name}{error.message}", hint=error.hint) from error
+        if seconds < self._least:
+            raise UsageError(f"{name}{value} is less than {self._least:g}s")
+        return seconds
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*options: Decorator) -> Decorator:
+    """Several options of a command as one decorator, in the order of its help."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
+kubeconfig_option = click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    help="Kubeconfig file. Default: $KUBECONFIG, ~/.kube/config, or the service account of the pod.",
+)
+
+
+target_options = together(
+    click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the kubeconfig."),
+    kubeconfig_option,
+)
+
+
+def refuse_kubeconfig_alone(kubeconfig: str | None, cluster: bool) -> None:
+    """UsageError for --kubeconfig at a command that asks a cluster only with --cluster."""
+    if kubeconfig is not None and not cluster:
+        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+
+
+def asked_of_cluster(
+    kubeconfig: str | None, ask: Callable[[ApiConnection, str], Awaitable[Result]], what: str = "--cluster"
+) -> Result:
+    """What `ask` finds out over a connection to the caller's API server, given the kubeconfig's namespace.
+
+    Raises:
+        UsageError: what speaks to an API server is not installed; `what` needs it.
+        KubeconfigInvalid: no API server is known.
+        KubernetesUnavailable, KubernetesForbidden: it does not answer, or refuses everything; and whatever else `ask` raises.
+    """
+    import asyncio  # slow to import, and a listing of this machine asks no cluster
+
+    try:
+        from tranche.kubernetes.api.connection import ApiConnection
+        from tranche.kubernetes.support.caller import caller_api_server
+    except ModuleNotFoundError as error:
+        raise extra_missing(what, "kubernetes", error) from error
+
+    server = caller_api_server(kubeconfig, os.environ, Path.home())
+
+    async def asked() -> Result:
+        connection = ApiConnection(server)
+        try:
+            return await ask(connection, server.namespace)
+        finally:
+            await connection.close()
+
+    return asyncio.run(asked())
+
+
+def asked_as_person(
+    kubeconfig: str | None, namespace: str | None, ask: Callable[[ApiConnection, str], Awaitable[Result]]
+) -> Result:
+    """As `asked_of_cluster`, for the chosen namespace or the kubeconfig's, with what helps who may not."""
+    try:
+        return asked_of_cluster(kubeconfig, lambda api, own: ask(api, namespace or own), "a command for a cluster")
+    except KubernetesForbidden as error:
+        raise KubernetesForbidden(
+            error.message,
+            hint="your account may not do this: name one of your namespaces with -n, or ask the cluster's administrator",
+        ) from error
+
+
+def extra_missing(what: str, extra: str, error: ModuleNotFoundError) -> UsageError:
+    """`what` needs a package of that extra. The hint names a file: no name in a public index is Tranche's."""
+    import platform
+    from importlib.metadata import version
+
+    return UsageError(
+        f"{what} needs the Python package '{error.name}', which is not installed",
+        hint="install the wheel with the extra: pip install "
+        f"'./tranche_gpu-{version('tranche-gpu')}-py3-none-manylinux_2_17_{platform.machine()}.whl[{extra}]'",
+    )

@@ -1,0 +1,53 @@
+"""One machine as a process works on it: its driver, its register, and what Tranche keeps beside the register."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tranche.core.state import GpuState
+from tranche.hardware.driver import Driver
+from tranche.node.execution.timeslices import TimesliceStore
+from tranche.node.limits.limited_shares import MemoryGroupManager
+from tranche.node.locks.interrupts import interruptible
+from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.state.session import StateFolder
+from tranche.node.store.ledger import Ledger, open_to_read
+
+
+def new_id() -> str:
+    """A short random name for an allocation, waiter, plan or session."""
+    return os.urandom(4).hex()
+
+
+@dataclass(eq=False, kw_only=True)
+class HostContext:
+    """What every part that works on the machine needs. The caller passes in time, randomness, the driver and the folder.
+
+    With `reading`, it needs neither permission nor disk space to write. `environment` locates the driver's programs. `clock` is
+    seconds since the epoch. `boundary` is called after every write to the journal, for crash tests.
+    """
+
+    driver: Driver = field(kw_only=False)
+    state_dir: Path = field(kw_only=False)
+    clock: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    new_id: Callable[[], str] = new_id
+    boundary: Callable[[], None] = lambda: None
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    reading: bool = False
+
+    def __post_init__(self) -> None:
+        self.places = StateFolder(self.state_dir)
+        self.ledger = open_to_read(self.places) if self.reading else Ledger(self.places.ledger)
+        self.daemons = MpsDaemonManager(self.places, self.environment)
+        self.timeslices = TimesliceStore(self.places)
+        self.memory_groups = MemoryGroupManager(self.places)
+        self.sleep = interruptible()(self.sleep)
+
+    def observe_gpu(self, gpu_uuid: str) -> GpuState:
+        """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""
+        return self.timeslices.on_gpu(self.daemons.on_gpu(self.driver.observe_gpu(gpu_uuid)))
