@@ -35,13 +35,13 @@ def state_of_t4(view: NodeView) -> str:
 def test_a_shared_gpu_says_by_what_and_how_much_is_left() -> None:
     part = FractionalShare(WholeGpu(T4.uuid), 5 * GIB, Sharing.MPS)
     view = view_of(T4, allocations=allocations(part, part._replace(compute=30)))
-    assert state_of_t4(view) == "shared by MPS: a-0, a-1; 4.5 GiB left"
+    assert state_of_t4(view) == "shared by MPS: a-0, a-1; 4.49 GiB left"
     document = gpu_document(view, T4)
     assert document["sharing"] == {
         "mechanism": "mps",
         "walls": {"memory": "process", "compute": "turns", "faults": "shared", "bandwidth": "shared"},
         "memoryGivenBytes": 10 * GIB,
-        "memoryLeftBytes": 5 * GIB - 446 * MIB - 64 * MIB,
+        "memoryLeftBytes": 5 * GIB - 446 * MIB - 80 * MIB,
         "fenced": None,
     }
 
