@@ -263,7 +263,7 @@ def test_a_share_says_when_it_would_be_a_slice() -> None:
     view = replace(view, node=replace(view.node, gpus=(cut, uncuttable_gpu(1))))
     explanation = explain(shared_by(view, Sharing.MPS), parse_request(gpu_memory="4G"))
     assert explanation.summary == (
-        "--gpu-memory 4G can start now: a share of GPU 1: 3.93 GiB by MPS (memory of each process limited by the driver, "
+        "--gpu-memory 4G can start now: a share of GPU 1: 3.98 GiB by MPS (memory of each process limited by the driver, "
         "even turns, "
         "faults shared, bandwidth shared); as a slice when 1a2b ends"
     )

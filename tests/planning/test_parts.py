@@ -404,7 +404,7 @@ def test_a_gpu_goes_from_slices_to_parts_only_when_nothing_is_on_it() -> None:
     assert [type(step) for step in decision.plan.steps][:2] == [DestroyInstance, SetMigMode]
     assert isinstance(decision.plan.steps[-1], StartMps)
     assert decision.note.startswith(
-        "a share of GPU 0, with MIG mode turned off: 4.19 GiB by MPS (memory of each process limited by the driver"
+        "a share of GPU 0, with MIG mode turned off: 4.24 GiB by MPS (memory of each process limited by the driver"
     )
     held = Allocation(
         "a-9", parse_request(mig_profile="3g.20gb"), (Slice(gpu.uuid, profile.name, spot),), Phase.ACTIVE, 0.0

@@ -118,7 +118,8 @@ class MachineReader:
         take_over(self._daemons, view.node, owner, whole=whole)
         self._machine.memory_groups.find_again([gpu.uuid for gpu in view.node if not gpu.lost])
         there, now = devices(view.node), self._machine.clock()
-        found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now)
+        contexts = {gpu.uuid: gpu.context_memory for gpu in view.node}
+        found = shares_of_processes(there, self._places.state_dir, uid=owner, now=now, contexts=contexts)
         found += devices_of_pods(there, now=now, new_id=self._machine.new_id, of_this_machine=self._is_of_this_machine)
         note_missing(self._daemons, self.node(), [grant for each in found for grant in each.grants])
         with self._ledger.write() as db:

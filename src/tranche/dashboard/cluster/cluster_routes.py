@@ -124,13 +124,13 @@ class ClusterPages(GatedRequestHandler):
                 Route("/queue", self._queue),
                 Route("/ask", self._ask),
                 page("/events", self._events),
-                page("/waste", self._waste_page),
+                Route("/waste", self._waste_page),
                 page("/you", self._you),
                 Route("/act", self._act, methods=["GET", "POST"]),
                 data("/api/nodes", self._api_nodes),
                 data("/api/nodes/{name}", self._api_node),
                 data("/api/events", self._api_events),
-                data("/api/waste", self._api_waste),
+                Route("/api/waste", self._api_waste),
                 Route("/{path:path}", self._nowhere),
             ],
             lifespan,
@@ -210,8 +210,11 @@ class ClusterPages(GatedRequestHandler):
 
         return await self._answer(request, partial(ask_page, request.query_params, answer))
 
-    def _waste_page(self, view: UserView, request: Request) -> DashboardPage:
-        return cluster_waste_page(self._waste(view), view.snapshot, view.rights.sight, _order(request))
+    async def _waste_page(self, request: Request) -> Response:
+        view: UserView = request.scope["view"]
+        # Read here, on the loop, where the sums change.
+        make = partial(cluster_waste_page, self._waste(view), view.snapshot, view.rights.sight, _order(request))
+        return await self._answer(request, make)
 
     def _events(self, view: UserView, request: Request) -> DashboardPage:
         everywhere = view.rights.sight.everywhere
@@ -233,11 +236,11 @@ class ClusterPages(GatedRequestHandler):
     def _api_events(self, view: UserView, _: Request) -> Document:
         return document("ClusterEventList", events=[event_data(each) for each in view.events])
 
-    def _api_waste(self, view: UserView, _: Request) -> Document:
-        found = self._waste(view)
+    async def _api_waste(self, request: Request) -> Response:
+        found = self._waste(request.scope["view"])
         if found is None:
             raise Unavailable("", "The cluster was not seen yet.")
-        return document("ClusterWaste", **found)
+        return JSONResponse(document("ClusterWaste", **found))
 
     async def _nowhere(self, request: Request) -> Response:
         return nothing(request, _NOTHING)

@@ -21,7 +21,14 @@ from tranche.core.board import GpuInstanceProfile, board_of
 from tranche.core.grid import Placement, placements
 from tranche.core.profile import ProfileName
 from tranche.core.quantity import MIB
-from tranche.core.sharing import ALL_COMPUTE, FEWEST_CLIENTS, Sharing, capacity, context_memory
+from tranche.core.sharing import (
+    ALL_COMPUTE,
+    FEWEST_CLIENTS,
+    MOST_MULTIPROCESSORS,
+    Sharing,
+    capacity,
+    context_memory,
+)
 from tranche.core.sharing_policy import GpuSharing
 from tranche.core.state import GpuState, NodeState, clients_inside
 from tranche.kubernetes.claims.vocabulary import AttributeName, CapacityName, DeviceType, profile_label
@@ -228,7 +235,7 @@ def _devices_on(gpu: GpuState, number: int, node: NodeState, root: str) -> Itera
                     sharing,
                     profile.memory,
                     clients_inside(_clients(node), profile, gpu),
-                    context_memory(profile.sm or 0),
+                    context_memory(profile.sm or gpu.multiprocessors or MOST_MULTIPROCESSORS),
                 )
                 if amounts:
                     yield device(f"{name}-shared", OfferKind.SHARED_SLICE, offered, sharing, amounts, counters)

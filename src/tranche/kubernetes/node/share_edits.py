@@ -156,17 +156,32 @@ class ShareFiles:
         except OSError as error:
             raise CdiUnavailable(f"cannot remove {path}: {error.strerror or error}") from error
 
-    def marks(self) -> Mapping[str, FiledKeeper]:
-        """What each file's environment names; none while the folder cannot be read."""
+    def remove_of(self, variable: str) -> None:
+        """Remove the files that name the variable. Each is looked at just before: its name may be another keeper's by now."""
+        for name in self.marks(required=True):
+            if self.mark(name).variable == variable:
+                self.remove(name)
+
+    def marks(self, *, required: bool = False) -> Mapping[str, FiledKeeper]:
+        """What each file's environment names.
+
+        Without a folder there are no files. A folder that cannot be read shows none either, or raises CdiUnavailable if
+        the answer is `required`.
+        """
         first, last = spec_file_name(self._kind, "|").split("|")
         try:
             found = [each.name for each in self._folder.iterdir()]
-        except OSError:
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            if required:
+                raise CdiUnavailable(f"cannot read {self._folder}: {error.strerror or error}") from error
             return {}
         names = [each[len(first) : -len(last)] for each in found if each.startswith(first) and each.endswith(last)]
-        return {name: self._mark(name) for name in names}
+        return {name: self.mark(name) for name in names}
 
-    def _mark(self, name: str) -> FiledKeeper:
+    def mark(self, name: str) -> FiledKeeper:
+        """What the environment of that file names; nothing if there is no such file."""
         try:
             data = read_json((self._folder / spec_file_name(self._kind, name)).read_text())
             words = [str(word) for device in data["devices"] for word in device["containerEdits"].get("env", ())]

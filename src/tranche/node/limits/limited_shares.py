@@ -22,7 +22,8 @@ from typing import Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import HardwareError, TrancheError
-from tranche.core.sharing import MachineSharing, Sharing, context_memory
+from tranche.core.quantity import MIB
+from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
 from tranche.node.state.session import StateFolder, boot_id
 from tranche.node.state.state_file import read_state_file, replace_state_file
@@ -170,6 +171,8 @@ def _lifted(group: MemoryGroup) -> bool:
 CANARY = "TRANCHE_LIMIT_CANARY"
 """Set this variable to `off` to keep Tranche's test program from asking for more than its limit."""
 
+_CANARY_CONTEXT = 544 * MIB
+"""The context of the program that tests a limit: 527 MiB on an H200, the largest GPU tried."""
 _AGAIN_SECONDS = 600.0
 _NOT_KEPT = "the driver shows a limit but lets a program exceed it"
 
@@ -232,7 +235,7 @@ class LimitTrialRunner:
             return ""
         from tranche.hardware.memory_limits import keeps_limits
 
-        kept = keeps_limits(part.gpu_uuid, part.memory, context_memory(), self._environment)
+        kept = keeps_limits(part.gpu_uuid, part.memory, _CANARY_CONTEXT, self._environment)
         if kept is None:
             return ""
         trial = _LimitTrial(boot_id(), driver, "" if kept else _NOT_KEPT, kept=kept)

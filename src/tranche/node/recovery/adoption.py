@@ -19,6 +19,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tranche.core.allocation import (
@@ -79,15 +80,21 @@ def part_word(device_uuid: str, part: FractionalShare) -> str:
 
 
 def shares_of_processes(
-    devices: Mapping[str, Grant], register: Path, *, uid: int, now: float, proc: Path = PROC
+    devices: Mapping[str, Grant],
+    register: Path,
+    *,
+    uid: int,
+    now: float,
+    contexts: Mapping[str, int] = MappingProxyType({}),
+    proc: Path = PROC,
 ) -> tuple[Allocation, ...]:
     """The register's shares named by running processes of root or user `uid`, each kept by the oldest of its processes.
 
     The service gives root's shares to all users. So if `uid` is root, every user's process counts: a liar can only make a device
     look occupied, and a share that is overlooked is given twice.
 
-    `register` is the state folder; `devices` are the machine's, by UUID; `now` is in seconds since the epoch. Leaves out shares
-    without any existing device.
+    `register` is the state folder; `devices` are the machine's, by UUID; `contexts` are the bytes that a context takes of each
+    GPU; `now` is in seconds since the epoch. Leaves out shares without any existing device.
     """
     found: dict[str, tuple[Process, tuple[Grant, ...], Mapping[str, str]]] = {}
     for process, environment in _environments(proc):
@@ -101,7 +108,7 @@ def shares_of_processes(
     return tuple(
         Allocation(
             name,
-            _request_of(environment.get(REQUEST, "")) or _likely_request(grants),
+            _request_of(environment.get(REQUEST, "")) or _likely_request(grants, contexts),
             grants,
             Phase.ACTIVE,
             now,
@@ -128,9 +135,10 @@ def _request_of(text: str) -> Request | None:
         return None
 
 
-def _likely_request(grants: tuple[Grant, ...]) -> Request:
+def _likely_request(grants: tuple[Grant, ...], contexts: Mapping[str, int]) -> Request:
     """The probable request. For a part, its memory without CUDA's context, which is added to every requested amount."""
-    request, first, context = nearest_request(grants), grants[0], context_memory()
+    request, first = nearest_request(grants), grants[0]
+    context = contexts.get(first.gpu_uuid, context_memory())
     if not isinstance(first, FractionalShare) or first.memory <= context:
         return request
     return replace(request, demand=GpuMemory(first.memory - context))

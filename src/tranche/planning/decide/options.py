@@ -32,7 +32,7 @@ class OptionKind(IntEnum):
 class Option:
     """One way to serve a request on one GPU.
 
-    `memory` is the granted bytes, of a part for an amount the amount alone. `mask` is the memory slices taken for the foreseeable
+    `memory` is the granted bytes, of a part what the request asks for. `mask` is the memory slices taken for the foreseeable
     future, before the grant. `left` is the bytes left in parts of a shared device after the grant. `replaceable` means that what
     it reuses or destroys was made for a request, so Tranche may cut it freely.
     """

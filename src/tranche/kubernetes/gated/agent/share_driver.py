@@ -128,13 +128,8 @@ class ShareReconciler:
         assert isinstance(keeper, PlacedPodKeeper)
         await asyncio.to_thread(lambda: ClaimRegister(self._services.host).give_back(uid, why="its pod has ended"))
         self._handover.news()
-        await asyncio.to_thread(self._remove_files, uid)
+        await asyncio.to_thread(self._files.remove_of, claim_mark(uid))
         _log.info("given back", extra={"pod": str(keeper), "uid": uid})
-
-    def _remove_files(self, uid: str) -> None:
-        for unit, mark in self._files.marks().items():
-            if mark.variable == claim_mark(uid):
-                self._files.remove(unit)
 
     def _adopt(self, order: ClaimRequest) -> None:
         view = self._services.host.view()
