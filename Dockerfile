@@ -33,7 +33,7 @@ COPY --from=build /opt/tranche /opt/tranche
 ENV PATH=/opt/tranche/bin:$PATH
 # It starts, with every library that it needs. Where the base has Python's own modules without byte code, this leaves what it reads.
 RUN python -c "import tranche.kubernetes.agent.parts, tranche.kubernetes.agent.process, tranche.cli.agent" \
- && python -c "import tranche.kubernetes.controller.process, tranche.dashboard.cluster.cluster_server" && openssl version && tranche --version
+ && python -c "import tranche.kubernetes.controller.process, tranche.dashboard.cluster.cluster_app" && openssl version && tranche --version
 # Its root may be read-only; /tmp and the folders of the node are mounted.
 ENV PYTHONDONTWRITEBYTECODE=1
 ENTRYPOINT ["tranche"]

@@ -50,8 +50,8 @@ def test_what_is_left_of_a_shared_gpu_counts() -> None:
     part = FractionalShare(WholeGpu(gpu.uuid), 10 << 30, Sharing.MPS)
     held = Allocation("a", Request(WholeGpus(1)), (part,), Phase.ACTIVE, 0.0, keeper=ClaimKeeper("n", "c", "u"))
     view = replace(with_means(view_of(gpu)), allocations=(held,))
-    assert labels(view) == (None, str(15360 - 446 - 64 - 10 * 1024), "0")
-    full = part._replace(memory=(15360 - 446 - 64 - 100) << 20)
+    assert labels(view) == (None, str(15360 - 446 - 80 - 10 * 1024), "0")
+    full = part._replace(memory=(15360 - 446 - 80 - 100) << 20)
     assert labels(replace(view, allocations=(held._replace(grants=(full,)),))) == (None, "0", "0")
 
 

@@ -109,6 +109,7 @@ class PlacedNode:
 def on_node(test: Callable[[PlacedNode], Coroutine[Any, Any, None]], *, patience: float = 0.0) -> None:
     async def run(node: ClaimNodeStandIn) -> None:
         placed = PlacedNode(node, patience=patience)
+        await node.node.services.inventory.latest.first()  # as the driver does before it serves
         backlog = asyncio.create_task(placed.handover.backlog.run())
         try:
             await test(placed)

@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,8 +19,7 @@ from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.keeper import ClaimKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.kubernetes.node.claim_queue import ClaimQueue
-from tranche.node.claims import ClaimRequest, ReservedClaim
-from tranche.node.host import Host
+from tranche.node.claims import ClaimRegister, ClaimRequest, ReservedClaim
 
 
 def order(name: str, *gpus: str) -> ClaimRequest:
@@ -72,7 +70,7 @@ def served(
     finish: Callable[[ClaimRequest], None] = lambda order: None,
 ) -> None:
     async def run() -> None:
-        backlog = ClaimQueue(cast(Host, SimpleNamespace(claims=machine)), finish)
+        backlog = ClaimQueue(cast(ClaimRegister, machine), finish)
         serving = asyncio.create_task(backlog.run())
         try:
             await patiently(test(backlog))

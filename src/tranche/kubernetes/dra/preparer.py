@@ -56,7 +56,9 @@ class ClaimPreparer:
         met: Callable[[], None],
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.backlog = ClaimQueue(services.host, lambda order: self.write_file(order.keeper, order.grants))
+        self.backlog = ClaimQueue(
+            ClaimRegister(services.host), lambda order: self.write_file(order.keeper, order.grants)
+        )
         self.share_files = ShareFiles(cdi_folder, CDI_KIND)
         self.read = read
         self._services = services

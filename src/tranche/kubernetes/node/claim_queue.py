@@ -27,7 +27,6 @@ from tranche.core.errors import (
     WaitTimeout,
 )
 from tranche.node.claims import ClaimRegister, ClaimRequest, ReservedClaim
-from tranche.node.host import Host
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +50,12 @@ class _Waiting:
 class ClaimQueue:
     """Serves claims until `run` is cancelled."""
 
-    def __init__(self, host: Host, finish: Callable[[ClaimRequest], None] = lambda order: None) -> None:
+    def __init__(self, claims: ClaimRegister, finish: Callable[[ClaimRequest], None] = lambda order: None) -> None:
         """`finish` does what is left when a claim's plan has ended.
 
         It blocks. What it raises is the claim's error, and the claim keeps what it has.
         """
-        self._host = host
+        self._claims = claims
         self._finish = finish
         self._waiting: list[_Waiting] = []
         self._busy: set[str] = set()
@@ -100,7 +99,7 @@ class ClaimQueue:
         promised: list[tuple[_Waiting, ReservedClaim]] = []
         again: list[_Waiting] = []
         try:
-            answers = await asyncio.to_thread(ClaimRegister(self._host).promise, [each.order for each in batch])
+            answers = await asyncio.to_thread(self._claims.promise, [each.order for each in batch])
         except Exception as error:
             for each in batch:
                 each.settle(error)
@@ -130,7 +129,7 @@ class ClaimQueue:
 
     def _fulfil(self, order: ClaimRequest, promise: ReservedClaim) -> Allocation:
         # On one thread: each change of thread waits its turn, which others take while a backlog is served.
-        allocation = ClaimRegister(self._host).fulfil(promise)
+        allocation = self._claims.fulfil(promise)
         self._finish(order)
         return allocation
 

@@ -55,7 +55,7 @@ class GatedSharePreparer:
         changed: Callable[[], None] = lambda: None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.backlog = ClaimQueue(services.host)
+        self.backlog = ClaimQueue(ClaimRegister(services.host))
         self.share_files = ShareFiles(cdi_folder, CDI_KIND)
         self.refused = services.refused
         self._services = services
