@@ -230,7 +230,7 @@ def test_four_programs_share_one_slice(folder: Path) -> None:
             for each in tenants:
                 got, code = each.told()
                 assert code == OUT_OF_MEMORY
-                assert 4 * GB - (STEP_MIB << 20) < got << 20 < 4 * GB + (400 << 20)
+                assert 4 * GB - (STEP_MIB << 20) < got << 20 < 4 * GB + (540 << 20)
             shares = [each["grants"][0] for each in holders(machine)][1:]
             assert {(each["mechanism"], each["profile"], each["walls"]["compute"]) for each in shares} == {
                 ("mps", "3g.20gb", "ceiling")
