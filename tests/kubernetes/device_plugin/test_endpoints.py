@@ -164,12 +164,14 @@ def test_a_resource_that_comes_back_in_time_keeps_its_registration(tmp_path: Pat
     async def scenario(rig: Rig) -> None:
         rig.wanted = {SLICE: devices("a")}
         await rig.settle_until_known("registered")
+        # More than one if the kubelet was slow to ask: this clock is faster than the machine's.
+        before = len(rig.kubelet.registrations)
         await rig.endpoints.settle({})
         rig.now += LINGER_SECONDS - 1
         await rig.endpoints.settle({})
         rig.now += LINGER_SECONDS - 1
         await rig.settle_until(lambda: rig.kubelet.counts() == {SLICE: (1, 1)}, "listed again")
-        assert len(rig.kubelet.registrations) == 1
+        assert len(rig.kubelet.registrations) == before
 
     run(tmp_path, scenario)
 
