@@ -71,6 +71,15 @@ def test_a_slice_is_shared_by_what_works_inside_slices() -> None:
     assert {each.sharing for each in of_kind(OfferKind.SHARED_GPU, devices)} == {Sharing.MPS}
 
 
+def test_the_least_part_of_a_slice_holds_a_context_also_where_its_size_is_not_known() -> None:
+    gpu = gpu_on(a100())
+    unknown = replace(gpu, profiles=tuple(each._replace(sm=None) for each in gpu.profiles))
+    for one, multiprocessors in ((gpu, 14), (unknown, 108), (replace(unknown, multiprocessors=None), 188)):
+        devices = devices_of(NodeState((one,), sharing=NO_LIMITS))
+        first, *_ = of_kind(OfferKind.SHARED_SLICE, devices)
+        assert first.capacity[CapacityName.MEMORY].least == (96 + 4 * multiprocessors) * MIB
+
+
 def test_without_means_nothing_is_shared() -> None:
     devices = devices_of(NodeState((gpu_on(a100()), uncuttable_gpu(1))))
     assert {each.kind for each in devices} == {OfferKind.SLICE, OfferKind.WHOLE}
