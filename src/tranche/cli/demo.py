@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -34,11 +32,10 @@ from tranche.demo.scene import Block, BlockState, DemoClock, DemoTracker, GpuPic
 from tranche.demo.schedule import DEFAULT_SEED
 from tranche.node.files.files import write_text
 from tranche.node.host import Host
-from tranche.node.locks.interrupts import WaitInterrupted
+from tranche.node.locks.interrupts import WaitInterrupted, heeding_signals, uninterruptible
 
 _SIMULATED_SPEED = 15.0
 _REAL_SPEED = 1.0
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command(cls=TrancheCommand)
@@ -69,10 +66,12 @@ def command(
     """
     if picture is not None:
         _check_writable(picture)
-    with _terminable():
+    try:
         result = (
             _real(settings, yes, speed or _REAL_SPEED, seed) if real else _simulated(speed or _SIMULATED_SPEED, seed)
         )
+    except WaitInterrupted as stop:
+        sys.exit(stop.exit_code)
     machine = f"{len(result.gpus)} x {result.gpus[0].name}" if real else MACHINE_TYPE
     if picture is not None:
         write_text(picture, draw_chart(chart_of(result, machine, simulated=not real)))
@@ -98,7 +97,7 @@ def _simulated(speed: float, seed: int) -> DemoResult:
             f"this machine has GPUs that can be cut ({', '.join(dict.fromkeys(boards))}): tranche demo --real uses them"
         )
     say(f"tranche demo: a simulated {MACHINE_TYPE}, on a clock {speed:g} times as fast as a wall clock")
-    with demo_machine(1 / speed) as machine:
+    with heeding_signals(), demo_machine(1 / speed) as machine:
         say(f"to watch it from another terminal: {machine.look}")
         return _play(machine.host, machine.job_command, machine.environment, speed, seed)
 
@@ -118,12 +117,13 @@ def _real(settings: Settings, yes: bool, speed: float, seed: int) -> DemoResult:
                 "The demo changes their MIG mode (with resets where needed) and restores it afterwards. Continue?"
             )
             click.confirm(question, abort=True, err=True)
-        try:
-            with host() as playing:
-                return _play(playing, job_command, child_environment(settings), speed, seed)
-        finally:
-            with host() as clearing:
-                put_back(clearing, gpus)
+        with heeding_signals():
+            try:
+                with host() as playing:
+                    return _play(playing, job_command, child_environment(settings), speed, seed)
+            finally:
+                with uninterruptible(), host() as clearing:
+                    put_back(clearing, gpus)
 
 
 def _play(host: Host, job: Command, environment: Mapping[str, str], speed: float, seed: int) -> DemoResult:
@@ -133,24 +133,6 @@ def _play(host: Host, job: Command, environment: Mapping[str, str], speed: float
     gpus = first_product(host.view().node)
     with live(scene) if on_terminal else nullcontext():
         return DemoRunner(host, clock, job, environment, scene).play(gpus, seed)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the demo as Ctrl-C does, so that nothing is left behind; unless ignored, as by nohup."""
-    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, _terminate) for number in heeded}
-    try:
-        yield
-    except WaitInterrupted as stop:
-        sys.exit(stop.exit_code)
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise WaitInterrupted(number)
 
 
 _UNIT_WIDTH = 8

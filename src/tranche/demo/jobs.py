@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from tranche.core.allocation import Grant, NodeView
 from tranche.core.errors import HardwareError, MigNotSupported
@@ -27,6 +29,7 @@ from tranche.local.workload import share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
+from tranche.node.locks.interrupts import interrupt_if_told
 from tranche.planning.decide.allocate import Waiting
 from tranche.planning.decide.candidates import plain_profiles
 from tranche.planning.layouts.named_layouts import most_instances
@@ -57,6 +60,19 @@ class _Stopped(Exception):
     """The batch is being stopped."""
 
 
+def _await(event: threading.Event, seconds: float = inf) -> bool:
+    """Wait at most so long for the event; returns whether it came. Raises WaitInterrupted for a noted signal.
+
+    It looks for signals between its waits. One that was raised inside a wait could leave the event's own lock held.
+    """
+    until = time.monotonic() + seconds
+    while not event.wait(max(0.0, min(_LOOK_SECONDS, until - time.monotonic()))):
+        interrupt_if_told()
+        if time.monotonic() >= until:
+            return False
+    return True
+
+
 class DemoRunner:
     """Runs batches, and the three parts of the demo, on one machine."""
 
@@ -79,26 +95,29 @@ class DemoRunner:
         """Run the jobs to their end; a job's thread calls `told` when it has ended.
 
         They ask in order. Each asks no earlier than its arrival, and after the previous one has its answer: a share, or a place
-        in the queue. However this ends, no child is left. Raises the first error of a job.
+        in the queue. However this ends, no child is left. Raises the first error of a job, and WaitInterrupted for a signal that
+        was noted.
         """
         self._records, self._errors = [], []
         began = self._clock.now()
         threads: list[threading.Thread] = []
         try:
             for job in jobs:
-                if self._stopping.wait(self._clock.real(began + job.arrival - self._clock.now())):
+                if _await(self._stopping, self._clock.real(began + job.arrival - self._clock.now())):
                     break
                 answered = threading.Event()
                 threads.append(threading.Thread(target=self._serve, args=(job, answered.set, told), name=job.name))
                 threads[-1].start()
-                answered.wait()
+                _await(answered)
             for thread in threads:
                 while thread.is_alive() and not self._stopping.is_set():
                     thread.join(_LOOK_SECONDS)
+                    interrupt_if_told()
         finally:
             self._stopping.set()
             self._end(threads)
             self._stopping.clear()
+        interrupt_if_told()
         if self._errors:
             raise self._errors[0]
         order = {job.name: position for position, job in enumerate(jobs)}

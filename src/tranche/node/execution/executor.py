@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from queue import SimpleQueue
 from typing import Any, Final
 
 from tranche.core.errors import GpuBusy, GpuNotFound, TrancheError, VerificationFailed
@@ -202,13 +203,20 @@ class Executor:
         # Most plans touch one GPU, and most commands carry out none: they start faster without this import.
         from concurrent.futures import ThreadPoolExecutor
 
+        ended: SimpleQueue[object] = SimpleQueue()
         with ThreadPoolExecutor(max_workers=len(gpu_uuids), thread_name_prefix="gpu") as pool:
             try:
+                futures = [pool.submit(work, gpu_uuid) for gpu_uuid in gpu_uuids]
+                for future in futures:
+                    future.add_done_callback(ended.put)
+                # Nothing is lost when a signal ends this wait. The wait for a future could leave its lock held.
                 with interruptible():
-                    return [error for error in pool.map(work, gpu_uuids) if error is not None]
+                    for _ in futures:
+                        ended.get()
             except BaseException:
                 stop()
                 raise
+            return [error for future in futures if (error := future.result()) is not None]
 
     def _run_gpu(
         self,

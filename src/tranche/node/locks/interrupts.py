@@ -49,6 +49,28 @@ def ignore_signals() -> None:
 
 
 @contextmanager
+def heeding_signals() -> Iterator[None]:
+    """Heed signals in the block, and put back what handled them before.
+
+    A signal that was noted and not yet obeyed raises WaitInterrupted at the end of the block. It also replaces an error: Ctrl-C
+    on a terminal ends the programs that the block waits for, too.
+    """
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    heed_signals()
+    try:
+        try:
+            yield
+        except Exception:
+            interrupt_if_told()
+            raise
+        interrupt_if_told()
+    finally:
+        ignore_signals()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def interruptible() -> Iterator[None]:
     """In the main thread, raise WaitInterrupted for a signal that was noted or arrives within the block."""
     if threading.current_thread() is not threading.main_thread():
