@@ -6,13 +6,14 @@ STAMP  := $(VENV)/.ready
 PROTO  := src/tranche/kubernetes/kubelet/proto
 DEPLOY := build/.deploy-checked
 SITE   := build/site/index.html
+CHECKED := build/checks.log
 
 NODES ?= p4d=p4d.24xlarge
 
 # Each process of the tests reads what the first has compiled, also where the shell tells Python to write none of it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long check site recording dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test test-long check style site recording dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -32,25 +33,34 @@ demo: $(STAMP)   ## a simulated p4d.24xlarge: 56 jobs on whole GPUs, then in sli
 AGAIN := $(MAKE) --no-print-directory
 
 # Getting a cluster's programs takes minutes the first time, so that runs beside the checks and the tests that need none. The
-# tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so. One process compiles the tests
-# beside the checks, which use one core; else each of four would.
-test: $(STAMP)   ## every check, and the tests, each kind once
-	@$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
-	$(BIN)/python -m pytest --collect-only -qq >/dev/null & compiled=$$!; \
-	trap 'kill $$prepared $$compiled' INT TERM; \
-	$(AGAIN) check && { wait $$compiled; $(BIN)/python -m pytest -n 4 --durations=40 --durations-min=5; }; \
-	code=$$?; kill $$prepared $$compiled 2>/dev/null; exit $$code
+# tests of a cluster wait for it; where no cluster can run, the last lines of the tests say so. In a new checkout one process
+# compiles the tests first; else each of four would. The checks use one core, so they run beside the tests, and end
+# them when something is wrong. Only then are their lines shown.
+test: $(STAMP) style  ## every check, and the tests, each kind once
+	@mkdir -p $(dir $(CHECKED)); stopped=; tests=; \
+	$(BIN)/python -m cluster prepare >/dev/null & prepared=$$!; \
+	$(AGAIN) check >$(CHECKED) 2>&1 & checks=$$!; \
+	trap 'stopped=1; kill $$prepared $$checks 2>/dev/null' INT; \
+	trap 'stopped=1; kill $$prepared $$checks 2>/dev/null; kill -INT $$tests' TERM; \
+	[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only -qq >/dev/null; \
+	$(BIN)/python -m pytest -n 4 --durations=40 --durations-min=5 & tests=$$!; \
+	wait $$checks; wrong=$$?; [ $$wrong = 0 ] || [ $$stopped ] || kill -INT $$tests; \
+	wait $$tests; code=$$?; [ -z "$$stopped" ] || wait $$tests; \
+	kill $$prepared 2>/dev/null; \
+	if [ $$wrong != 0 ] && [ -z "$$stopped" ]; then cat $(CHECKED); code=$$wrong; fi; exit $$code
 
 test-long: export TRANCHE_LONG := 1
 test-long: test  ## the same, each test at its full length; before a release
 	TRANCHE_OLDER_KUBERNETES=1 $(BIN)/python -m pytest -n 0 tests/cluster/test_shares_by_gates.py tests/cluster/test_guides.py -k "gates or without_claims"
 
-check: $(STAMP) $(DEPLOY) $(SITE)  ## format, lint, types, layers, prose; chart, rules, examples; links
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+check: $(STAMP) style $(DEPLOY) $(SITE)  ## format, lint, types, layers, prose; chart, rules, examples; links
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 0 -q tests/test_prose.py
+
+style: $(STAMP)  ## format and lint alone, in a second
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 
 # What is deployed is checked again when something of it, or of the checks, has changed.
 $(DEPLOY): $(STAMP) $(shell find deploy release docs/runbooks src/tranche/boot src/tranche/metrics -type f -not -name '*.pyc')

@@ -12,6 +12,8 @@ from cluster.host import NODE_FOLDERS, SYSCTLS, clusters_directory
 from cluster.units import Cgroup, hierarchies
 from cluster.waiting import wait_for
 
+from tranche_simulator.build import cache_directory
+
 # Counters and what the kernel itself moves on.
 _MOVING = ("kernel/random", "kernel/ns_last_pid", "fs/", "net/netfilter/nf_conntrack_count", "kernel/pty/nr", "debug")
 
@@ -68,9 +70,10 @@ def assert_left_as(before: MachineState, cluster: str, kinds: Sequence[str] = Ma
 
 
 def _mounts() -> list[str]:
-    """Mounts but for those in the folders of other tests, which come and go; a cluster mounts nothing there."""
+    """Mounts but for those of other tests and of an image that is built meanwhile; a cluster mounts nothing there."""
+    elsewhere = ("/pytest-of-", f"{cache_directory()}/")
     lines = Path("/proc/mounts").read_text().splitlines()
-    return [line for line in lines if "/pytest-of-" not in line.split()[1]]
+    return [line for line in lines if not any(place in line.split()[1] for place in elsewhere)]
 
 
 def _interfaces() -> list[str]:
