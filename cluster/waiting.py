@@ -21,7 +21,8 @@ def wait_for(
 ) -> Value:
     """The first thing that `probe` returns that is true; a ClusterError or OSError that it raises counts as not yet.
 
-    `timeout` and `period` in seconds. `explain` is asked once, for what to add to the error.
+    `timeout` and `period` in seconds. A probe that takes long itself, such as a command, is made less often: else it would keep
+    the processor from what is waited for. `explain` is asked once, for what to add to the error.
 
     Raises:
         ClusterError: the time is over; it names the description and the last answer.
@@ -29,6 +30,7 @@ def wait_for(
     deadline = time.monotonic() + timeout
     while True:
         last: object
+        asked = time.monotonic()
         try:
             value = probe()
             if value:
@@ -36,6 +38,7 @@ def wait_for(
             last = value
         except (ClusterError, OSError) as error:
             last = error
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise ClusterError(f"{description}: not within {timeout:g} s; at last: {last}", hint=explain())
-        time.sleep(period)
+        time.sleep(max(period, 2 * (now - asked)))

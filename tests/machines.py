@@ -230,15 +230,21 @@ def _completed(arguments: Sequence[str], done: in_process.Outcome, code: int | N
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
-    """Return when the condition holds; fail when the process ends first, or after two minutes, and say what it saw last."""
-    deadline = time.monotonic() + _DEADLINE_SECONDS
+    """Return when the condition holds; fail when the process ends first, or after two minutes, and say what it saw last.
+
+    A condition that runs a command is looked at less often: else it would keep the processor from what is waited for.
+    """
+    asked = time.monotonic()
+    deadline = asked + _DEADLINE_SECONDS
     while not condition():
         if process is not None and process.poll() is not None and not condition():
             said = process.communicate()[1]
             raise AssertionError(f"the process ended with {process.returncode}: {said}\n{last_look(condition)}")
-        if time.monotonic() >= deadline:
+        now = time.monotonic()
+        if now >= deadline:
             raise AssertionError(f"this did not come true in {_DEADLINE_SECONDS:g} s:\n{last_look(condition)}")
-        time.sleep(0.02)
+        time.sleep(max(0.02, 2 * (now - asked)))
+        asked = time.monotonic()
 
 
 def remove_under_writers(folder: Path) -> None:
