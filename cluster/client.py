@@ -8,6 +8,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -39,6 +40,30 @@ class ApiClient:
     def merge(self, path: str, patch: dict[str, Any]) -> dict[str, Any]:
         """Merge a patch into the object at a path; null removes. Errors as for `get`."""
         return self.request("PATCH", path, patch, content_type="application/merge-patch+json")
+
+    def apply(self, item: Mapping[str, Any]) -> None:
+        """Create or change an object, as `kubectl apply --server-side --force-conflicts` does.
+
+        Errors as for `get`.
+        """
+        meta = item["metadata"]
+        place = f"{self._collection(item['apiVersion'], item['kind'], meta.get('namespace', 'default'))}/{meta['name']}"
+        query = "fieldManager=cluster&force=true&fieldValidation=Strict"
+        self.request("PATCH", f"{place}?{query}", item, content_type="application/apply-patch+yaml")
+
+    def _collection(self, version: str, kind: str, namespace: str) -> str:
+        """The path of the objects of that kind."""
+        group = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        key = self, self.pki.authority.stat().st_mtime_ns, group
+        if (resources := _resources.get(key)) is None:
+            served = self.get(group)["resources"]
+            resources = {each["kind"]: each for each in served if "/" not in each["name"]}
+            _resources[key] = resources
+        if kind not in resources:
+            del _resources[key]  # a cluster may come to serve more
+            raise NotFound(f"{group} has no {kind}")
+        found = resources[kind]
+        return f"{group}/namespaces/{namespace}/{found['name']}" if found["namespaced"] else f"{group}/{found['name']}"
 
     def delete(self, path: str) -> None:
         """Delete the object at a path; nothing happens when there is none. Errors as for `get`."""
@@ -105,6 +130,8 @@ class ApiClient:
 
 
 _idle: dict[tuple[object, ...], list[http.client.HTTPSConnection]] = {}
+_resources: dict[tuple[object, ...], dict[str, dict[str, Any]]] = {}
+"""What a cluster serves of a group, by kind: asked once."""
 
 
 def answers(url: str) -> bool:

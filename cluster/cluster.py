@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -195,8 +194,14 @@ class Cluster:
         return done.stdout
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
-        """Create or change objects, as `kubectl apply` does."""
-        self.kubectl("apply", "--filename=-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        """Create or change objects, one after the other.
+
+        Raises:
+            ClusterError: one is refused.
+            OSError: the API server does not answer.
+        """
+        for item in objects:
+            self.api.apply(item)
 
     def _wait_for_account(self, namespace: str) -> None:
         """No pod can be made before the controller manager has made this."""
