@@ -1,10 +1,12 @@
-"""A machine of two A100 with its dashboard."""
+"""A machine of two A100 with its dashboard, and a browser."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from release.browser import browser_running
 
 from tests.dashboard.served import Dashboards, ServedDashboard
 from tests.machines import TestMachine, machine_in, short_folder
@@ -37,3 +39,18 @@ def dashboard(dashboards: Dashboards) -> ServedDashboard:
 def acting(dashboards: Dashboards) -> ServedDashboard:
     """One that acts."""
     return dashboards.start(0, "--act")
+
+
+@pytest.fixture(scope="module")
+def running_browser() -> Iterator[Any]:
+    """It holds on to the process's event loop, so it lives no longer than one file's tests."""
+    with browser_running() as running:
+        yield running
+
+
+@pytest.fixture
+def browser(running_browser: Any) -> Iterator[Any]:
+    """The browser. What the test has left open is closed: it would look for its server for as long as the browser runs."""
+    yield running_browser
+    for context in running_browser.contexts:
+        context.close()

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from release.browser import browser_running
 
 from tests.busy_machine import set_to_work
 from tests.dashboard.browsing import LARGE, NARROW, WIDE, Viewer, keep_pictures, viewer_of
@@ -24,12 +22,6 @@ LOOKS = {
     "p5.48xlarge": [("dark", LARGE)],
     "g4dn.xlarge": [("light", NARROW)],
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browser_running() as running:
-        yield running
 
 
 def views_of(machine: TestMachine) -> list[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from release.browser import browser_running
 
 from tests.dashboard.browsing import NARROW, WIDE, Viewer, viewer_of
 from tests.dashboard.served import ServedDashboard
@@ -23,12 +21,6 @@ LOOKS = [
     pytest.param("light", NARROW, marks=pytest.mark.long),
 ]
 _MOST_TABS = 60
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browser_running() as running:
-        yield running
 
 
 def tab_to(viewer: Viewer, word: str) -> None:

@@ -10,13 +10,18 @@ from xdist.workermanage import WorkerController
 _CLUSTER_TESTS = "tests/cluster/"
 # What compares the machine with itself before and after: nobody makes a cluster meanwhile.
 _WITHOUT_OTHERS = ("tests/cluster/test_traces.py", "tests/cluster/test_guides.py")
+# What needs a node that nothing else needs: one cluster has it, and the other does without.
+_ON_ONE_NODE = {"tests/cluster/test_metrics.py": "tests/cluster/test_feature_labels.py"}
+# These share a browser, which takes longer to start than most of them take.
+_BROWSER = "browser"
 _CLUSTERS = 2
 """How many processes have a cluster of their own."""
 
 
 class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
-    """Hands out the tests of clusters by file and first, to processes that have a cluster; all others singly.
+    """Hands out the tests of clusters by file and first, to processes that have a cluster.
 
+    Those of a browser go by file, too, and all others singly.
     Where the programs of a cluster are still being built, one process waits for them and the others have work.
     """
 
@@ -36,7 +41,9 @@ class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # py
         file = nodeid.partition("::")[0]
         if file in _WITHOUT_OTHERS:
             return _CLUSTER_TESTS
-        return file if file.startswith(_CLUSTER_TESTS) else nodeid
+        if file.startswith(_CLUSTER_TESTS):
+            return _ON_ONE_NODE.get(file, file)
+        return file if _BROWSER in file.rpartition("/")[2] else nodeid
 
     def _reschedule(self, node: WorkerController) -> None:
         # One that replaces another has not collected yet.

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from release.browser import browser_running
 
 from tests.dashboard.browsing import NARROW, WIDE, Viewer, entered
 from tests.dashboard.cluster.reviewing import People
@@ -43,12 +42,6 @@ VIEWS = (
     "/act?kind=release&node=n1&share=a0b0c0d0",
     "/gpus/GPU-00000000-0000-4000-8000-000000000000",
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browser_running() as running:
-        yield running
 
 
 @pytest.fixture

@@ -10,17 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from release.browser import browser_running
 
 from tests.dashboard.browsing import NARROW, WIDE, Viewer, keep_pictures
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with browser_running() as running:
-        yield running
 
 
 @contextmanager
