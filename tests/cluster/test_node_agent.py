@@ -16,6 +16,7 @@ from cluster.cluster import Cluster
 from cluster.node import Node
 from cluster.waiting import wait_for
 
+from tests.support.length import rounds
 from tranche.cli.agent import PART_OPTIONS
 from tranche.core.errors import KubernetesForbidden
 from tranche.kubernetes.api.client import KubeClient
@@ -25,6 +26,7 @@ from tranche.kubernetes.api.objects import ConditionStatus, NodeCondition
 
 pytestmark = pytest.mark.cluster
 
+STARTS = rounds(3, 1, "TRANCHE_AGENT_STARTS")
 # What the agent is made of without its parts, which have tests of their own; it looks often, so that tests wait less.
 BARE = (*(f"--without={name}" for name in PART_OPTIONS), "--refresh-seconds=0.3")
 
@@ -139,7 +141,7 @@ def test_it_starts_without_an_api_server_and_becomes_ready_when_there_is_one(clu
 
 def test_killed_and_started_again_it_is_ready_again(cluster: Cluster, p4d: Node) -> None:
     with agent_on(cluster, p4d, *BARE) as agent:
-        for _ in range(3):
+        for _ in range(STARTS):
             agent.end()
             agent = agent.restarted()
             agent.wait_until_ready()
