@@ -1,8 +1,8 @@
 """The agent is killed at any moment while pods and commands share two GPUs: nothing is given twice, nothing is left at last.
 
-A real agent, between an API server and a kubelet that stand in for a cluster's. Eight faults are one life; there are half as many
-lives as `TRANCHE_FAULT_CASES` brings to commands alone, in tests/local/test_random_faults.py. `TRANCHE_FAULT_SEED` is that of
-the first.
+A real agent, between an API server and a kubelet that stand in for a cluster's. A life has up to eight faults; there are half as
+many lives as `TRANCHE_FAULT_CASES` brings to commands alone, in tests/local/test_random_faults.py. `TRANCHE_FAULT_SEED` is that
+of the first.
 """
 
 from __future__ import annotations
