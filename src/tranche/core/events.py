@@ -209,6 +209,20 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """The administrator limited what a user may hold, or all users without limits of their own (""); all None removes it.
+
+    `gpu_percent` is in hundredths of a GPU, `memory` in bytes.
+    """
+
+    kind: ClassVar = "LimitsChanged"
+    user: str
+    gpu_percent: int | None
+    memory: int | None
+    shares: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuCordoned:
     """An administrator cordoned a GPU; the reason may be empty."""
 
@@ -260,6 +274,7 @@ EventData = (
     | FaultShared
     | ServerEnded
     | PolicyChanged
+    | LimitsChanged
     | GpuCordoned
     | GpuUncordoned
     | BootEnded
@@ -303,6 +318,8 @@ _CODECS: Mapping[str, _Codec] = {
     "waiter_id": _Codec("waiterId"),
     "boot_id": _Codec("bootId"),
     "failed_gpu": _Codec("failedGpu"),
+    "gpu_percent": _Codec("gpuPercent"),
+    "memory": _Codec("memoryBytes"),
     "gpu_uuid": _Codec("gpuUUID"),
     "device_uuid": _Codec("deviceUUID"),
     "step": _Codec("step", dict),

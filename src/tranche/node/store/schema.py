@@ -96,7 +96,7 @@ CREATE TABLE change_totals (
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE waiters (
     position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, request TEXT NOT NULL,
-    created REAL NOT NULL, command TEXT NOT NULL, pid INTEGER NOT NULL
+    created REAL NOT NULL, command TEXT NOT NULL, pid INTEGER NOT NULL, uid INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE events (
     position INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, kind TEXT NOT NULL,
@@ -104,6 +104,9 @@ CREATE TABLE events (
 ) STRICT;
 CREATE TABLE gpu_uses (
     gpu_uuid TEXT PRIMARY KEY, use TEXT NOT NULL CHECK (use IN ('auto', 'mig', 'shared', 'off'))
+) STRICT, WITHOUT ROWID;
+CREATE TABLE user_limits (
+    uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE cordons (
     gpu_uuid TEXT PRIMARY KEY, user TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL
