@@ -147,6 +147,20 @@ def test_a_service_accounts_kubeconfig_has_its_rights_and_no_more(cluster: Clust
         cluster.kubectl(*ask, "get", "secrets")
 
 
+def test_an_object_is_made_and_changed_and_a_field_that_nobody_knows_is_refused(
+    cluster: Cluster, namespace: str
+) -> None:
+    made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one", "namespace": namespace}}
+    for data in ({"first": "1", "both": "1"}, {"both": "2"}):
+        cluster.apply({**made, "data": data})
+        assert cluster.api.get(f"/api/v1/namespaces/{namespace}/configmaps/one")["data"] == data
+
+    with pytest.raises(ClusterError, match="dates"):
+        cluster.apply({**made, "dates": {}})
+    with pytest.raises(ClusterError, match="no Confusion"):
+        cluster.apply({**made, "kind": "Confusion"})
+
+
 def test_pods_run_on_while_kubelet_and_containerd_are_killed(cluster: Cluster, p4d: Node, namespace: str) -> None:
     cluster.apply(deployment("steady", namespace, 2, node=p4d.name))
     wait_for("both pods run", lambda: phases(cluster, namespace) == {"Running": 2})
