@@ -15,19 +15,33 @@ from tranche_simulator.board_tables import GI_SLOTS, load_models
 from tranche_simulator.errors import InvalidRequest, SimulatorError
 from tranche_simulator.recipe import COMPILE_FLAGS, NATIVE
 
+# Stands in for a compiler, which takes ten seconds of processor for each builder: it waits until both have begun, once.
+COMPILER = """#!/bin/sh
+[ -e "{met}" ] || {{
+    until [ "$(ls -d "{cache}"/simulator/build-* | wc -l)" = 2 ]; do sleep 0.02; done
+    : > "{met}"
+}}
+while [ "$1" != -o ]; do shift; done
+: > "$2"
+"""
 
-def test_processes_that_build_at_once_agree(tmp_path: Path) -> None:
+
+def test_processes_that_build_at_once_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, compiler = tmp_path / "cache", tmp_path / "compiler"
+    compiler.write_text(COMPILER.format(cache=cache, met=tmp_path / "met"))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
     code = (
         "import sys; from pathlib import Path; from tranche_simulator.build import ensure_built;"
         "print(ensure_built(Path(sys.argv[1])).library)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", code, str(cache)]
     builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     answers = {builder.communicate()[0].strip() for builder in builders}
     assert [builder.returncode for builder in builders] == [0, 0]
     (library,) = answers
     assert Path(library).is_file()
-    assert len(list((tmp_path / "simulator").iterdir())) == 1, "the other's work is cleaned up"
+    assert len(list((cache / "simulator").iterdir())) == 1, "the other's work is cleaned up"
 
 
 def test_an_existing_build_is_used_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
