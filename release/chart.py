@@ -17,6 +17,8 @@ CHART = Path(__file__).parents[1] / "deploy" / "chart" / "tranche"
 RELEASE = "tranche"
 NAMESPACE = "tranche-system"
 KUBERNETES = "1.36.0"
+# The one in C takes an eighth of the time.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # What a chart may ask for beside Kubernetes' own objects.
 PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"
 
@@ -42,7 +44,7 @@ def render(
     chosen = (*(f"--values={file}" for file in files), f"--kube-version={kubernetes}")
     chosen = (*chosen, *(f"--api-versions={api}" for api in apis))
     text = _rendered(release, namespace, chosen, yaml.safe_dump(dict(values or {})), str(chart))
-    return [item for item in yaml.safe_load_all(text) if item]
+    return [item for item in yaml.load_all(text, Loader=_LOADER) if item]
 
 
 @cache
