@@ -37,8 +37,8 @@ from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import RolloutLimit, parse_budget
 from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.kubernetes.rollout.ticket import RolloutLimit, parse_budget
 from tranche.node.host import Host
 from tranche.planning.steps.plan import Plan, apply
 

@@ -15,7 +15,7 @@ from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
-from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
+from tranche.kubernetes.gated.scheduler.placer import ClusterState
 from tranche.kubernetes.gated.scheduler.placing import ChoiceState
 
 

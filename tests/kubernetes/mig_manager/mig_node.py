@@ -27,8 +27,8 @@ from tranche.kubernetes.node.inventory import Inventory
 from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.kubernetes.rollout.ticket import parse_budget
 from tranche.node.host import Host
 
 NODE = "/api/v1/nodes/n1"

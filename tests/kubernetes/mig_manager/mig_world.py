@@ -27,8 +27,7 @@ from tranche.kubernetes.mig_manager.decision import (
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, attempt_text
-from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wanted_layout
+from tranche.kubernetes.mig_manager.state import ATTEMPT_ANNOTATION, LAYOUT_LABEL, Moment, attempt_text, wanted_layout
 from tranche.planning.steps import ResetGpu, SetMigMode
 
 OPERANDS = {

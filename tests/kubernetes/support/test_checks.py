@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tranche.kubernetes.api.node_rules import Taint, Toleration
-from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition
+from tranche.kubernetes.api.objects import ConditionStatus, DaemonSet, KubeNode, NodeCondition
 from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
 from tranche.kubernetes.support.checks.nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
@@ -18,12 +18,11 @@ from tranche.kubernetes.support.facts import (
     ClusterFacts,
     ClusterFinding,
     ControllerFacts,
-    DaemonSetFacts,
     OtherProgramFacts,
     PodFacts,
     RolloutPlace,
 )
-from tranche.kubernetes.support.programs import is_agent, known_product
+from tranche.kubernetes.support.programs import known_product
 from tranche.node.health.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -56,7 +55,7 @@ def pod(name: str, on: str) -> PodFacts:
     return PodFacts("tranche-system", name, on, image="tranche-agent:0.1.0", image_id="sha256:0123456789ab")
 
 
-AGENT = DaemonSetFacts(
+AGENT = DaemonSet(
     "tranche-system",
     "tranche-agent",
     images=("tranche-agent:0.1.0",),
@@ -113,7 +112,7 @@ def daemon_set(**changes: object) -> Change:
 
 
 def beside(product: str, part: str, *nodes: str) -> Change:
-    other = OtherProgramFacts(DaemonSetFacts("gpu-operator", "other", desired=1), product, part, nodes)
+    other = OtherProgramFacts(DaemonSet("gpu-operator", "other", desired=1), product, part, nodes)
     return lambda facts: replace(facts, others=(other,))
 
 
@@ -368,9 +367,9 @@ def test_a_label_that_says_no_is_no_gpu() -> None:
 
 
 def test_programs_are_known_by_what_they_run() -> None:
-    assert is_agent(AGENT)
-    assert is_agent(DaemonSetFacts("x", "y", images=("registry:5000/team/tranche-agent@sha256:1",)))
-    assert not is_agent(DaemonSetFacts("x", "y", images=("tranche-agent:1",), command=("tranche", "metrics")))
+    assert AGENT.runs_agents
+    assert DaemonSet("x", "y", images=("registry:5000/team/tranche-agent@sha256:1",)).runs_agents
+    assert not DaemonSet("x", "y", images=("tranche-agent:1",), command=("tranche", "metrics")).runs_agents
     for name, image, command, part in (
         ("nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.20.0", (), "device-plugin"),
         (
@@ -383,10 +382,10 @@ def test_programs_are_known_by_what_they_run() -> None:
         ("a", "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.12", (), "mig-manager"),
         ("b", "mirror/x:1", ("nvidia-device-plugin",), "device-plugin"),
     ):
-        product = known_product(DaemonSetFacts("ns", name, images=(image,), command=command))
+        product = known_product(DaemonSet("ns", name, images=(image,), command=command))
         assert product is not None, name
         assert product.part == part, name
-    assert known_product(DaemonSetFacts("ns", "fluentd", images=("fluentd:1",))) is None
+    assert known_product(DaemonSet("ns", "fluentd", images=("fluentd:1",))) is None
 
 
 @pytest.mark.parametrize(

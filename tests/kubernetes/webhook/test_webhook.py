@@ -23,7 +23,6 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
-from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.injection import template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
@@ -81,7 +80,6 @@ def answered(
         cast(TemplateStore, templates or KeptTemplates()),
         cast(GpuModelWatch, SimpleNamespace(shared=cards)),
         backend,
-        gating,
         take_over=["kai-scheduler"],
     )
     body = question if isinstance(question, bytes) else json.dumps(question).encode()

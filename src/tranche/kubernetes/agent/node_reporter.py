@@ -22,10 +22,10 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import faulty
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.reconciler import LookResult, Reconciler
-from tranche.kubernetes.telling.told_layouts import LayoutReport
 from tranche.kubernetes.telling.told_view import (
     RENEWED_SECONDS,
     REPORT,
+    LayoutReport,
     ShareOffer,
     ViewReport,
     bare,

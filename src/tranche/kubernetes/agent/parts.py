@@ -31,9 +31,9 @@ from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
+from tranche.kubernetes.rollout.ticket import RolloutLimit
+from tranche.kubernetes.telling.told_view import NOT_MANAGED, LayoutReport
 from tranche.node.claims import ClaimRegister
 from tranche.planning.layouts.named_layouts import LayoutList
 

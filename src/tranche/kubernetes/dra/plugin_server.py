@@ -16,10 +16,11 @@ from tranche.core.errors import TrancheError
 from tranche.core.printable import shortened
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.preparer import ClaimPreparer, answers_of
+from tranche.kubernetes.dra.preparer import ClaimPreparer
 from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
 from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.share_edits import cdi_id
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 """The services on the socket, in the kubelet's short names."""
@@ -95,14 +96,10 @@ class PluginServer:
         async def one(ref: ClaimRef) -> pb.NodePrepareResourceResponse:
             given = await self._servant.prepare(ref)
             return pb.NodePrepareResourceResponse(
-                devices=[_device(each, self._pool, cdi) for each, cdi in answers_of(ref, given)]
+                devices=[_device(each, self._pool, cdi_id(ref.uid, number)) for number, each in enumerate(given)]
             )
 
-        refs = [_ref(each) for each in request.claims]
-        answers = await asyncio.gather(
-            *(_told(ref, one, lambda error: pb.NodePrepareResourceResponse(error=error)) for ref in refs)
-        )
-        return pb.NodePrepareResourcesResponse(claims=dict(zip((ref.uid for ref in refs), answers, strict=True)))
+        return pb.NodePrepareResourcesResponse(claims=await _each(request, one, pb.NodePrepareResourceResponse))
 
     async def _unprepare(
         self, request: pb.NodeUnprepareResourcesRequest, context: Any
@@ -111,11 +108,7 @@ class PluginServer:
             await self._servant.unprepare(ref)
             return pb.NodeUnprepareResourceResponse()
 
-        refs = [_ref(each) for each in request.claims]
-        answers = await asyncio.gather(
-            *(_told(ref, one, lambda error: pb.NodeUnprepareResourceResponse(error=error)) for ref in refs)
-        )
-        return pb.NodeUnprepareResourcesResponse(claims=dict(zip((ref.uid for ref in refs), answers, strict=True)))
+        return pb.NodeUnprepareResourcesResponse(claims=await _each(request, one, pb.NodeUnprepareResourceResponse))
 
     async def _watch(
         self, request: health_pb.NodeWatchResourcesRequest, context: Any
@@ -149,27 +142,28 @@ class PluginServer:
         )
 
 
-async def _told(ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]], refusal: Callable[[str], Any]) -> Any:
-    """The answer for one claim; other claims' failures do not affect it."""
-    try:
-        return await work(ref)
-    except TrancheError as error:
-        _log.warning(
-            "claim refused",
-            extra={"claim": f"{ref.namespace}/{ref.name}", "reason": error.reason, "error": error.message},
-        )
-        return refusal(f"{error.reason}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
-    except Exception as error:
-        _log.error("claim failed", extra={"claim": f"{ref.namespace}/{ref.name}"}, exc_info=error)
-        return refusal(f"Internal: {type(error).__name__}: {error}")
+async def _each(request: Any, work: Callable[[ClaimRef], Awaitable[Any]], answer: Callable[..., Any]) -> dict[str, Any]:
+    """The answers by claim; one claim's failure does not affect others."""
+
+    async def told(ref: ClaimRef) -> Any:
+        try:
+            return await work(ref)
+        except TrancheError as error:
+            _log.warning(
+                "claim refused",
+                extra={"claim": f"{ref.namespace}/{ref.name}", "reason": error.reason, "error": error.message},
+            )
+            return answer(error=f"{error.reason}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+        except Exception as error:
+            _log.error("claim failed", extra={"claim": f"{ref.namespace}/{ref.name}"}, exc_info=error)
+            return answer(error=f"Internal: {type(error).__name__}: {error}")
+
+    refs = [ClaimRef(each.namespace, each.name, each.uid) for each in request.claims]
+    return dict(zip((ref.uid for ref in refs), await asyncio.gather(*map(told, refs)), strict=True))
 
 
 def _handler(method: Any, request: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda answer: answer.SerializeToString())
-
-
-def _ref(claim: pb.Claim) -> ClaimRef:
-    return ClaimRef(claim.namespace, claim.name, claim.uid)
 
 
 def _device(given: GivenDevice, pool: str, cdi: str) -> pb.Device:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from tranche.core.allocation import NodeView
@@ -114,7 +115,7 @@ class SlicePublisher:
     async def _removed(self, slices: Sequence[NodeSlice]) -> bool:
         try:
             for each in slices:
-                await self._slices.delete(each)
+                await self._slices.delete(replace(each, version=""))  # whatever it says by now
         except TrancheError as error:
             _log.warning("cannot delete the ResourceSlices", extra={"reason": error.reason, "error": str(error)})
             return False
@@ -233,7 +234,7 @@ class SlicePublisher:
                 if answer is not None:
                     written.append(answer)
             for each in writes.remove:
-                await self._slices.delete(each)
+                await self._slices.delete(replace(each, version=""))  # whatever it says by now
         finally:
             shown = await self._echo(written)
         return shown and len(written) == len(writes.create) + len(writes.replace)

@@ -47,11 +47,14 @@ from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 from tranche.kubernetes.mig_manager.operands import other_managers
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, RetryState, attempt_text
 from tranche.kubernetes.mig_manager.state import (
+    ATTEMPT_ANNOTATION,
     CONDITION_TYPE,
     NO_LAYOUT,
+    Moment,
+    RetryState,
     asking,
+    attempt_text,
     failed_boot,
     partitioned_by_system,
     wanted_layout,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.sharing import GpuPolicy, MachineSharing, Sharing
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
-from tranche.kubernetes.node.listings import HeldGrants
+from tranche.kubernetes.node.pod_settlement import HeldGrants
 from tranche.kubernetes.node.resources import DOMAIN, Advertisement, PluginDevice, Resource
 
 

@@ -17,16 +17,20 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import EVERY_NODE, RolloutLimit, busy_text, grants, held_up_text
 from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderLease, LeaderReport
 from tranche.kubernetes.rollout.ticket import (
+    EVERY_NODE,
     TICKET,
     TICKET_LABEL,
     LayoutChangeState,
+    RolloutLimit,
     RolloutPermission,
     RolloutStatus,
     RolloutTicket,
     TicketState,
+    busy_text,
+    grants,
+    held_up_text,
     next_ticket,
     read_ticket,
     ticket_name,
@@ -258,7 +262,8 @@ class Rollout:
     async def _fleet_size(self) -> int | None:
         """How many nodes there are, None while unknown."""
         try:
-            return await self._services.api.daemon_set_size(self._services.namespace, self._daemon_set)
+            found = await self._services.api.daemon_set(self._services.namespace, self._daemon_set)
+            return None if found is None else found.desired
         except TrancheError as error:
             _log.info("cannot count the nodes", extra={"reason": error.reason, "error": str(error)})
             return None

@@ -16,12 +16,12 @@ from tranche.core.redaction import SHAPES, reduced
 from tranche.documents.envelope import document
 from tranche.documents.log_extract import log_extract
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
 from tranche.kubernetes.support.checkup import check_cluster, cluster_finding_document
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, PodFacts
 from tranche.kubernetes.support.survey import survey
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.files.files import parse_document
@@ -213,7 +213,7 @@ def _agents(agents: AgentSetFacts) -> dict[str, Any]:
     }
 
 
-def _options(daemon_set: DaemonSetFacts) -> list[str]:
+def _options(daemon_set: DaemonSet) -> list[str]:
     """The options whose values are Tranche's own words, and only the names of all others."""
     found = []
     for argument in daemon_set.arguments:

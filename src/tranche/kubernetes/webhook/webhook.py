@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -29,14 +29,14 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
-from tranche.kubernetes.claims.annotations import AnnotatedRequest, in_annotations
+from tranche.kubernetes.claims.annotations import in_annotations
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.serving.http_server import HttpResponse
-from tranche.kubernetes.webhook.injection import demand_of, injection, template_name
+from tranche.kubernetes.webhook.injection import demand_of, gating, injection, template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
@@ -78,9 +78,6 @@ def _shared(resource_slice: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
 
 PATH = "/pods"
 
-Gating = Callable[[Json, AnnotatedRequest, Collection[str]], list[dict[str, Any]]]
-"""The patch that makes a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.gated.gating`."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -95,14 +92,12 @@ class PodWebhook:
         templates: TemplateStore,
         cards: GpuModelWatch,
         backend: LatestValue[AllocationBackend],
-        gating: Gating,
         *,
         take_over: Collection[str] = (),
     ) -> None:
         self._templates = templates
         self._cards = cards
         self._backend = backend
-        self._gating = gating
         self._take_over = frozenset(take_over)
 
     async def answer(self, path: str, body: bytes) -> HttpResponse:
@@ -125,7 +120,7 @@ class PodWebhook:
             backend = self._backend.value if self._backend.synced else None
             if backend not in BY_CLAIMS:
                 _refuse_backend(backend)
-                return _allowed(review.uid, self._gating(review.pod, demand, self._take_over))
+                return _allowed(review.uid, gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # Faults of the pod are reported before anything is written for it.
             patch = injection(review.pod, demand, template_name(devices), self._take_over)
