@@ -26,7 +26,7 @@ from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient
 from tranche.kubernetes.webhook.identity import webhook_configurations
 from tranche.kubernetes.webhook.template_store import KEPT, TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch
+from tranche.kubernetes.webhook.webhook import PATH, gpu_model_watch
 
 NAME = "tranche-agent-controller"
 pytestmark = pytest.mark.helm
@@ -139,7 +139,7 @@ async def _used() -> set[tuple[str, str]]:
         found = await configurations.get(NAME)
         assert found is not None
         assert await configurations.replace(found.with_bundle("")) is not None
-        cards = asyncio.create_task(GpuModelWatch(connection).run())
+        cards = asyncio.create_task(gpu_model_watch(connection).run())
         watch = configurations.source("it", named(NAME)).versions()
         await anext(watch)
         following = asyncio.ensure_future(anext(watch))

@@ -13,7 +13,7 @@ from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
+from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import (
     LayoutTask,
     NodeDecision,
@@ -88,9 +88,7 @@ class World:
         """What the manager sees."""
         source = read_layouts(
             CONFIG_MAP,
-            None
-            if self.config_map is None
-            else ConfigMap("tranche-system", "layouts", {"config.yaml": self.config_map}),
+            None if self.config_map is None else {"config.yaml": self.config_map},
         )
         apps = [
             KubePod(PodRef("gpu-operator", app), labels={"app": app}, owner_kind="DaemonSet")

@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -26,7 +25,7 @@ from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.injection import template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch, PodWebhook
+from tranche.kubernetes.webhook.webhook import PATH, PodWebhook, gpu_model_watch
 
 GPU = {
     "attributes": {
@@ -76,9 +75,12 @@ def answered(
 ) -> tuple[HTTPStatus, dict[str, Any]]:
     backend: LatestValue[AllocationBackend] = LatestValue()
     backend.publish(AllocationBackend.CLAIMS)
+    known: LatestValue[tuple[FleetDevice, ...]] = LatestValue()
+    if cards is not None:
+        known.publish(tuple(cards))
     webhook = PodWebhook(
         cast(TemplateStore, templates or KeptTemplates()),
-        cast(GpuModelWatch, SimpleNamespace(shared=cards)),
+        known,
         backend,
         take_over=["kai-scheduler"],
     )
@@ -180,13 +182,12 @@ def test_the_resource_slices_are_followed_and_of_them_shared_devices_are_kept() 
     async def check() -> None:
         async with api_server() as server:
             connection = ApiConnection(ApiServer(server.url))
-            watch = GpuModelWatch(connection)
-            assert watch.shared is None
+            watch = gpu_model_watch(connection)
             assert not watch.ready().ready
             work = asyncio.create_task(watch.run())
             await until(lambda: watch.ready().ready)
             server.put("/apis/resource.k8s.io/v1/resourceslices/n-shared", SLICE)
-            await until(lambda: [each.name for each in watch.shared or ()] == ["gpu-0-shared"])
+            await until(lambda: [each.name for each in watch.latest.value] == ["gpu-0-shared"])
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             await connection.close()

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.decoding import (
     Json,
-    decode_config_map,
     decode_daemon_set,
     decode_node,
     decode_pod,
@@ -20,7 +19,6 @@ from tranche.kubernetes.api.decoding import (
 )
 from tranche.kubernetes.api.informer import ObjectSource, named
 from tranche.kubernetes.api.objects import (
-    ConfigMap,
     DaemonSet,
     EvictionResult,
     EvictionStatus,
@@ -86,11 +84,10 @@ class KubeClient:
         source = ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
         return source.versions()
 
-    def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
-        """The ConfigMap now, then after each change; None while no ConfigMap has that name."""
+    def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[Mapping[str, str] | None]:
+        """The ConfigMap's texts now, then after each change; None while no ConfigMap has that name."""
         label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
-        source = ObjectSource(self._connection, label, path, named(name), decode_config_map)
-        return source.versions()
+        return ObjectSource(self._connection, label, path, named(name), _data).versions()
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         """Record an event about the node; a repeated one is counted instead of added. `reason` is one CamelCase word."""
@@ -193,6 +190,10 @@ class ClusterClient(KubeClient):
         patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
         what = f"remove condition {type_} of node {name}"
         await self._patch(what, f"{_node_path(name)}/status", patch, _STRATEGIC_PATCH)
+
+
+def _data(config_map: Json) -> Mapping[str, str]:
+    return config_map.get("data") or {}
 
 
 def _node_path(name: str) -> str:

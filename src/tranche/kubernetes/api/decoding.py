@@ -10,7 +10,6 @@ from tranche.core.printable import shortened
 from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
-    ConfigMap,
     DaemonSet,
     KubeEventType,
     KubeNode,
@@ -43,12 +42,6 @@ def decode_node(raw: Json) -> KubeNode:
         kernel_version=info.get("kernelVersion") or "",
         architecture=info.get("architecture") or "",
     )
-
-
-def decode_config_map(raw: Json) -> ConfigMap:
-    """A `v1.ConfigMap`."""
-    meta = raw.get("metadata") or {}
-    return ConfigMap(meta.get("namespace", ""), meta.get("name", ""), raw.get("data") or {})
 
 
 def decode_daemon_set(raw: Json) -> DaemonSet:

@@ -73,15 +73,6 @@ class KubeNode:
         return next((condition for condition in self.conditions if condition.type == type_), None)
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigMap:
-    """A ConfigMap's text entries."""
-
-    namespace: str
-    name: str
-    data: Mapping[str, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, order=True)
 class PodRef:
     """Names a pod."""

@@ -30,7 +30,7 @@ from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, H
 from tranche.kubernetes.serving.supervisor import Supervisor
 from tranche.kubernetes.webhook.identity import WebhookIdentity, webhook_configurations
 from tranche.kubernetes.webhook.template_store import TemplateStore
-from tranche.kubernetes.webhook.webhook import GpuModelWatch, PodWebhook
+from tranche.kubernetes.webhook.webhook import PodWebhook, gpu_model_watch
 
 LEAVE_SECONDS = 5.0
 """How long the webhook still answers after SIGTERM: the API server keeps calling this replica until it learns that it leaves."""
@@ -83,7 +83,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
     store = TemplateStore(connection)
-    cards = GpuModelWatch(connection)
+    cards = gpu_model_watch(connection)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     identity = WebhookIdentity(
@@ -115,7 +115,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     ]
     supervisor = Supervisor(components, clock=time.monotonic)
 
-    webhook = PodWebhook(store, cards, backend.latest, take_over=options.take_over)
+    webhook = PodWebhook(store, cards.latest, backend.latest, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()
