@@ -61,7 +61,7 @@ class Telling:
         leases = LeaseClient(connection, "tranche")
         self.layouts: LatestValue[LayoutList] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
-        self.refused: LatestValue[Mapping[str, str]] = LatestValue()
+        self.refused: LatestValue[Mapping[str, str]] = LatestValue({})
         self.use: LatestValue[str] = LatestValue()
         faults: LatestValue[FaultyDevices] = LatestValue()
         faults.publish(FaultyDevices())

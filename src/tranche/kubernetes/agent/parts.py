@@ -12,9 +12,8 @@ from pathlib import Path
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.agent.boot_unit import Installation
-from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
 from tranche.kubernetes.agent.metrics_server import MetricsSettings
-from tranche.kubernetes.agent.node_reporter import NodeReporter
+from tranche.kubernetes.agent.node_reporter import GpuUseWatch, NodeReporter
 from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.backend_watch import LOOK_SECONDS, BackendComponent, CleanupTask
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend

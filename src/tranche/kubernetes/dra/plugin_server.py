@@ -17,6 +17,7 @@ from tranche.core.printable import shortened
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.given import GivenDevice
 from tranche.kubernetes.dra.preparer import ClaimPreparer
+from tranche.kubernetes.kubelet.grpc_service import service
 from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
 from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
 from tranche.kubernetes.latest_value import LatestValue
@@ -71,17 +72,13 @@ class PluginServer:
     async def start(self) -> None:
         """Serve on the socket; OSError or RuntimeError when none can be made there."""
         server = grpc.aio.server()
-        prepare = _handler(self._prepare, pb.NodePrepareResourcesRequest)
-        unprepare = _handler(self._unprepare, pb.NodeUnprepareResourcesRequest)
-        methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
-        watch = grpc.unary_stream_rpc_method_handler(
-            self._watch,
-            health_pb.NodeWatchResourcesRequest.FromString,
-            health_pb.NodeWatchResourcesResponse.SerializeToString,
-        )
-        watching = grpc.method_handlers_generic_handler("v1alpha1.DRAResourceHealth", {"NodeWatchResources": watch})
-        preparing = [grpc.method_handlers_generic_handler(f"{package}.DRAPlugin", methods) for package in _PACKAGES]
-        server.add_generic_rpc_handlers((*preparing, watching))
+        methods = {
+            "NodePrepareResources": (self._prepare, pb.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": (self._unprepare, pb.NodeUnprepareResourcesRequest),
+        }
+        streams = {"NodeWatchResources": (self._watch, health_pb.NodeWatchResourcesRequest)}
+        preparing = [service(f"{package}.DRAPlugin", methods) for package in _PACKAGES]
+        server.add_generic_rpc_handlers((*preparing, service("v1alpha1.DRAResourceHealth", {}, streams)))
         server.add_insecure_port(f"unix:{self.socket}")
         await server.start()
         self._server = server
@@ -160,10 +157,6 @@ async def _each(request: Any, work: Callable[[ClaimRef], Awaitable[Any]], answer
 
     refs = [ClaimRef(each.namespace, each.name, each.uid) for each in request.claims]
     return dict(zip((ref.uid for ref in refs), await asyncio.gather(*map(told, refs)), strict=True))
-
-
-def _handler(method: Any, request: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda answer: answer.SerializeToString())
 
 
 def _device(given: GivenDevice, pool: str, cdi: str) -> pb.Device:

@@ -176,8 +176,7 @@ class SlicePublisher:
             offer = self._ways.plugin.value
             other = PluginGrants(offer.grants, offer.strangers(node.allocatable))
         mode, known, faults = mode_in_force(node.labels), self._known.value, self._device_health.faults.value
-        fallen = self._services.fallen.value if self._services.fallen.synced else frozenset()
-        return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
+        return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, self._services.fallen.value)
 
     async def _say_unknown(self, node: KubeNode) -> None:
         """Report each unknown mode once: the administrator meant something by it."""

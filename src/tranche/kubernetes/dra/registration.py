@@ -21,6 +21,7 @@ import grpc
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.plugin_server import SERVICES, PluginServer
+from tranche.kubernetes.kubelet.grpc_service import service
 from tranche.kubernetes.kubelet.pod_resources import accepts
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
@@ -105,17 +106,8 @@ class RegistrationServer:
             return pb.RegistrationStatusResponse()
 
         server = grpc.server(ThreadPoolExecutor(_THREADS, "registration"))
-        handlers = {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(
-                self._info, pb.InfoRequest.FromString, pb.PluginInfo.SerializeToString
-            ),
-            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
-                noted, pb.RegistrationStatus.FromString, pb.RegistrationStatusResponse.SerializeToString
-            ),
-        }
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers),)
-        )
+        methods = {"GetInfo": (self._info, pb.InfoRequest), "NotifyRegistrationStatus": (noted, pb.RegistrationStatus)}
+        server.add_generic_rpc_handlers((service("pluginregistration.Registration", methods),))
         try:
             await self._plugin.start()
             server.add_insecure_port(f"unix:{self._sockets.registration}")

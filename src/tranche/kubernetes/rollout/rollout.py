@@ -207,8 +207,7 @@ class Rollout:
         random: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.turn: LatestValue[RolloutPermission] = LatestValue()
-        self.turn.publish(RolloutPermission(why_not="its rollout ticket has not been read yet"))
+        self.turn = LatestValue(RolloutPermission(why_not="its rollout ticket has not been read yet"))
         self._services = services
         self._leases = services.leases
         self._budget = budget
@@ -218,8 +217,7 @@ class Rollout:
         self._sleep = sleep
         self._own = OwnTicket(services, self._spread, clock=clock, random=random, sleep=sleep)
         self._leadership = LeaderLease(services.leases, services.node_name, clock=clock)
-        self._news: LatestValue[LeaderReport] = LatestValue()  # the leader's, this node or another
-        self._news.publish(LeaderReport())
+        self._news = LatestValue(LeaderReport())  # the leader's, this node or another
 
     def wish(self, wish: RolloutStatus) -> None:
         """Soon change the node's ticket to what the wish needs."""
