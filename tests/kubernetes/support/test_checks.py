@@ -11,6 +11,7 @@ import pytest
 from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.api.objects import ConditionStatus, DaemonSet, KubeNode, NodeCondition
 from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
+from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 from tranche.kubernetes.support.checks.nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
@@ -20,7 +21,6 @@ from tranche.kubernetes.support.facts import (
     ControllerFacts,
     OtherProgramFacts,
     PodFacts,
-    RolloutPlace,
 )
 from tranche.kubernetes.support.programs import known_product
 from tranche.node.health.checkup import Status
@@ -53,6 +53,10 @@ def node(name: str) -> KubeNode:
 
 def pod(name: str, on: str) -> PodFacts:
     return PodFacts("tranche-system", name, on, image="tranche-agent:0.1.0", image_id="sha256:0123456789ab")
+
+
+def _ticket(node: str, state: TicketState, *, go_on: bool = False) -> RolloutTicket:
+    return RolloutTicket(node, state, "", "", go_on=go_on)
 
 
 AGENT = DaemonSet(
@@ -133,7 +137,7 @@ def pending_since(minutes: float) -> Change:
 
 
 def test_two_daemon_sets_of_a_namespace_have_the_same_turns() -> None:
-    facts = agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting")))(HEALTHY)
+    facts = agents_with(turns=(_ticket("a", TicketState.FAILED), _ticket("b", TicketState.WAITING)))(HEALTHY)
     second = replace(facts.agents[0], daemon_set=replace(AGENT, name="second"))
     turns = [each for each in wrong(replace(facts, agents=(*facts.agents, second))) if each.check == "turns"]
     assert [each.nodes for each in turns] == [("a",)]
@@ -268,7 +272,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
             "Kubernetes 1.36",
     ),
     "turns": (
-        agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting"))), "turns", Status.FAIL,
+        agents_with(turns=(_ticket("a", TicketState.FAILED), _ticket("b", TicketState.WAITING))), "turns", Status.FAIL,
         "its layout change failed in its turn; 1 other nodes wait", "annotate lease tranche-layout.a",
     ),
     "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
@@ -310,7 +314,7 @@ def test_a_node_whose_pods_can_see_every_gpu_is_named(argument: str, runtime: st
 
 
 def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
-    turns = (RolloutPlace("a", "failed", go_on=True), RolloutPlace("b", "waiting"))
+    turns = (_ticket("a", TicketState.FAILED, go_on=True), _ticket("b", TicketState.WAITING))
     assert wrong(agents_with(turns=turns)(HEALTHY)) == []
 
 

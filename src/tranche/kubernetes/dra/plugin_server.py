@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +32,12 @@ _STALE_SECONDS = 90
 _log = logging.getLogger(__name__)
 
 
-class KubeletHealth(IntEnum):
-    """The kubelet's codes for the health of a device."""
-
-    UNKNOWN = 0
-    HEALTHY = 1
-    UNHEALTHY = 2
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The health of one published device; `message` says what is wrong."""
+    """The health of one published device; `trouble` says what is wrong, "" when it is healthy."""
 
     name: str
-    health: KubeletHealth
-    message: str = ""
+    trouble: str = ""
 
 
 class PluginServer:
@@ -129,10 +119,10 @@ class PluginServer:
             devices=[
                 health_pb.DeviceHealth(
                     device=health_pb.DeviceIdentifier(pool_name=self._pool, device_name=each.name),
-                    health=health_pb.HealthStatus.Name(each.health),
+                    health="UNHEALTHY" if each.trouble else "HEALTHY",
                     last_updated_time=int(self._now()),
                     health_check_timeout_seconds=_STALE_SECONDS,
-                    message=shortened(each.message),
+                    message=shortened(each.trouble),
                 )
                 for each in devices
             ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.claims.allocation_backend import DryRunResult
+from tranche.kubernetes.rollout.ticket import RolloutTicket
 from tranche.node.health.checkup import Status
 
 
@@ -34,15 +35,6 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutPlace:
-    """A node's place among those that change their layout; `go_on` means that the others may go on after its failure."""
-
-    node: str
-    state: str
-    go_on: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class AgentSetFacts:
     """An agent's DaemonSet with its pods. `lacking` are the rights that its account lacks, None if the caller may not ask."""
 
@@ -51,7 +43,7 @@ class AgentSetFacts:
     lacking: tuple[str, ...] | None = ()
     layouts: str | None = None
     """The text of its ConfigMap of layouts; None without one."""
-    turns: tuple[RolloutPlace, ...] = ()
+    turns: tuple[RolloutTicket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,14 +29,13 @@ from tranche.kubernetes.claims.allocation_backend import (
     kept_features,
     probe_slice,
 )
-from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
+from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, RolloutTicket, read_ticket
 from tranche.kubernetes.support.facts import (
     AgentSetFacts,
     ClusterFacts,
     ControllerFacts,
     OtherProgramFacts,
     PodFacts,
-    RolloutPlace,
 )
 from tranche.kubernetes.support.programs import REVIEWS, known_product, needed_rights, review
 
@@ -113,13 +112,13 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSet, release: str) ->
     )
 
 
-async def _turns(reader: ClusterReader, daemon_set: DaemonSet) -> tuple[RolloutPlace, ...]:
+async def _turns(reader: ClusterReader, daemon_set: DaemonSet) -> tuple[RolloutTicket, ...]:
     """The nodes that take turns, in order of arrival."""
     namespace = daemon_set.namespace
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     raw = await reader.objects(f"leases in {namespace}", path, labelSelector=f"{TICKET_LABEL}={TICKET}")
-    tickets = sorted(filter(None, (read_ticket(decode_lease(each)) for each in raw or ())), key=lambda each: each.order)
-    return tuple(RolloutPlace(each.node, each.state.value, each.go_on) for each in tickets)
+    tickets = filter(None, (read_ticket(decode_lease(each)) for each in raw or ()))
+    return tuple(sorted(tickets, key=lambda each: each.order))
 
 
 async def _ready_page(connection: ApiConnection, agent: DaemonSet, pod: PodFacts) -> Mapping[str, str] | None:

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ChosenFor
@@ -45,13 +44,6 @@ _JSON_PATCH = "application/json-patch+json"
 _log = logging.getLogger(__name__)
 
 
-class ChoiceState(StrEnum):
-    """NEEDED: the pod has the choice or is about to. OVER: it will never have it again."""
-
-    NEEDED = "needed"
-    OVER = "over"
-
-
 class PlacingClient:
     """The placer's requests to the API server. They raise `KubeClient`'s errors; after one, the outcome is unknown."""
 
@@ -74,17 +66,12 @@ class PlacingClient:
         # 422 means that a test in the patch failed: the pod was replaced or no longer waits.
         return answer.unless(404, 409, 422) is not None
 
-    async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
+    async def stands(self, choice: ChosenShare, host: str) -> bool:
         """Whether the pod still needs the choice on the node with that host name, as the API server says now."""
         what = f"read pod {choice.namespace}/{choice.name}"
-        answer = await self._connection.ask(what, "GET", _path(choice.namespace, choice.name))
-        raw = answer.unless(404)
-        if raw is None:
-            return ChoiceState.OVER
-        pod = decode_cluster_pod(raw)
-        if pod.uid != choice.uid or pod.finished:
-            return ChoiceState.OVER
-        return ChoiceState.NEEDED if pod.waits or pod.pinned == host else ChoiceState.OVER
+        raw = (await self._connection.ask(what, "GET", _path(choice.namespace, choice.name))).unless(404)
+        pod = None if raw is None else decode_cluster_pod(raw)
+        return pod is not None and pod.uid == choice.uid and _stands(pod, host)
 
     async def make_anew(self, pod: ClusterPod) -> bool:
         """Evict a pod that never ran, so that its Job recreates it; False when it may not go now."""
@@ -155,7 +142,7 @@ class PlacingRunner:
             if _stands(pod, host):
                 continue
             try:
-                if await self._api.standing(choice, host) is ChoiceState.OVER:
+                if not await self._api.stands(choice, host):
                     gone.append(choice.uid)
             except TrancheError as error:
                 self._note("cannot check a choice", choice, error)
