@@ -271,14 +271,10 @@ def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Cal
     reader, found = asyncio.run(read())
     if reader.unread:
         say("cannot tell which pods have GPUs through claims: this account may not read claims")
-    if pods := pods_left(found or ()):
+    pods = sorted({f"{each.namespace}/{name}" for each in found or () if each.given for name in each.pods})
+    if pods:
         more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
         say(
             f"{len(pods)} pods have GPUs through claims and keep running. If you delete one, it stays Terminating "
             f"until an agent runs on its node again: {', '.join(pods[:_NAMED])}{more}"
         )
-
-
-def pods_left(claims: tuple[FleetClaim, ...]) -> tuple[str, ...]:
-    """The pods of claims that have devices of Tranche's driver."""
-    return tuple(sorted({f"{each.namespace}/{name}" for each in claims if each.given for name in each.pods}))

@@ -86,7 +86,7 @@ class KubeClient:
 
     def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[Mapping[str, str] | None]:
         """The ConfigMap's texts now, then after each change; None while no ConfigMap has that name."""
-        label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
+        label, path = f"ConfigMap {namespace}/{name}", f"/api/v1/namespaces/{namespace}/configmaps"
         return ObjectSource(self._connection, label, path, named(name), _data).versions()
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
@@ -198,10 +198,6 @@ def _data(config_map: Json) -> Mapping[str, str]:
 
 def _node_path(name: str) -> str:
     return f"/api/v1/nodes/{name}"
-
-
-def _config_maps_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
 def _daemon_set(namespace: str, name: str) -> str:

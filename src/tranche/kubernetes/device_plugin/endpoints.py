@@ -106,7 +106,10 @@ class ResourceServerManager:
         """
         now = self._clock()
         for resource, devices in wanted.items():
-            place = self._places.setdefault(resource, self._new_place(resource))
+            if resource not in self._places:
+                server = ResourceServer(resource, self._folder, self._allocator, self._clock, self._starter)
+                self._places[resource] = _Place(server)
+            place = self._places[resource]
             place.unwanted_since = None
             place.endpoint.update(devices)
         for resource in [name for name in self._places if name not in wanted]:
@@ -124,9 +127,6 @@ class ResourceServerManager:
         for place in self._places.values():
             await place.endpoint.stop()
         self._places.clear()
-
-    def _new_place(self, resource: str) -> _Place:
-        return _Place(ResourceServer(resource, self._folder, self._allocator, self._clock, self._starter))
 
     async def _withdraw(self, resource: str, now: float) -> None:
         place = self._places[resource]

@@ -103,7 +103,7 @@ def replicated(
             else:
                 share(device, rule)
             if rules.virtual:
-                virtual = _virtual(resource.name, rules.virtual)
+                virtual = SharedResource(resource.name, rules.virtual, VGPU_RESOURCE, sharing=Sharing.MPS)
                 share(device, virtual, rules.virtual_threads, rules.virtual_limited)
     unshared.update(dict.fromkeys(_without_mig(advertised, rules)))
     resources = tuple(Resource(name, tuple(devices)) for name, devices in offered.items())
@@ -128,10 +128,6 @@ def _without_mig(advertised: Advertisement, rules: ReplicaPolicy) -> list[str]:
         return []
     names = (rule.name for rule in rules.resources if rule.name.startswith(_SLICES))
     return [f"{name} is not offered: no GPU of this node has MIG" for name in names]
-
-
-def _virtual(name: str, count: int) -> SharedResource:
-    return SharedResource(name, count, VGPU_RESOURCE, sharing=Sharing.MPS)
 
 
 def _why_not_shared(device: PluginDevice, rule: SharedResource, means: MachineSharing, use: GpuPolicy) -> str:

@@ -69,7 +69,8 @@ async def _plugin_config(reader: ClusterReader, agents: AgentSetFacts) -> list[A
     found = await reader.object(f"the ConfigMap {namespace}/{name}", path)
     data = {str(key): str(text) for key, text in ((found or {}).get("data") or {}).items()}
     about = "recognised settings of the device plugin, by key"
-    return [_entry(f"cluster/{namespace}/{name}.json", about, _plugin_config_extract(data))]
+    settings = {key: _settings(text) for key, text in sorted(data.items())}
+    return [_entry(f"cluster/{namespace}/{name}.json", about, settings)]
 
 
 async def _logs(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFile]:
@@ -154,12 +155,8 @@ def _layouts_extract(text: str) -> Any:
         return {"invalid": True, "characters": len(text)}
 
 
-def _plugin_config_extract(data: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the device plugin knows, for each key of its ConfigMap, by their path."""
-    return {key: _settings(text) for key, text in sorted(data.items())}
-
-
 def _settings(text: str) -> Any:
+    """The settings that the device plugin knows, by their path."""
     try:
         document = parse_document(text, "the configuration", PluginConfigInvalid)
     except PluginConfigInvalid:
