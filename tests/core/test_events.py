@@ -96,13 +96,3 @@ def test_a_step_is_called_by_its_own_kind() -> None:
 
 def test_no_data_is_read_of_an_unknown_kind() -> None:
     assert event_data_from_dict("Sung", {"key": "d"}) is None
-
-
-def test_what_an_earlier_version_wrote_down_names_no_actor() -> None:
-    assert event_data_from_dict("ChangeBegun", {"planId": "p", "purpose": "x"}) == ChangeBegun("p", "x")
-    assert event_data_from_dict("Cancelled", {"waiterId": "w"}) == RequestCancelled("w")
-    assert event_data_from_dict("Released", {"why": "ended"}) == ShareReleased("ended")
-
-
-def test_what_was_written_down_as_a_fault_without_a_reason_was_a_recovery() -> None:
-    assert event_data_from_dict("DaemonFault", {"deviceUUID": "GPU-0", "fault": ""}) == DaemonRecovered("GPU-0")

@@ -17,7 +17,7 @@ import pytest
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
-from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
+from tranche.core.errors import NoRoom, PermissionDenied, QuotaExceeded, ServiceUnavailable, UsageError
 from tranche.local.service import MOST_OF_A_USER, ClientProcess, RunService, answer
 from tranche.node.locks.locks import FileLock
 from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
@@ -660,3 +660,31 @@ def test_a_user_gets_a_part_of_a_gpu_by_a_daemon_that_serves_every_user() -> Non
         finally:
             made.end()
             end_daemons(machine)
+
+
+def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "limit", "--user", str(NOBODY), "--shares", "1")
+    mine, _ = shared.hold()
+    second = shared.start("run", *HALF, "--", "true")
+    wait_until(lambda: len(shared.waiters()) == 1, second)
+    other, _ = shared.hold(OTHER)
+    (waiter,) = shared.waiters()
+    code, out, _ = shared.run("explain", str(waiter["id"]))
+    assert (code, "the user may hold 1 share at once, and holds 1" in out) == (0, True), out
+    code, out, _ = shared.run("explain", "--mig-profile", "1g.5gb", "-o", "json", uid=OTHER)
+    assert (code, [each["obstacle"]["reason"] for each in json.loads(out)["gpus"]]) == (0, ["NoRoom"])
+    code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
+    assert (code, "nothing is free" in err) == (NoRoom.exit_code, True)
+    for process in (other, mine):
+        process.kill()
+    os.kill(shared._held[0], signal.SIGKILL)
+    assert second.wait(60) == 0
+
+
+def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "limit", "--gpus", "0.5")
+    code, _, err = shared.run("run", "--gpus", "1", "--", "true")
+    assert (code, "more than this user may ever hold" in err) == (QuotaExceeded.exit_code, True)
+    assert shared.machine.tranche("run", "--gpus", "1", "--", "true").returncode == 0, "root has no limits of everyone"
+    shared.machine.tranche("policy", "limit", "--remove")
+    assert shared.run("run", "--gpus", "1", "--", "true")[0] == 0

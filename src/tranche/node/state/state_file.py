@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -131,13 +132,20 @@ def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
 
 
 def replace_state_file(path: Path, text: str) -> None:
-    """Write all of a small file or nothing, and make its folder; raises LedgerUnavailable on failure."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    """Write all of a small file or nothing, and make its folder; raises LedgerUnavailable on failure.
+
+    Until it is whole, the file has another name, with a dot and this thread's numbers at its end.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        unfinished.write_text(text)
+        with unfinished.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a power loss must not leave an empty file under the final name
         unfinished.replace(path)
     except OSError as error:
+        drop_state_file(unfinished)
         raise cannot_write(str(path), error) from error
 
 
