@@ -151,7 +151,7 @@ async def _each(request: Any, work: Callable[[ClaimRef], Awaitable[Any]], answer
 
 def _device(given: GivenDevice, pool: str, cdi: str) -> pb.Device:
     return pb.Device(
-        request_names=[given.allocated.main_request],
+        request_names=[given.allocated.request.partition("/")[0]],  # without the alternative
         pool_name=pool,
         device_name=given.allocated.device,
         cdi_device_ids=[cdi],

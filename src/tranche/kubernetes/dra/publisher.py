@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.core.keeper import ClaimKeeper
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
@@ -26,6 +25,7 @@ from tranche.kubernetes.dra.pool import (
     PluginGrants,
     Reasons,
     SliceUpdate,
+    claim_grants,
     counted_otherwise,
     free_labels,
     open_gpus,
@@ -271,7 +271,8 @@ class _Basis(NamedTuple):
     @property
     def open_gpus(self) -> frozenset[str]:
         """The GPUs whose devices are to be shown, by UUID."""
-        return open_gpus(self.mode, self.view, self.other, _shown(self.known), _held_by_claims(self.view))
+        held = frozenset(grant.gpu_uuid for grant in claim_grants(self.view))
+        return open_gpus(self.mode, self.view, self.other, _shown(self.known), held)
 
     @property
     def waiting(self) -> str:
@@ -319,12 +320,6 @@ def _pcie_roots(view: NodeView) -> Mapping[str, str]:
 
 def _shown(known: Sequence[NodeSlice]) -> ClaimableDevices:
     return ClaimableDevices.of(device for each in known for device in each.devices)
-
-
-def _held_by_claims(view: NodeView) -> frozenset[str]:
-    """The GPUs of which claims have something, by UUID."""
-    held = (each for each in view.allocations if isinstance(each.keeper, ClaimKeeper))
-    return frozenset(grant.gpu_uuid for each in held for grant in each.grants)
 
 
 def _not_older(shown: str, written: str) -> bool:

@@ -69,7 +69,8 @@ def feature_labels(
     gpus = [gpu for gpu in node if not gpu.lost]
     if not gpus:
         return {}
-    rules = {resource.name: sharing.rule_of_first(resource) for resource in advertise(node, strategy).resources}
+    resources = advertise(node, strategy).resources
+    rules = {each.name: sharing.rule(each.name, 0, each.devices[0]) if each.devices else None for each in resources}
     shared = {
         name: rule
         for name, rule in rules.items()

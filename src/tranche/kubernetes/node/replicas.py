@@ -62,10 +62,6 @@ class ReplicaPolicy:
         rules = (rule for rule in self.resources if rule.name == resource)
         return next((rule for rule in rules if rule.chooses(place, device)), None)
 
-    def rule_of_first(self, resource: Resource) -> SharedResource | None:
-        """The rule for the resource's first device."""
-        return self.rule(resource.name, 0, resource.devices[0]) if resource.devices else None
-
 
 _SLICES = f"{DOMAIN}/mig-"
 _NO_USES: Mapping[str, GpuPolicy] = {}
