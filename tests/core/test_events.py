@@ -19,6 +19,7 @@ from tranche.core.events import (
     GpuUncordoned,
     HeldTwice,
     LimitExceeded,
+    LimitsChanged,
     LimitsLost,
     PlanRecovered,
     PlanUndone,
@@ -78,6 +79,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         GpuCordoned("ada", "", ACTOR),
         GpuUncordoned("ada", ACTOR),
         PolicyChanged("", None),
+        LimitsChanged("ann", 150, 1 << 40, None),
+        LimitsChanged("", None, None, None),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 
