@@ -241,7 +241,7 @@ class LedgerTooNew(TrancheError, exit_code=62):
 
 
 class ServiceUnavailable(TrancheError, exit_code=63):
-    """The service of a shared machine does not answer, or ended before it gave a share."""
+    """The service of a shared machine does not answer, cannot begin, or ended before it gave a share."""
 
 
 # 70 to 79, waiting.
