@@ -176,6 +176,11 @@ def no_permission(what: str) -> PermissionDenied:
     return PermissionDenied(f"no permission to write {what}", hint=hint)
 
 
+def _needs_root(folder: Path) -> str:
+    """What a user may do who may not write root's state folder; a service that runs there would have been asked."""
+    return "run the command with sudo" if os.path.exists(folder / "socket") else _NEEDS_ROOT
+
+
 def register_of_another(folder: Path) -> PermissionDenied | None:
     """The error for a state folder that another user owns and this user may not write; None for other causes."""
     if os.geteuid() == 0:
@@ -195,5 +200,5 @@ def register_of_another(folder: Path) -> PermissionDenied | None:
         name = f"uid {owner}"
     return PermissionDenied(
         f"only {name} may change this machine's register, {folder}, and share its GPUs",
-        hint=_NEEDS_ROOT if owner == 0 else f"run the command as {name}, or with sudo",
+        hint=_needs_root(folder) if owner == 0 else f"run the command as {name}, or with sudo",
     )
