@@ -9,6 +9,8 @@ from typing import TypeVar
 from cluster.errors import ClusterError
 
 Value = TypeVar("Value")
+_QUICK_SECONDS = 0.05
+"""A request to the API server takes less, a command more."""
 
 
 def wait_for(
@@ -41,4 +43,5 @@ def wait_for(
         now = time.monotonic()
         if now > deadline:
             raise ClusterError(f"{description}: not within {timeout:g} s; at last: {last}", hint=explain())
-        time.sleep(max(period, 2 * (now - asked)))
+        took = now - asked
+        time.sleep(period if took < _QUICK_SECONDS else max(period, 2 * took))
