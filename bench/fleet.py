@@ -32,13 +32,13 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
+from tranche.kubernetes.node.node_watch import NodeWatch, pod_watch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import RolloutLimit, parse_budget
 from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.kubernetes.rollout.ticket import RolloutLimit, parse_budget
 from tranche.node.host import Host
 from tranche.planning.steps.plan import Plan, apply
 
@@ -244,7 +244,7 @@ class FleetAgent:
         self.machine = _Machine(view, folder, name)
         self._connection = CountingConnection(server, counts)
         api = KubeClient(self._connection)
-        self._watch, self._pods = NodeWatch(api, name), PodWatch(api, name)
+        self._watch, self._pods = NodeWatch(api, name), pod_watch(api, name)
         self._inventory = Inventory(self._look, clock=time.monotonic)
         services = NodeContext(
             node_name=name,

@@ -1,4 +1,4 @@
-"""The last word of a public class is one that the glossary explains, or a plain word that it lists."""
+"""The last word of a public class is one that the glossary explains, or a plain word."""
 
 from __future__ import annotations
 
@@ -13,6 +13,23 @@ ROOT = Path(__file__).parents[1]
 GLOSSARY = (ROOT / "docs/reference/glossary.md").read_text()
 ERRORS = (ROOT / "docs/reference/errors.md").read_text()
 """The name of an error is its reason word, which this page explains."""
+PLAIN_WORDS = frozenset(
+    re.findall(
+        "[a-z]+",
+        """
+    actor authenticator backoff cache cancelled candidate capacity certificate change client clock command component
+    condition config connection context credentials cut driver edits element error event executor explanation facts family
+    file filter finding fit fleet folder formatter granted group handler health holder hook host identity impossible
+    informer installation interrupted inventory job key kind leader lease ledger limit list lock log long machine manager
+    memory mismatch model moment mount name node observation occupancy offer operation option order page permission
+    phase pipe place pod preparer preview process processes publisher reader readiness reading reason record ref refused
+    reporter requirement response result room row runner sample server set settings sharing source span spec state status
+    store strategy stream summary supervisor table task timeout tracker type unit usage user value waiting watch webhook
+    writer
+    """,
+    )
+)
+"""Last words of class names with their usual meaning, which the glossary need not explain."""
 
 
 def explained_words() -> set[str]:
@@ -21,12 +38,6 @@ def explained_words() -> set[str]:
     return {
         word.lower() for cell in cells for word in re.findall(r"[A-Za-z-]+", cell.replace("time-slicing", "timeslice"))
     }
-
-
-def plain_words() -> set[str]:
-    """The plain words, which need no sentence."""
-    listed = GLOSSARY.split("## Plain words in names of classes", 1)[1]
-    return set(re.findall(r"`([a-z]+)`", listed))
 
 
 def public_classes() -> Iterator[str]:
@@ -46,7 +57,7 @@ def last_word(name: str) -> str:
 
 def coined(names: Collection[str]) -> list[str]:
     """The classes whose last word nobody explains; a plural is explained by its singular."""
-    known = explained_words() | plain_words()
+    known = explained_words() | PLAIN_WORDS
     return [
         name
         for name in names
@@ -65,4 +76,4 @@ def test_a_coinage_is_found(name: str) -> None:
 
 def test_no_plain_word_is_listed_in_vain() -> None:
     used = {last_word(name) for name in public_classes()}
-    assert plain_words() - used - {word.removesuffix("s") for word in used} == set()
+    assert PLAIN_WORDS - used - {word.removesuffix("s") for word in used} == set()

@@ -55,7 +55,9 @@ def full_and_in_trouble() -> MachinePicture:
         view, withheld=(WithheldDevice(WholeGpu(gpus[6].uuid), "cordoned by root: its fan is replaced tonight"),)
     )
     queue = [
-        Waiter(n, f"aaaaaa{n:02}", Request(MigSlice(HALF.name)), NOW - 400 + 10 * n, f"python eval{n}.py", 9000 + n)
+        Waiter(
+            n, f"aaaaaa{n:02}", Request(MigSlice(HALF.name)), NOW - 400 + 10 * n, f"python eval{n}.py", 9000 + n, 1000
+        )
         for n in range(10)
     ]
     names = {each.id: "ada" if number % 3 else "bob" for number, each in enumerate(shares)}

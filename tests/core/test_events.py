@@ -19,6 +19,7 @@ from tranche.core.events import (
     GpuUncordoned,
     HeldTwice,
     LimitExceeded,
+    LimitsChanged,
     LimitsLost,
     PlanRecovered,
     PlanUndone,
@@ -78,6 +79,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         GpuCordoned("ada", "", ACTOR),
         GpuUncordoned("ada", ACTOR),
         PolicyChanged("", None),
+        LimitsChanged("ann", 150, 1 << 40, None),
+        LimitsChanged("", None, None, None),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 
@@ -96,13 +99,3 @@ def test_a_step_is_called_by_its_own_kind() -> None:
 
 def test_no_data_is_read_of_an_unknown_kind() -> None:
     assert event_data_from_dict("Sung", {"key": "d"}) is None
-
-
-def test_what_an_earlier_version_wrote_down_names_no_actor() -> None:
-    assert event_data_from_dict("ChangeBegun", {"planId": "p", "purpose": "x"}) == ChangeBegun("p", "x")
-    assert event_data_from_dict("Cancelled", {"waiterId": "w"}) == RequestCancelled("w")
-    assert event_data_from_dict("Released", {"why": "ended"}) == ShareReleased("ended")
-
-
-def test_what_was_written_down_as_a_fault_without_a_reason_was_a_recovery() -> None:
-    assert event_data_from_dict("DaemonFault", {"deviceUUID": "GPU-0", "fault": ""}) == DaemonRecovered("GPU-0")

@@ -112,7 +112,7 @@ def test_a_number_of_shares_is_positive(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gpus": "2", "count": "2"}, "--count needs --gpu or --gpu-memory"),
+        ({"gpus": "2", "count": "2"}, "--count needs --gpu, --gpu-memory or --mig-profile"),
         ({"gpus": "1", "compute": "30"}, "cannot be used with --gpus 1"),
         ({"mig_profile": "1g.5gb", "compute": "30"}, "cannot be used with --mig-profile 1g.5gb"),
         ({"gpu": "0.5", "compute": "30", "isolation": "hard"}, "--compute cannot be used with --isolation hard"),

@@ -45,7 +45,7 @@ from tranche.planning.steps.plan import apply
 
 
 def snapshot_of(view: NodeView, waiting: tuple[Request, ...] = (), command: str = "python train.py") -> MachineSnapshot:
-    queue = tuple(Waiter(n, f"w-{n}", request, 100.0 + n, command, 4000 + n) for n, request in enumerate(waiting))
+    queue = tuple(Waiter(n, f"w-{n}", request, 100.0 + n, command, 4000 + n, 1000) for n, request in enumerate(waiting))
     return MachineSnapshot(1, 1000.0, view, queue, frozenset(), overview_data(view, queue, ()), None)
 
 

@@ -26,8 +26,7 @@ from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED
-from tranche.kubernetes.telling.told_view import REPORT, lease_name
+from tranche.kubernetes.telling.told_view import NOT_MANAGED, REPORT, lease_name
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases/tranche-report-n1"
 NEVER = 1e9

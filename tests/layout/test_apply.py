@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -236,6 +237,29 @@ def test_two_changes_of_one_gpu_do_not_mix(bench: MakeBench) -> None:
         if first.stderr is not None:
             first.stderr.close()
     assert names(cut_of(b.observe().gpus[0])) == Counter({"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1})
+
+
+@pytest.mark.parametrize("boards", [("H100-80GB-SXM",), ("H100-80GB-SXM", "H100-80GB-SXM")], ids=len)
+def test_a_change_that_is_told_to_end_is_undone_before_the_command_ends(
+    bench: MakeBench, boards: tuple[str, ...]
+) -> None:
+    b = bench(boards=boards)
+    b.apply("-c", "all-balanced")
+    before = cuts(b.observe())
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1.5)
+    with subprocess.Popen(
+        b.command("apply", "-c", "all-1g.10gb"),
+        env=b.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as ended:
+        assert ended.stderr is not None
+        assert ended.stderr.readline().startswith("step ")
+        ended.send_signal(signal.SIGTERM)
+        said = ended.stderr.read()
+    assert (ended.returncode, said.splitlines()[-1]) == (143, "interrupted: the change has been undone")
+    assert cuts(b.observe()) == before
 
 
 def test_a_killed_change_is_undone_by_the_next_command(bench: MakeBench) -> None:

@@ -18,7 +18,7 @@ from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, end_
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
 from tests.simulator.cuda_programs import PREAMBLE
-from tranche.core.errors import HardwareError, SharingUnavailable
+from tranche.core.errors import HardwareError, LedgerUnavailable, SharingUnavailable
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import NodeState
 from tranche.hardware.control_groups import group_namespace, inside, own_group, remove_group
@@ -112,6 +112,29 @@ def test_a_group_whose_run_was_killed_goes_with_the_next_command(t4: TestMachine
     wait_until(lambda: holders(t4) == [])
     wait_until(lambda: (t4.tranche("gpus"), of_shares(t4))[1] == [])
     assert not (groups / f"tranche-{holder['id']}").exists()
+
+
+def test_a_note_that_cannot_be_written_says_nothing_of_the_driver(t4: TestMachine, groups: Path) -> None:
+    notes = StateFolder(t4.state_dir).memory_groups
+    t4.state_dir.mkdir(parents=True, exist_ok=True)
+    notes.write_text("a file where the folder should be")
+    refused = t4.tranche("run", "--gpu-memory", "3G", "--", "true", code=LedgerUnavailable.exit_code)
+    assert str(notes) in refused.stderr
+    notes.unlink()
+    assert nothing_on_trial(groups, t4)
+    assert mechanism(t4) == "memory-limits"
+    assert refusals(t4) == []
+
+
+def test_a_note_that_is_being_written_is_no_note(tmp_path: Path) -> None:
+    places = StateFolder(tmp_path)
+    places.memory_groups.mkdir()
+    note = {"group": str(tmp_path / "tranche-a1"), "gpus": [], "namespace": "", "boot": ""}
+    (places.memory_groups / "a1.4711").write_text(json.dumps(note))
+    manager = MemoryGroupManager(places)
+    assert manager.left([]) == ()
+    (places.memory_groups / "a1").write_text(json.dumps(note))
+    assert [each.allocation_id for each in manager.left([])] == ["a1"]
 
 
 # A driver that has no limits after all

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import selectors
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
-from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, UsageError
+from tranche.core.errors import NoRoom, PermissionDenied, QuotaExceeded, ServiceUnavailable, UsageError
 from tranche.local.service import MOST_OF_A_USER, ClientProcess, RunService, answer
+from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
+from tranche.node.mps.mps_records import IDLE_SECONDS
+from tranche.node.processes.processes import children_of
 from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
 from tranche.node.state.session import StateFolder
 
@@ -194,11 +202,50 @@ def test_a_users_checkup_asks_the_service_instead_of_the_state_folder(shared: Sh
     assert "cuts GPUs for this user" in out
     assert err.startswith("next: tranche run ")
     assert shared.service is not None
+    shared.service.send_signal(signal.SIGSTOP)
+    code, out, err = shared.run("doctor")
+    shared.service.send_signal(signal.SIGCONT)
+    assert (code, "has not answered within 5 s" in out) == (1, True), out
     shared.service.terminate()
     shared.service.wait()
     code, out, err = shared.run("doctor")
     assert code == 1
     assert "next:" not in err
+
+
+def test_a_user_is_told_what_the_service_can_do(shared: SharedMachine) -> None:
+    ceiling = ("--gpu-memory", "2G", "--compute", "20")
+    code, out, err = shared.run("explain", *ceiling)
+    assert (code, out.startswith("Startable:")) == (0, True), (out, err)
+    assert shared.run("run", *ceiling, "--", "true")[0] == 0
+    end_daemons(shared.machine)
+
+
+def all_reaped(service: RunService) -> bool:
+    service._reap()
+    return True
+
+
+def test_the_service_puts_the_machine_in_order_some_time_after_a_share_has_ended(tmp_path: Path) -> None:
+    ordered = tmp_path / "ordered"
+
+    @contextmanager
+    def open_host(uid: int) -> Iterator[Host]:
+        yield cast(Host, SimpleNamespace(view=lambda seconds, thorough: ordered.write_text(f"{uid} {thorough}")))
+
+    with socket.socket() as listener, selectors.DefaultSelector() as selector, FileLock(tmp_path / "lock") as lock:
+        service = RunService(listener, lock, tmp_path / "ledger.db", open_host, lambda line: None)
+        assert service._tidy_at == math.inf
+        request = subprocess.Popen(["true"])
+        service._served[request.pid] = ClientProcess(os.getpid(), NOBODY, -1)
+        wait_until(lambda: all_reaped(service) and not service._served)
+        assert time.monotonic() + IDLE_SECONDS < service._tidy_at < time.monotonic() + 2 * IDLE_SECONDS
+        service._tidy(selector)
+        wait_until(ordered.exists)
+        wait_until(lambda: ordered.read_text() == f"{os.getuid()} True")
+        wait_until(lambda: all_reaped(service) and not children_of(os.getpid()))
+        assert service._tidy_at == math.inf, "its own end is no share's"
+        request.returncode = 0
 
 
 @pytest.mark.parametrize(
@@ -592,7 +639,7 @@ sys.stdin.read()
 
 
 def test_a_second_service_is_refused_and_a_dead_ones_socket_is_replaced(shared: SharedMachine) -> None:
-    done = shared.machine.tranche("serve", code=UsageError.exit_code)
+    done = shared.machine.tranche("serve", code=ServiceUnavailable.exit_code)
     assert "another service" in done.stderr
     assert shared.service is not None
     shared.service.kill()
@@ -660,3 +707,31 @@ def test_a_user_gets_a_part_of_a_gpu_by_a_daemon_that_serves_every_user() -> Non
         finally:
             made.end()
             end_daemons(machine)
+
+
+def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "limit", "--user", str(NOBODY), "--shares", "1")
+    mine, _ = shared.hold()
+    second = shared.start("run", *HALF, "--", "true")
+    wait_until(lambda: len(shared.waiters()) == 1, second)
+    other, _ = shared.hold(OTHER)
+    (waiter,) = shared.waiters()
+    code, out, _ = shared.run("explain", str(waiter["id"]))
+    assert (code, "the user may hold 1 share at once, and holds 1" in out) == (0, True), out
+    code, out, _ = shared.run("explain", "--mig-profile", "1g.5gb", "-o", "json", uid=OTHER)
+    assert (code, [each["obstacle"]["reason"] for each in json.loads(out)["gpus"]]) == (0, ["NoRoom"])
+    code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
+    assert (code, "nothing is free" in err) == (NoRoom.exit_code, True)
+    for process in (other, mine):
+        process.kill()
+    os.kill(shared._held[0], signal.SIGKILL)
+    assert second.wait(60) == 0
+
+
+def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "limit", "--gpus", "0.5")
+    code, _, err = shared.run("run", "--gpus", "1", "--", "true")
+    assert (code, "more than this user may ever hold" in err) == (QuotaExceeded.exit_code, True)
+    assert shared.machine.tranche("run", "--gpus", "1", "--", "true").returncode == 0, "root has no limits of everyone"
+    shared.machine.tranche("policy", "limit", "--remove")
+    assert shared.run("run", "--gpus", "1", "--", "true")[0] == 0

@@ -99,7 +99,7 @@ def test_a_bell_that_is_not_heard_for_long_is_no_answer(tmp_path: Path) -> None:
     places = StateFolder(tmp_path)
     path = places.wakeup_pipe("a")
     path.parent.mkdir(parents=True)
-    waiter = Waiter(1, "a", None, 0.0, "", os.getpid())  # type: ignore[arg-type]
+    waiter = Waiter(1, "a", None, 0.0, "", os.getpid(), 0)  # type: ignore[arg-type]
     bell = WakeupPipe(path)
     assert unheard_for(path, 1e10) == 0
     assert answers(places, waiter, 1e10)

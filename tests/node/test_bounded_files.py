@@ -11,7 +11,6 @@ import pytest
 from tests.kubernetes.mig_manager.mig_world import a100s
 from tranche.core.errors import KubeconfigInvalid, LayoutInvalid, PluginConfigInvalid
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.api.objects import ConfigMap
 from tranche.kubernetes.device_plugin.config_source import StartSettings
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.node.files import files
@@ -43,7 +42,7 @@ def test_a_few_hundred_bytes_do_not_become_gigabytes_anywhere(tmp_path: Path, te
     with pytest.raises(LayoutInvalid, match="more than 50000 values"):
         read_document(str(file), LayoutInvalid)
     with pytest.raises(LayoutInvalid, match="more than 50000 values"):
-        read_layouts("ns/l", ConfigMap("ns", "l", {"config.yaml": text})).select("x", a100s().node)
+        read_layouts("ns/l", {"config.yaml": text}).select("x", a100s().node)
     with pytest.raises(PluginConfigInvalid, match="more than 50000 values"):
         StartSettings(file=text).check()
     with pytest.raises(KubeconfigInvalid, match="more than 50000 values"):

@@ -461,11 +461,11 @@ def test_a_returning_waiter_gets_its_old_place_and_positions_are_never_used_agai
     request = Request(MigSlice(SMALL))
     with ledger.write() as db:
         for name in "abc":
-            records.add_waiter(db, name, request, created=1.0, command=f"run {name}", pid=7)
+            records.add_waiter(db, name, request, created=1.0, command=f"run {name}", pid=7, uid=0)
         first = records.waiters(db)[0]
         records.remove_waiter(db, "a")
         records.remove_waiter(db, "c")
-        records.add_waiter(db, "d", request, created=2.0, command="run d", pid=8)
+        records.add_waiter(db, "d", request, created=2.0, command="run d", pid=8, uid=0)
         records.restore_waiter(db, first)
         assert [waiter.id for waiter in records.waiters(db)] == ["a", "b", "d"]
         assert records.waiters(db)[0] == first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -93,6 +94,18 @@ def test_a_record_is_on_the_disk_before_it_takes_the_place_of_another(
     known.write(later)
     assert on_disk == [later]
     assert known.all() == (later,)
+
+
+def test_a_write_that_fails_keeps_the_record_that_is_there(known: DaemonRecordStore) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(LedgerUnavailable, match="cannot write"):
+            known.write(RECORD._replace(suspect=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert known.all() == (RECORD,)
+    assert os.listdir(known.folder) == [file_of(known).name]
 
 
 # On a machine

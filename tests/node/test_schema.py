@@ -1,16 +1,14 @@
-"""What the ledger's tables refuse by themselves, and what becomes of a ledger of an older format."""
+"""What the ledger's tables refuse by themselves, and what they give back."""
 
 from __future__ import annotations
 
 import sqlite3
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tranche.core.allocation import Allocation, ComputeSlice, Cordon, FractionalShare, Grant, Phase, Slice, WholeGpu
-from tranche.core.errors import LedgerCorrupt
 from tranche.core.grid import Placement
 from tranche.core.keeper import NOT_KNOWN_YET, ClaimKeeper, Keeper, PodKeeper, ProcessKeeper
 from tranche.core.profile import parse_profile
@@ -19,10 +17,8 @@ from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
 from tranche.core.wire import keeper_to_dict
-from tranche.node.store import chronicle, records, register, schema
-from tranche.node.store.ledger import Ledger
+from tranche.node.store import records, register, schema
 
-FORMAT_1 = Path(__file__).parent / "ledgers" / "format1.sql"
 GPU = WholeGpu("GPU-0")
 LEFT = Slice("GPU-0", parse_profile("3g.20gb"), Placement(0, 4))
 RIGHT = Slice("GPU-0", parse_profile("3g.20gb"), Placement(4, 4))
@@ -203,33 +199,6 @@ def test_one_of_several_holders_is_not_hidden_by_the_one_that_asks() -> None:
     assert register.holder_of_room(db, LEFT.slot, but="b") == "a"
 
 
-def test_a_ledger_of_format_1_is_migrated_and_a_copy_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    old = sqlite3.connect(path)
-    old.executescript(FORMAT_1.read_text())
-    old.close()
-    ledger = Ledger(path)
-    with ledger.read() as db:
-        first, second = register.allocations(db)
-        assert first.grants == (Slice("GPU-0", parse_profile("2g.10gb"), Placement(4, 2)),)
-        assert (first.id, first.phase, first.command) == ("aaaa0001", Phase.ACTIVE, "python train.py")
-        assert first.keeper == ProcessKeeper(4242, 777)
-        assert second.grants == (WholeGpu("GPU-1"),)
-        assert second.keeper == ProcessKeeper()
-        assert register.holder_of_room(db, first.grants[0].slot, but="") == "aaaa0001"
-        assert register.holder_on_gpu(db, "GPU-1", but="") == "aaaa0002"
-        assert [each.id for each in records.waiters(db)] == ["bbbb0001"]
-        assert [each.message for each in chronicle.events(db)] == ["it was granted"]
-        assert len(records.owned_instances(db)) == 1
-        assert db.execute("PRAGMA user_version").fetchone() == (schema.SCHEMA_VERSION,)
-    ledger.check()
-    ledger.close()
-    kept = sqlite3.connect(tmp_path / "ledger.db.format1")
-    assert kept.execute("SELECT count(*) FROM granted_units").fetchone() == (10,)
-    assert kept.execute("PRAGMA user_version").fetchone() == (1,)
-    kept.close()
-
-
 def test_a_device_has_one_mechanism() -> None:
     db = database()
     assert take(db, "a", part(GPU, 10))
@@ -251,128 +220,22 @@ def test_the_administrators_words_are_kept() -> None:
         assert records.sharing_policy(db) == policy
 
 
-def test_devices_that_were_shared_in_format_3_know_their_mechanism(tmp_path: Path) -> None:
-    """A ledger of the format before, made of one of this format by taking away what is new."""
-    path = tmp_path / "ledger.db"
-    old = sqlite3.connect(path, isolation_level=None)
-    old.execute("PRAGMA journal_mode = WAL")
-    schema.create(old)
-    register.add_allocation(old, allocation("a", FractionalShare(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
-    register.add_allocation(old, allocation("b", part(RIGHT, 10)), MEMORY)
-    for statement in (
-        "DROP TRIGGER part_taken",
-        "ALTER TABLE devices DROP COLUMN sharing",
-        "ALTER TABLE parts DROP COLUMN sharing",
-        "DROP TABLE gpu_uses",
-        "DROP TABLE cordons",
-        "ALTER TABLE owned_instances DROP COLUMN requested",
-        _PART_TAKEN_OF_FORMAT_3,
-        "PRAGMA user_version = 3",
-    ):
-        old.execute(statement)
-    old.close()
-    ledger = Ledger(path)
-    with ledger.write() as db:
-        assert [each.id for each in register.allocations(db)] == ["a", "b"]
-        register.add_allocation(db, allocation("c", FractionalShare(LEFT, 10, Sharing.TIME_SLICING)), MEMORY)
-        with pytest.raises(sqlite3.IntegrityError, match="another mechanism"):
-            register.add_allocation(db, allocation("d", FractionalShare(RIGHT, 10, Sharing.TIME_SLICING)), MEMORY)
-    ledger.close()
+def test_a_cordon_stands_until_it_is_removed() -> None:
+    db = database()
+    assert records.cordons(db) == ()
+    records.set_cordon(db, CORDON)
+    records.set_cordon(db, CORDON._replace(reason="its fan, tonight"))
+    assert records.cordons(db) == (CORDON._replace(reason="its fan, tonight"),)
+    assert records.remove_cordon(db, "GPU-0")
+    assert not records.remove_cordon(db, "GPU-0")
 
 
-def test_a_ledger_of_format_4_has_no_gpu_cordoned_and_takes_a_word(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    old = sqlite3.connect(path, isolation_level=None)
-    old.execute("PRAGMA journal_mode = WAL")
-    schema.create(old)
-    register.add_allocation(old, allocation("a", GPU), MEMORY)
-    for statement in (
-        "DROP TABLE cordons",
-        "ALTER TABLE owned_instances DROP COLUMN requested",
-        "INSERT INTO owned_instances VALUES ('GPU-0', '1g.5gb', 6, 1)",
-        "PRAGMA user_version = 4",
-    ):
-        old.execute(statement)
-    old.close()
-    ledger = Ledger(path)
-    with ledger.write() as db:
-        assert [each.id for each in register.allocations(db)] == ["a"]
-        assert len(records.owned_instances(db)) == 1
-        assert not records.requested_instances(db), "a layout may want what an older version made"
-        assert records.cordons(db) == ()
-        records.set_cordon(db, CORDON)
-        records.set_cordon(db, CORDON._replace(reason="its fan, tonight"))
-        assert records.cordons(db) == (CORDON._replace(reason="its fan, tonight"),)
-        assert records.remove_cordon(db, "GPU-0")
-        assert not records.remove_cordon(db, "GPU-0")
-    ledger.close()
-
-
-def test_what_a_ledger_of_format_5_owns_was_made_for_a_layout_as_far_as_is_known(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    old = sqlite3.connect(path, isolation_level=None)
-    old.execute("PRAGMA journal_mode = WAL")
-    schema.create(old)
-    for statement in (
-        "ALTER TABLE owned_instances DROP COLUMN requested",
-        "INSERT INTO owned_instances VALUES ('GPU-0', '1g.5gb', 6, 1)",
-        "PRAGMA user_version = 5",
-    ):
-        old.execute(statement)
-    old.close()
-    ledger = Ledger(path)
-    with ledger.write() as db:
-        (owned,) = records.owned_instances(db)
-        assert not records.requested_instances(db)
-        made = InstanceKey(owned.gpu_uuid, owned.profile, Placement(5, 1))
-        records.own_instance(db, made, requested=True)
-        assert records.requested_instances(db) == {made}
-        records.want_instances(db, ["GPU-0"])
-        assert not records.requested_instances(db)
-        assert records.owned_instances(db) == {owned, made}
-    ledger.close()
-    kept = sqlite3.connect(tmp_path / "ledger.db.format5")
-    assert len(kept.execute("SELECT gpu_uuid, profile, start, size FROM owned_instances").fetchall()) == 1
-    kept.close()
-
-
-_PART_TAKEN_OF_FORMAT_3 = """
-CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
-    SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
-    UPDATE devices SET memory_taken = memory_taken + NEW.memory, compute_taken = compute_taken + NEW.compute,
-        holders = holders + 1 WHERE id = NEW.device_id;
-END
-"""
-
-
-def test_a_migrated_ledger_has_the_tables_of_a_new_one(tmp_path: Path) -> None:
-    old = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
-    old.executescript(FORMAT_1.read_text())
-    old.execute("BEGIN")
-    schema.migrate(old, 1)
-    old.execute("COMMIT")
-    assert _shape(old) == _shape(database())
-    old.close()
-
-
-def _shape(db: sqlite3.Connection) -> dict[str, object]:
-    names = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")]
-    columns = {name: db.execute(f"PRAGMA table_info({name})").fetchall() for name in names}
-    triggers = dict(db.execute("SELECT name, sql FROM sqlite_master WHERE type IN ('trigger', 'index')").fetchall())
-    return {"columns": columns, "triggers": triggers}
-
-
-def test_a_migration_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-    old = sqlite3.connect(path)
-    old.executescript(FORMAT_1.read_text())
-    # Two shares of one memory slice: no ledger of format 1 can say so, and the tables of format 2 refuse it.
-    old.execute("INSERT INTO grants VALUES ('aaaa0002', 1, 'GPU-0', '1g.5gb', 4, 1)")
-    old.commit()
-    old.close()
-    with pytest.raises(LedgerCorrupt, match="gives something twice"):
-        Ledger(path)
-    after = sqlite3.connect(path)
-    assert after.execute("PRAGMA user_version").fetchone() == (1,)
-    assert after.execute("SELECT count(*) FROM granted_units").fetchone() == (10,)
-    after.close()
+def test_an_instance_made_for_a_request_is_a_layouts_once_that_wants_it() -> None:
+    db = database()
+    made, wanted = (InstanceKey("GPU-0", parse_profile("1g.5gb"), Placement(start, 1)) for start in (5, 6))
+    records.own_instance(db, made, requested=True)
+    records.own_instance(db, wanted, requested=False)
+    assert records.requested_instances(db) == {made}
+    records.want_instances(db, ["GPU-0"])
+    assert not records.requested_instances(db)
+    assert records.owned_instances(db) == {made, wanted}

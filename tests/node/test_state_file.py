@@ -11,7 +11,7 @@ import pytest
 
 from tests.node.processes import Child
 from tranche.core.errors import LedgerUnavailable
-from tranche.kubernetes.mig_manager.identity import manager_name
+from tranche.kubernetes.mig_manager.manager import manager_name
 from tranche.node.locks.locks import FileLock, is_held, remove_if_free
 from tranche.node.state.register_place import POINTER, register_folder
 from tranche.node.state.state_file import open_state_file, read_state_file

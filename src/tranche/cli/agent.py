@@ -322,7 +322,7 @@ def command(context: click.Context, /, **values: Any) -> None:
         from tranche.kubernetes.agent.process import run_agent
         from tranche.kubernetes.mig_manager.drain import InUsePolicy
         from tranche.kubernetes.mig_manager.manager import MigSettings
-        from tranche.kubernetes.rollout.budget import parse_budget
+        from tranche.kubernetes.rollout.ticket import parse_budget
     except ModuleNotFoundError as error:
         raise extra_missing("'tranche agent'", "kubernetes", error) from error
     options = AgentOptions(

@@ -49,7 +49,7 @@ from tranche.node.host import Host
 from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.recovery.adoption import find_strays
-from tranche.node.state.connection import connect
+from tranche.node.state.connection import VERSION, connect
 from tranche.node.state.known_gpus import with_lost_named
 from tranche.node.state.session import StateFolder
 from tranche.node.store import register
@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 
 _COLOURS = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 _NAMED = 8
+_SERVICE_SECONDS = 5.0
+"""How long the service may take to answer; milliseconds are usual."""
 
 
 @click.command(cls=TrancheCommand)
@@ -116,7 +118,12 @@ def machine_findings(settings: Settings, answers: DriverReader | None = None) ->
 def _check_service(socket: Path) -> Finding:
     """Whether the service answers that gives this user shares; the user needs no rights of their own then."""
     try:
-        connect(socket).close()
+        connection = connect(socket)
+        try:
+            connection.send({"version": VERSION, "method": "ledger", "parameters": {}})
+            connection.await_answer(_SERVICE_SECONDS)
+        finally:
+            connection.close()
     except TrancheError as error:
         return failed("permission", error)
     return Finding("permission", Status.PASS, f"the service at {socket} cuts GPUs for this user")

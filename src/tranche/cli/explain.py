@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -17,18 +19,18 @@ from tranche.cli.request_options import adopt_foreign_option, request_options
 from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
 from tranche.core.quantity import format_memory
-from tranche.core.request import Request, parse_request
+from tranche.core.request import parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
 from tranche.documents.explanation import explanation_document, reasons, status
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
+from tranche.local.queue import as_asked
 from tranche.local.wakeup_pipe import attending
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.answers import GpuFit
 from tranche.planning.decide.obstacle import Obstacle
-from tranche.planning.decide.queue import WaitingRequest
 from tranche.planning.explain.explanation import Explanation, explain
 
 _PODS = ("pod", "pods", "po")
@@ -82,11 +84,13 @@ def command(
         view = host.daemons.view_as_said(look_at(host))
         queue = host.waiters()
         names = names_of(view.allocations, queue, process_owners(view.allocations, queue))
+        uid = os.getuid()
         if asked is None:
             waiter_id = full_id(host, waiter_id)
-            asked, queue = _waiting(waiter_id, queue)
-        waiters = [WaitingRequest(each.id, each.request) for each in attending(host.places, queue, time.time())]
-    answer = explain(view, asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
+            waiter, queue = _waiting(waiter_id, queue)
+            asked, uid = waiter.request, waiter.uid
+        waiters = as_asked(attending(host.places, queue, time.time()))
+    answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
     if output == "json":
         print_json("Explanation", **explanation_document(answer, len(waiters), names))
     else:
@@ -117,11 +121,11 @@ def _explain_pod(name: str, namespace: str | None, kubeconfig: str | None, outpu
         print_explanation(found)
 
 
-def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[Request, tuple[records.Waiter, ...]]:
+def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.Waiter, tuple[records.Waiter, ...]]:
     """The request that waits under the id, and those ahead of it."""
     for position, waiter in enumerate(queue):
         if waiter.id == waiter_id:
-            return waiter.request, tuple(queue[:position])
+            return waiter, tuple(queue[:position])
     raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -217,7 +216,7 @@ def logs(
                 click.echo(f"[{each.name}] {line}" if several else line)
 
         if follow:
-            await follow_logs(client, where, name, print_line, random=random.random, tail=tail)
+            await follow_logs(client, where, name, print_line, tail=tail)
             pods = await client.pods(where, name)
         else:
             begun = [each for each in pods if each.started or each.over]
@@ -318,7 +317,7 @@ def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, t
     async def ask(client: JobClient, where: str) -> str:
         seen = await client.job(where, name)  # says at once when there is none, or the person may not look
         try:
-            async with asyncio.timeout(timeout), aclosing(client.watch_job(where, name, random.random)) as changes:
+            async with asyncio.timeout(timeout), aclosing(client.watch_job(where, name)) as changes:
                 async for job in changes:
                     if job is None:
                         raise JobFailed(f"job {seen} was deleted", hint="list jobs with: tranche job list")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -38,12 +39,15 @@ from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.files.files import STANDARD_STREAM, write_text, yaml_text
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
+from tranche.node.locks.interrupts import WaitInterrupted, heeding_signals
 from tranche.planning.layouts.named_layouts import generate_layouts
 from tranche.planning.layouts.present_layout import export_layout, find_mismatches
 from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 from tranche.planning.layouts.restore import plan_restore
 from tranche.planning.steps import Step
 from tranche.planning.steps.plan import Plan, plan_to_dict, with_daemons
+
+Changed = TypeVar("Changed")
 
 
 @click.group("layout", cls=TrancheGroup)
@@ -226,7 +230,9 @@ def _carry_out(
         warned = True
         return decision
 
-    decision = _change(host, hooks, wanted).to_layout(decide_and_warn, mode_only=how.mode_only)
+    decision = _undone_by_signals(
+        host, hooks, wanted, lambda change: change.to_layout(decide_and_warn, mode_only=how.mode_only)
+    )
     say(sum_up(decision))
     if how.output == "json":
         print_json(done, **decision_data(decision))
@@ -238,23 +244,33 @@ def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, 
         view = look_at(host)
         _print_plan(with_daemons(saved, (), view), view.node)
         return
-    _change(host, hooks, wanted).as_saved(saved)
+    _undone_by_signals(host, hooks, wanted, lambda change: change.as_saved(saved))
     if how.output == "json":
         print_json(
             "PlanApplied", purpose=saved.purpose, gpus=list(saved.gpu_uuids), steps=[str(s) for s in saved.steps]
         )
 
 
-def _change(host: Host, hooks: HookRunner, wanted: WaitLimit) -> Change:
+def _undone_by_signals(
+    host: Host, hooks: HookRunner, wanted: WaitLimit, carry_out: Callable[[Change], Changed]
+) -> Changed:
+    """Carry out a change. A signal that tells this process to end undoes it first, and ends the process then."""
     narrator = ProgressReporter()
-    return Change(
+    change = Change(
         host,
         hooks,
         wanted,
         progress=narrator.step,
         waiting=narrator.waiting,
         exit_hook_failed=lambda error: warn(error.message),
+        sleep=host.sleep,
     )
+    try:
+        with heeding_signals():
+            return carry_out(change)
+    except WaitInterrupted as stop:
+        say("interrupted: " + ("the change has been undone" if narrator.begun else "nothing was changed"))
+        sys.exit(stop.exit_code)
 
 
 def _warn_of(decision: LayoutDecision) -> None:
@@ -283,6 +299,11 @@ class ProgressReporter:
         self._steps = 0
         self._waiting_for = ""
         self._lock = threading.Lock()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any step has begun."""
+        return self._steps > 0
 
     def step(self, gpu: GpuState, step: Step) -> None:
         """A step begins; called from several threads."""

@@ -88,7 +88,7 @@ def asked_of_cluster(
 
     try:
         from tranche.kubernetes.api.connection import ApiConnection
-        from tranche.kubernetes.support.caller import caller_api_server
+        from tranche.kubernetes.api.kubeconfig import caller_api_server
     except ModuleNotFoundError as error:
         raise extra_missing(what, "kubernetes", error) from error
 

@@ -1,22 +1,30 @@
-"""`tranche policy`: how the administrator wants GPUs to be shared."""
+"""`tranche policy`: how the administrator wants GPUs to be shared, and how much one user may hold."""
 
 from __future__ import annotations
 
+import pwd
+import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from tranche.cli.output import print_json, print_table, say
+from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
+from tranche.core.quantity import format_memory
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
+from tranche.core.user_limits import EVERYONE, UserLimits, parse_limits
+from tranche.local.queue import Queue
 from tranche.node.files.files import read_document, told_of
-from tranche.node.policy_change import change_policy
+from tranche.node.policy_change import change_limits, change_policy
 from tranche.node.store import records
+from tranche.node.store.register import user_name
 
+_UID = re.compile(r"0*\d{1,9}", re.ASCII)
 _GPU_OPTION = click.option(
     "--gpu",
     "gpus",
@@ -28,7 +36,7 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list the sharing policies of GPUs.
+    """Set and list the sharing policies of GPUs, and the limits of users.
 
     A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and Tranche obeys
     it in every decision. The help of `tranche policy set` explains the policies.
@@ -102,7 +110,7 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 @output_option()
 @click.pass_obj
 def list_(settings: Settings, /, output: str) -> None:
-    """List the policy of each GPU.
+    """List the policy of each GPU, and the limits of users.
 
     SET FOR shows where the policy comes from: gpu, all, or nothing for the default.
 
@@ -112,10 +120,10 @@ def list_(settings: Settings, /, output: str) -> None:
     with open_host(settings, reading=True) as host:
         node = look_at(host).node
         with host.ledger.read() as db:
-            policy = records.sharing_policy(db)
+            policy, limits = records.sharing_policy(db), records.user_limits(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
-        print_json("PolicyList", sharing=every, gpus=_documents(policy, node))
+        print_json("PolicyList", sharing=every, gpus=_documents(policy, node), limits=_limit_documents(limits))
         return
     print_table(
         ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"),
@@ -124,6 +132,75 @@ def list_(settings: Settings, /, output: str) -> None:
             for gpu in node
         ],
     )
+    if limits:
+        show("")
+        print_table(
+            ("USER", "GPUS", "GPU MEMORY", "SHARES"),
+            [
+                (
+                    user_name(int(uid)) if uid else "(others)",
+                    each.gpus or "-",
+                    "-" if each.memory is None else format_memory(each.memory),
+                    "-" if each.shares is None else each.shares,
+                )
+                for uid, each in limits.items()
+            ],
+        )
+
+
+@command.command("limit", cls=TrancheCommand)
+@click.option(
+    "--user",
+    "users",
+    metavar="USER",
+    multiple=True,
+    help="User, by name or uid; repeatable. Default: all users without limits of their own, except root.",
+)
+@click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
+@click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
+@click.option("--shares", metavar="N", help="Most shares at once.")
+@click.option("--remove", is_flag=True, help="Remove the limits.")
+@click.pass_obj
+def limit(
+    settings: Settings,
+    /,
+    users: tuple[str, ...],
+    gpus: str | None,
+    gpu_memory: str | None,
+    shares: str | None,
+    remove: bool,
+) -> None:
+    """Limit how much one user may hold at once.
+
+    The limits replace the user's earlier ones. They apply to commands of the machine, not to pods. A request beyond
+    them waits, and requests behind it do not. Existing shares stay.
+
+    \b
+    $ tranche policy limit --gpus 2 --shares 8
+    $ tranche policy limit --user ann --gpus 4
+    """
+    given = [each for each in (gpus, gpu_memory, shares) if each is not None]
+    if bool(given) is remove:
+        raise UsageError(
+            "give at least one limit, or --remove without a limit", hint="for example: tranche policy limit --gpus 2"
+        )
+    named = [_user(each) for each in users] or [(EVERYONE, "")]
+    limits = None if remove else parse_limits(gpus, gpu_memory, shares)
+    with open_host(settings) as host:
+        change_limits(host, named, limits, clock=time.time)
+        Queue(host).ring_next()
+    who = ", ".join(name for _, name in named) or "all users without limits of their own, except root"
+    say(f"{who}: {'no limits' if limits is None else limits}")
+
+
+def _user(text: str) -> tuple[str, str]:
+    """The uid as text and the name of a user; UsageError if there is none of that name."""
+    if _UID.fullmatch(text):
+        return str(int(text)), user_name(int(text))
+    try:
+        return str(pwd.getpwnam(text).pw_uid), text
+    except KeyError as error:
+        raise UsageError(f"this machine has no user '{text}'", hint="give a name, or a uid below 2^31") from error
 
 
 def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy | None) -> None:
@@ -169,6 +246,19 @@ def _documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
             "timeslice": None if gpu.timeslice_wanted is None else str(gpu.timeslice_wanted),
         }
         for gpu in node
+    ]
+
+
+def _limit_documents(limits: Mapping[str, UserLimits]) -> list[dict[str, Any]]:
+    """The limits by user; `user` is None for those without limits of their own."""
+    return [
+        {
+            "user": user_name(int(uid)) if uid else None,
+            "gpuPercent": each.gpu_percent,
+            "memoryBytes": each.memory,
+            "shares": each.shares,
+        }
+        for uid, each in limits.items()
     ]
 
 

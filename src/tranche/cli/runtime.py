@@ -124,7 +124,8 @@ def open_driver(settings: Settings) -> Iterator[NvmlDriver]:
             reset_command = str(preload(machine.state).nvidia_smi)
     from tranche.hardware.nvml import NvmlDriver
 
-    with closing(NvmlDriver(reset_command=reset_command)) as driver:
+    served = os.geteuid() != 0 and socket_of_service(settings) is not None
+    with closing(NvmlDriver(reset_command=reset_command, served=served)) as driver:
         yield driver
 
 

@@ -24,7 +24,7 @@ from tranche.cli.service_options import (
     unit_root_option,
     warn_of_program,
 )
-from tranche.core.errors import UsageError
+from tranche.core.errors import ServiceUnavailable
 from tranche.local.service import RunService
 from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
@@ -89,7 +89,7 @@ def _serve(settings: Settings) -> None:
     try:
         lock = FileLock(places.service_lock, wait=False)
     except BlockingIOError as error:
-        raise UsageError(
+        raise ServiceUnavailable(
             f"another service already serves {places.state_dir}", hint="find it with: ss -lxp | grep tranche"
         ) from error
 

@@ -333,7 +333,7 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
     if not can_fail(name):
         raise UsageError(
             f"neither NVML nor CUDA has a function '{name}'",
-            hint=f"for example nvmlDeviceCreateGpuInstance, or cuMemAlloc; and also {', '.join(special_faults())}",
+            hint=f"for example nvmlDeviceCreateGpuInstanceWithPlacement, or cuMemAlloc; and also {', '.join(special_faults())}",
         )
     return name
 
@@ -356,7 +356,7 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
     """Make the next calls of a driver function fail.
 
-    FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceCreateGpuInstance. With trancheSimResetGpu,
+    FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceSetMigMode. With trancheSimResetGpu,
     a reset fails. With names such as mpsServerStart, MPS fails.
     """
     machine().inject_error(function, code, calls=calls, gpu=gpu)

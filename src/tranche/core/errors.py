@@ -163,6 +163,10 @@ class NotOffered(TrancheError, exit_code=36):
     """The administrator's word, or a fault, keeps from everybody now what a scheduler chose."""
 
 
+class QuotaExceeded(TrancheError, exit_code=37):
+    """The request is more than the administrator lets one user hold."""
+
+
 # 40 to 49, Kubernetes: the API server or the kubelet said no.
 
 
@@ -237,7 +241,7 @@ class LedgerTooNew(TrancheError, exit_code=62):
 
 
 class ServiceUnavailable(TrancheError, exit_code=63):
-    """The service of a shared machine does not answer, or ended before it gave a share."""
+    """The service of a shared machine does not answer, cannot begin, or ended before it gave a share."""
 
 
 # 70 to 79, waiting.

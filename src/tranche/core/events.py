@@ -54,7 +54,7 @@ class StepDone:
 class ShareGranted:
     """A request got its share. `waiter_id` was its place in the queue; `plan_id` is empty if nothing had to be cut.
 
-    `owner` is None if unknown, and in events of earlier versions.
+    `owner` is None if unknown.
     """
 
     kind: ClassVar = "Granted"
@@ -209,6 +209,20 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """The administrator limited what a user may hold, or all users without limits of their own (""); all None removes it.
+
+    `gpu_percent` is in hundredths of a GPU, `memory` in bytes.
+    """
+
+    kind: ClassVar = "LimitsChanged"
+    user: str
+    gpu_percent: int | None
+    memory: int | None
+    shares: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuCordoned:
     """An administrator cordoned a GPU; the reason may be empty."""
 
@@ -260,6 +274,7 @@ EventData = (
     | FaultShared
     | ServerEnded
     | PolicyChanged
+    | LimitsChanged
     | GpuCordoned
     | GpuUncordoned
     | BootEnded
@@ -270,8 +285,8 @@ EventData = (
 class Event:
     """One event; `time` is seconds since the epoch, and fields that do not apply are empty strings.
 
-    `name` is the name for people. `cause` is the position of the event that led to it. `data` is None if an earlier version wrote
-    none, or if this version does not know the kind.
+    `name` is the name for people. `cause` is the position of the event that led to it. `data` is None if
+    this version does not know the kind.
     """
 
     position: int
@@ -303,6 +318,8 @@ _CODECS: Mapping[str, _Codec] = {
     "waiter_id": _Codec("waiterId"),
     "boot_id": _Codec("bootId"),
     "failed_gpu": _Codec("failedGpu"),
+    "gpu_percent": _Codec("gpuPercent"),
+    "memory": _Codec("memoryBytes"),
     "gpu_uuid": _Codec("gpuUUID"),
     "device_uuid": _Codec("deviceUUID"),
     "step": _Codec("step", dict),
@@ -331,13 +348,6 @@ def event_data_to_dict(data: EventData) -> dict[str, Any]:
 
 
 def event_data_from_dict(name: str, data: Mapping[str, Any]) -> EventData | None:
-    """The data that event_data_to_dict wrote for an event of that name; None for an unknown kind.
-
-    Earlier versions omitted some fields that have defaults.
-    """
+    """The data that event_data_to_dict wrote for an event of that name; None for an unknown kind."""
     kind = _KINDS.get(name, StepDone if "step" in data else None)
-    if kind is None:
-        return None
-    if kind is DaemonFault and not data["fault"]:
-        return DaemonRecovered(data["deviceUUID"])  # an earlier version wrote a recovery as a fault without a reason
-    return kind(**{name: codec.decode(data[codec.key]) for name, codec in _WRITTEN[kind] if codec.key in data})
+    return None if kind is None else kind(**{name: codec.decode(data[codec.key]) for name, codec in _WRITTEN[kind]})

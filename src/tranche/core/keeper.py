@@ -227,7 +227,7 @@ def owner_to_dict(owner: ShareOwner | None) -> dict[str, str] | None:
 
 
 def owner_from_dict(data: Any) -> ShareOwner | None:
-    """The owner that owner_to_dict wrote; None for earlier versions."""
+    """The owner that owner_to_dict wrote."""
     return None if data is None else ShareOwner(OwnerKind(data["kind"]), data["name"])
 
 
@@ -247,5 +247,5 @@ def actor_to_dict(actor: Actor | None) -> dict[str, Any] | None:
 
 
 def actor_from_dict(data: Any) -> Actor | None:
-    """The actor that actor_to_dict wrote; None for earlier versions."""
+    """The actor that actor_to_dict wrote."""
     return None if data is None else Actor(data["by"], data["user"])

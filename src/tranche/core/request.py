@@ -158,7 +158,9 @@ _LEVELS = "'hard', 'soft', 'none' or 'any'"
 
 def _parse_shares(text: str, demand: Demand) -> int:
     if isinstance(demand, WholeGpus):
-        raise UsageError("--count needs --gpu or --gpu-memory", hint="for several whole GPUs use --gpus N")
+        raise UsageError(
+            "--count needs --gpu, --gpu-memory or --mig-profile", hint="for several whole GPUs use --gpus N"
+        )
     return _whole(text, "number of shares", "write it as --count 2: two shares, each on another GPU")
 
 

@@ -110,7 +110,7 @@ def _previewed(chosen: str, seen: MachineSnapshot) -> DashboardPage:
 
 def _answer(seen: MachineSnapshot, view: NodeView, request: Request) -> Document:
     """The request's Explanation document; MPS daemons in `view` are as they answer now."""
-    waiters = [WaitingRequest(each.id, each.request) for each in seen.queue if each.id not in seen.away]
+    waiters = [WaitingRequest(each.id, each.request, each.uid) for each in seen.queue if each.id not in seen.away]
     return explanation_document(explain(view, request, waiters), len(waiters))
 
 

@@ -89,7 +89,7 @@ def why_they_wait(
 
     `away` are the waiters that do not answer; others do not wait for them.
     """
-    answers = outlooks(view, [WaitingRequest(each.id, each.request) for each in queue if each.id not in away])
+    answers = outlooks(view, [WaitingRequest(each.id, each.request, each.uid) for each in queue if each.id not in away])
     names = names_of(view.allocations, queue, owners)
     return [_AWAY if each.id in away else _why(next(answers), names) for each in queue]
 

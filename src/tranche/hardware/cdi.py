@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tranche.core.errors import CdiUnavailable
 from tranche.hardware.nodes import ContainerEdits
 
 _VERSION = "0.5.0"
@@ -60,13 +61,23 @@ def spec_to_data(spec: CdiSpec) -> dict[str, Any]:
     return data
 
 
-def write_spec(spec: CdiSpec, folder: Path, *, outlasts_power: bool = True) -> None:
+def write_spec(
+    spec: CdiSpec, folder: Path, *, outlasts_power: bool = True, hint: str = "make the folder writable"
+) -> None:
     """Write the specification into the folder in one step, so that a runtime never reads half of it.
 
     A specification without devices is not valid CDI: its file is removed instead. A correct file stays untouched, because
     runtimes reread the whole folder at every change. With `outlasts_power`, the file is on the disk when this returns; without
-    it, a power loss may leave an empty file, to be rewritten before a container needs it.
+    it, a power loss may leave an empty file, to be rewritten before a container needs it. CdiUnavailable when that fails.
     """
+    try:
+        _write(spec, folder, outlasts_power)
+    except OSError as error:
+        why = error.strerror or error
+        raise CdiUnavailable(f"cannot write the CDI specification to {folder}: {why}", hint=hint) from error
+
+
+def _write(spec: CdiSpec, folder: Path, outlasts_power: bool) -> None:
     path = folder / spec.file_name
     if not spec.devices:
         path.unlink(missing_ok=True)

@@ -46,11 +46,15 @@ _ONE_GPU_FAILED = (
 class NvmlDriver:
     """The GPUs of this machine through libnvidia-ml.so.1, as the dynamic linker finds it."""
 
-    def __init__(self, *, reset_command: str = "nvidia-smi") -> None:
-        """Load and initialise NVML; DriverNotFound without a driver. `reset_command` resets a GPU."""
+    def __init__(self, *, reset_command: str = "nvidia-smi", served: bool = False) -> None:
+        """Load and initialise NVML; DriverNotFound without a driver.
+
+        `reset_command` resets a GPU. `served` says that a service with root's rights acts for this process.
+        """
         with explained("talk to the NVIDIA driver"):
             pynvml.nvmlInit()
         self.reset_command = reset_command
+        self._served = served
         self._instances = InstanceReader()
         self._geometries: dict[tuple[str, MigMode], GpuProfileTable] = {}
         self._lock = threading.Lock()
@@ -69,7 +73,7 @@ class NvmlDriver:
             driver, nvml = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetNVMLVersion()
             cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 for 12.4
             newest = (cuda // 1000, cuda % 1000 // 10)
-            facts = read_machine_facts(driver, newest, self._folders)
+            facts = read_machine_facts(driver, newest, self._folders, served=self._served)
             return NodeState(gpus, driver, nvml, newest, sharing_means(facts))
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:

@@ -51,10 +51,16 @@ def sharing_means(facts: MachineFacts) -> MachineSharing:
     return MachineSharing(frozenset(Sharing).difference(refused), refused, 0 if Sharing.MPS in refused else clients)
 
 
-def read_machine_facts(driver: str, cuda: tuple[int, int] | None, folders: str) -> MachineFacts:
-    """The facts of this machine; `folders` is a search path for programs, like PATH."""
+def read_machine_facts(
+    driver: str, cuda: tuple[int, int] | None, folders: str, *, served: bool = False
+) -> MachineFacts:
+    """The facts of this machine; `folders` is a search path for programs, like PATH.
+
+    A service with root's rights acts for a process that is `served`.
+    """
     given = os.environ.get(_CAPABILITIES, "")
-    return MachineFacts(driver, cuda, _missing(folders), _no_groups(), _privileged(os.environ), given)
+    groups, privileged = _no_groups(may_write=served), served or _privileged(os.environ)
+    return MachineFacts(driver, cuda, _missing(folders), groups, privileged, given)
 
 
 def _no_memory_limits(facts: MachineFacts) -> str:
@@ -80,11 +86,11 @@ def _older(driver: str, release: int) -> str:
     return f"driver {driver} is older than {release}" if int(found[1]) < release else ""
 
 
-def _no_groups() -> str:
+def _no_groups(*, may_write: bool) -> str:
     group = own_group()
     if group is None:
         return "no control groups of version 2 are mounted"
-    return "" if os.access(group, os.W_OK) else f"{group} cannot be written"
+    return "" if may_write or os.access(group, os.W_OK) else f"{group} cannot be written"
 
 
 def _missing(folders: str) -> tuple[str, ...]:

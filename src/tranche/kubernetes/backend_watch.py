@@ -27,9 +27,7 @@ async def ask_backend(connection: ApiConnection) -> AllocationBackend:
     """The backend, by the APIs and the version of the API server; KubernetesUnavailable when it does not answer."""
     version = (await connection.ask("ask for the version", "GET", "/version")).accepted()
     served = await connection.ask("ask for resource claims", "GET", "/apis/resource.k8s.io/v1")
-    if served.status != 404:
-        served.accepted()
-    return backend_by_version(str(version.get("gitVersion") or ""), served=served.status != 404)
+    return backend_by_version(str(version.get("gitVersion") or ""), served=served.unless(404) is not None)
 
 
 class BackendWatch:

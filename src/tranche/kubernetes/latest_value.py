@@ -10,14 +10,17 @@ Value = TypeVar("Value")
 
 
 class LatestValue(Generic[Value]):
-    """Holds the latest value. Listeners see the newest one, not necessarily each one in between.
+    """Holds the latest value, at first the `initial` one, if given. Listeners see the newest one, not necessarily each one in
+    between.
 
     To be used from one event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *initial: Value) -> None:
         self._value: Value
-        self._version = 0
+        self._version = len(initial)
+        if initial:
+            self._value = initial[0]
         self._changed = asyncio.Event()
 
     @property

@@ -141,7 +141,7 @@ Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | Tra
 
 def as_asked(queue: Sequence[records.Waiter]) -> list[WaitingRequest]:
     """The queue as decisions see it."""
-    return [WaitingRequest(waiter.id, waiter.request) for waiter in queue]
+    return [WaitingRequest(waiter.id, waiter.request, waiter.uid) for waiter in queue]
 
 
 _HEAD_PATROL_SECONDS = 1.0

@@ -8,6 +8,7 @@ So the listener, a request's process and a client can each be killed without end
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import select
 import selectors
@@ -31,6 +32,7 @@ from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
+from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import MARK, Process, children_of, process_at
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.node.store import register
@@ -44,6 +46,7 @@ MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 10.0
+_ORDER_SECONDS = 60.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLIENT_GONE = 128 + signal.SIGHUP
 _LONGEST_OPTION = 256
@@ -93,6 +96,8 @@ class RunService:
     log: Log
     _silent: dict[int, tuple[ServiceConnection, ClientProcess, float]] = field(default_factory=dict)
     _served: dict[int, ClientProcess] = field(default_factory=dict)
+    _tidy_at: float = math.inf
+    """When to end what shares have left, such as an MPS daemon that is no longer needed; by the monotonic clock."""
 
     def serve(self) -> None:
         """Serve until SIGTERM, SIGINT or SIGHUP; requests that have begun go on without the listener.
@@ -112,6 +117,8 @@ class RunService:
                 for descriptor in ready & set(self._silent):
                     self._hear(selector, descriptor)
                 self._drop_late(selector)
+                if time.monotonic() >= self._tidy_at:
+                    self._tidy(selector)
                 if _file_at(self.listener.getsockname()) != here:
                     raise ServiceUnavailable(
                         f"{self.listener.getsockname()} was removed or replaced, so no user reaches this service",
@@ -123,7 +130,7 @@ class RunService:
     def _patience(self) -> float:
         now = time.monotonic()
         begun = min((since for _, _, since in self._silent.values()), default=now + _LOOK_SECONDS)
-        return min(_LOOK_SECONDS, max(0.0, begun + _SPEAKS_WITHIN_SECONDS - now))
+        return min(_LOOK_SECONDS, max(0.0, min(begun + _SPEAKS_WITHIN_SECONDS, self._tidy_at) - now))
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
@@ -189,13 +196,25 @@ class RunService:
             send_error(connection, NoRoom("the machine has no room for another process", hint="try again later"))
         else:
             if pid == 0:
-                self._answer_and_exit(connection, peer, selector)
+                runs = sum(each.uid == peer.uid for each in self._served.values())
+                full = peer.uid != 0 and runs >= MOST_RUNS_OF_A_USER
+                self._work_and_exit(str(peer), selector, lambda: answer(connection, peer, self, full=full))
             self._served[pid] = peer
         self._close(connection, peer)
 
-    def _answer_and_exit(
-        self, connection: ServiceConnection, peer: ClientProcess, selector: selectors.BaseSelector
-    ) -> None:
+    def _tidy(self, selector: selectors.BaseSelector) -> None:
+        """Let a process of its own put the machine in order; without one, the next request does."""
+        self._tidy_at = math.inf
+        with suppress(OSError):
+            if os.fork() == 0:
+                self._work_and_exit("putting the machine in order", selector, self._put_in_order)
+
+    def _put_in_order(self) -> None:
+        with self.open_host(os.getuid()) as host:
+            host.view(seconds=_ORDER_SECONDS, thorough=True)
+
+    def _work_and_exit(self, who: str, selector: selectors.BaseSelector, work: Callable[[], None]) -> None:
+        """In a process that was just forked, do the work and end."""
         code = 1
         try:
             os.setsid()
@@ -207,12 +226,10 @@ class RunService:
             self.lock.release()  # the listener's next run must not wait for this process
             for each, other, _ in self._silent.values():
                 self._close(each, other)
-            runs = sum(each.uid == peer.uid for each in self._served.values())
-            full = peer.uid != 0 and runs >= MOST_RUNS_OF_A_USER
-            answer(connection, peer, self, full=full)
+            work()
             code = 0
         except BaseException as error:
-            self.log(f"{peer}: the request's process failed: {error!r}")
+            self.log(f"{who}: the process failed: {error!r}")
         finally:
             os._exit(code)
 
@@ -230,6 +247,8 @@ class RunService:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 peer = self._served.pop(ended[0], None)
+                if peer is not None:
+                    self._tidy_at = time.monotonic() + IDLE_SECONDS + _LOOK_SECONDS
                 if ended[1] and peer is not None:
                     self.log(f"{peer}: the request's process ended with {os.waitstatus_to_exitcode(ended[1])}")
 
@@ -325,7 +344,7 @@ def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:
 
 def _method(message: Mapping[str, Any]) -> str:
     """What the client wants; UsageError for what this version does not know."""
-    if message.get("version") != VERSION:
+    if type(message.get("version")) is not int or message["version"] != VERSION:
         raise UsageError(
             f"the service speaks version {VERSION} of its messages, and this tranche version {message.get('version')!r}",
             hint="use the version of Tranche that the service runs",
@@ -333,6 +352,8 @@ def _method(message: Mapping[str, Any]) -> str:
     method = str(message.get("method"))[:_LONGEST_OPTION]
     if method not in ("run", "ledger"):
         raise UsageError(f"the service has no method {method!r}", hint="it has two: run and ledger")
+    if method == "ledger" and (unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))):
+        raise UsageError(f"the service does not know these fields of the request: {one_line(', '.join(unknown))}")
     return method
 
 

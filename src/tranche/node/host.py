@@ -190,7 +190,7 @@ class Host(HostContext):
         lock = FileLock(self.places.waiter(ticket_id))
         try:
             with self.ledger.write() as db:
-                records.add_waiter(db, ticket_id, request, created=self.clock(), command=command, pid=pid)
+                records.add_waiter(db, ticket_id, request, created=self.clock(), command=command, pid=pid, uid=self.uid)
         except BaseException:
             lock.release(remove=True)
             raise

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tranche.core.allocation import Cordon
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
+from tranche.core.user_limits import UserLimits
 from tranche.node.host import Host
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
@@ -30,6 +31,18 @@ def change_policy(
             if before.gpus.get(uuid) is not after.gpus.get(uuid):
                 chronicle.policy_changed(db, clock(), uuid, labels.get(uuid, f"GPU {uuid}"), after.gpus.get(uuid))
     return after
+
+
+def change_limits(
+    host: Host, users: Sequence[tuple[str, str]], limits: UserLimits | None, *, clock: Callable[[], float]
+) -> None:
+    """Limit these users, each by uid as text and by name, from the next decision on; None removes the limits."""
+    with host.ledger.write() as db:
+        before = records.user_limits(db)
+        for uid, name in users:
+            if before.get(uid) != limits:
+                records.set_user_limits(db, uid, limits)
+                chronicle.limits_changed(db, clock(), name, limits)
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:

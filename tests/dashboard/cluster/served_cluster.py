@@ -19,8 +19,7 @@ from tests.kubernetes.fake_api_server import FakeApiServer, Json
 from tests.kubernetes.telling.garbling import lease_of
 from tests.machines import TRANCHE, short_folder
 from tranche.core.allocation import NodeView
-from tranche.kubernetes.telling.told_layouts import LayoutReport
-from tranche.kubernetes.telling.told_view import REPORT, ViewReport, lease_name, told, told_to_lease
+from tranche.kubernetes.telling.told_view import REPORT, LayoutReport, ViewReport, lease_name, told, told_to_lease
 from tranche.planning.layouts.named_layouts import LayoutList
 
 NAMESPACE = "tranche-system"

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from tranche.dashboard.access import RefusalReason
 from tranche.dashboard.cluster.authentication import (
-    KubePermission,
     KubeUser,
     RequestAuthenticator,
     RequestCredentials,
@@ -16,6 +15,7 @@ from tranche.dashboard.cluster.authentication import (
     reviewed_viewer,
     session_cookie,
 )
+from tranche.kubernetes.api.objects import RbacPermission
 
 SECRET = "0123456789abcdef-proxy"
 OPEN = RequestAuthenticator(frozenset({"gpus.example.org"}))
@@ -192,7 +192,7 @@ def test_the_cookie_is_read_by_no_script_and_over_tls_sent_over_nothing_else() -
 def test_no_text_of_a_viewer_has_his_token() -> None:
     viewer = KubeUser("ana", token="secret-token")
     assert "secret-token" not in repr(viewer) + str(viewer) + repr(RequestCredentials(token="secret-token"))
-    assert "secret-token" not in str(viewer.question(KubePermission("list", "pods")))
+    assert "secret-token" not in str(viewer.question(RbacPermission("list", "pods")))
     assert SECRET not in repr(PROXIED)
 
 

@@ -18,7 +18,7 @@ from tests.kubernetes.devices.test_order import a100s
 from tests.kubernetes.fake_api_server import FakeApiServer, Seen
 from tranche.core.errors import UsageError
 from tranche.dashboard.cluster.cluster_action import ClusterAction
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
+from tranche.kubernetes.telling.told_view import NOT_MANAGED, LayoutReport
 
 POD = "/api/v1/namespaces/blue/pods/blue-train-0"
 NODE = "/api/v1/nodes/n1"

@@ -15,7 +15,7 @@ from tests.kubernetes.fake_api_server import Seen
 from tests.kubernetes.support.test_rights import granted
 from tranche.cli.cluster_dashboard import command
 from tranche.dashboard.cluster.cluster_app import serve_cluster_page
-from tranche.kubernetes.support.programs import RbacPermission
+from tranche.kubernetes.api.objects import RbacPermission
 
 NAME = "tranche-agent-dashboard"
 ENABLED: dict[str, Any] = {"dashboard": {"enabled": True}}

@@ -46,8 +46,7 @@ from tranche.documents.markup import Child, printable
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.fleet.explanation import FleetExplanation, NodeGroup, WaitStatus
 from tranche.kubernetes.fleet.objects import FleetPod
-from tranche.kubernetes.telling.told_layouts import LayoutReport
-from tranche.kubernetes.telling.told_view import ViewReport
+from tranche.kubernetes.telling.told_view import LayoutReport, ViewReport
 from tranche.planning.layouts.named_layouts import LayoutList
 
 ALL = NameVisibility(everywhere=True)

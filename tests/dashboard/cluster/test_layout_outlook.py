@@ -33,8 +33,7 @@ from tranche.documents.markup import element
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.mig_manager.decision import work_plan
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
-from tranche.kubernetes.telling.told_view import ViewReport
+from tranche.kubernetes.telling.told_view import NOT_MANAGED, LayoutReport, ViewReport
 from tranche.planning.layouts.named_layouts import LayoutList
 
 ALL = NameVisibility(everywhere=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from release.browser import browser_running
 
-from tests.dashboard.browsing import NARROW, WIDE, Viewer, keep_pictures
+from tests.dashboard.browsing import NARROW, WIDE, Viewer, keep_pictures, listen
 
 pytestmark = pytest.mark.browser
 
@@ -42,7 +42,7 @@ def viewing(browser: Any, port: int, *, scheme: str = "light", size: tuple[int, 
     context.set_default_timeout(60_000)
     try:
         viewer = Viewer(context.new_page(), f"http://127.0.0.1:{port}")
-        viewer.page.on("console", lambda message: viewer.complaints.append(message.text))
+        listen(viewer, viewer.page)
         viewer.page.on("pageerror", lambda error: viewer.complaints.append(str(error)))
         viewer.open("/")
         yield viewer

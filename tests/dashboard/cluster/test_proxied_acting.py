@@ -31,14 +31,14 @@ from tests.machines import TRANCHE
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable, UsageError
 from tranche.dashboard.acting.forms import FormKeyStore
 from tranche.dashboard.cluster import kube_reviews
-from tranche.dashboard.cluster.authentication import KubePermission, KubeUser, plainly_allowed
+from tranche.dashboard.cluster.authentication import KubeUser, plainly_allowed
 from tranche.dashboard.cluster.cluster_action import ClusterAction, ClusterActionHandler, release_plan
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.source import FleetReader
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.objects import KubePod, PodRef
+from tranche.kubernetes.api.objects import KubePod, PodRef, RbacPermission
 
 SECRET = "0123456789-0123456789"
 ANA = KubeUser("ana", ("blue", "system:authenticated"))
@@ -340,7 +340,7 @@ def beside(act: Callable[[Beside], Coroutine[Any, Any, None]]) -> None:
 
 def test_what_is_asked_for_a_deed_is_asked_each_time() -> None:
     async def act(it: Beside) -> None:
-        right = KubePermission("patch", "nodes", name="n1")
+        right = RbacPermission("patch", "nodes", name="n1")
         it.people.let("ana", "patch nodes")
         assert await it.reviews.may(ANA, right)
         assert [await it.reviews.may_now(ANA, right) for _ in range(3)] == [True] * 3
@@ -358,7 +358,7 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(it: Beside) -> None:
         it.people.let("ana", "patch nodes")
         it.server.silent = lambda seen: True
-        right = KubePermission("patch", "nodes", name="n1")
+        right = RbacPermission("patch", "nodes", name="n1")
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.may_now(ANA, right)
         account = it.acts.account(ANA)
@@ -410,22 +410,22 @@ def test_every_name_is_one_word_of_the_audit_log(user: str) -> None:
 
 
 def test_only_a_yes_to_the_question_is_a_yes() -> None:
-    question = ANA.question(KubePermission("delete", "pods", "blue", "one"))
+    question = ANA.question(RbacPermission("delete", "pods", "blue", "one"))
     yes = {**question, "status": {"allowed": True}}
     assert plainly_allowed(question, yes)
     assert plainly_allowed(question, {**yes, "metadata": {}, "spec": {**question["spec"], "more": 1}})
     assert plainly_allowed(question, {**yes, "status": {"allowed": True, "denied": False, "evaluationError": ""}})
     for right in (
-        KubePermission("get", "pods", "blue", "one"),
-        KubePermission("delete", "pods", "zebra", "one"),
-        KubePermission("delete", "pods", "blue", "two"),
-        KubePermission("delete", "nodes", "blue", "one"),
+        RbacPermission("get", "pods", "blue", "one"),
+        RbacPermission("delete", "pods", "zebra", "one"),
+        RbacPermission("delete", "pods", "blue", "two"),
+        RbacPermission("delete", "nodes", "blue", "one"),
     ):
         assert not plainly_allowed(ANA.question(right), yes)
     assert not plainly_allowed(
-        KubeUser("eve", ANA.groups).question(KubePermission("delete", "pods", "blue", "one")), yes
+        KubeUser("eve", ANA.groups).question(RbacPermission("delete", "pods", "blue", "one")), yes
     )
-    assert not plainly_allowed(KubeUser("ana", ("ops",)).question(KubePermission("delete", "pods", "blue", "one")), yes)
+    assert not plainly_allowed(KubeUser("ana", ("ops",)).question(RbacPermission("delete", "pods", "blue", "one")), yes)
     strange: list[Any] = [None, {}, [], {"allowed": 1}, {"allowed": True, "denied": "no"}]
     for status in strange:
         assert not plainly_allowed(question, {**yes, "status": status})

@@ -12,11 +12,12 @@ from tests.dashboard.cluster.reviewing import People
 from tests.kubernetes.fake_api_server import FakeApiServer, api_server
 from tests.kubernetes.waiting import patiently
 from tranche.core.errors import KubernetesForbidden, KubernetesUnavailable
-from tranche.dashboard.cluster.authentication import LONGEST_SECONDS, KubePermission, KubeUser, SessionStore
+from tranche.dashboard.cluster.authentication import LONGEST_SECONDS, KubeUser, SessionStore
 from tranche.dashboard.cluster.kube_reviews import FRESH_SECONDS, REFUSED_SECONDS, STANDING_SECONDS, AccessReviewClient
 from tranche.dashboard.cluster.snapshot import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import RbacPermission
 
 ANA = KubeUser("ana", ("system:authenticated",), "u-ana", token="t-ana")
 
@@ -65,7 +66,7 @@ def test_a_token_is_its_owners_and_its_rights_are_his() -> None:
 
 def test_an_answer_is_remembered_for_half_a_minute_and_no_longer() -> None:
     async def act(it: Asking) -> None:
-        right = KubePermission("list", "pods", "blue")
+        right = RbacPermission("list", "pods", "blue")
         assert await asyncio.gather(*(it.reviews.may(ANA, right) for _ in range(10))) == [True] * 10
         assert len(it.people.asked) == 1
         it.people.rights.clear()
@@ -82,7 +83,7 @@ def test_an_answer_is_remembered_for_half_a_minute_and_no_longer() -> None:
 
 def test_while_the_api_server_is_silent_nobody_sees_more_than_before_and_after_a_while_nothing() -> None:
     async def act(it: Asking) -> None:
-        right, other = KubePermission("list", "pods", "blue"), KubePermission("list", "pods", "zebra")
+        right, other = RbacPermission("list", "pods", "blue"), RbacPermission("list", "pods", "zebra")
         assert await it.reviews.may(ANA, right)
         assert not await it.reviews.may(ANA, other)
         it.people.let("ana", "list pods")
@@ -91,7 +92,7 @@ def test_while_the_api_server_is_silent_nobody_sees_more_than_before_and_after_a
         assert await it.reviews.may(ANA, right)
         assert not await it.reviews.may(ANA, other)
         with pytest.raises(KubernetesUnavailable):
-            await it.reviews.may(ANA, KubePermission("list", "nodes"))
+            await it.reviews.may(ANA, RbacPermission("list", "nodes"))
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.who("t-ana")
         it.now = STANDING_SECONDS
@@ -103,7 +104,7 @@ def test_while_the_api_server_is_silent_nobody_sees_more_than_before_and_after_a
 
 def test_a_refused_or_strange_answer_is_no_yes() -> None:
     async def act(it: Asking) -> None:
-        right = KubePermission("list", "pods", "blue")
+        right = RbacPermission("list", "pods", "blue")
         it.server.failures = [(403, {"message": "the dashboard may not ask"})]
         with pytest.raises(KubernetesForbidden):
             await it.reviews.may(ANA, right)

@@ -9,7 +9,7 @@ from tranche.kubernetes.agent.node_reporter import NodeReporter
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED
+from tranche.kubernetes.telling.told_view import NOT_MANAGED
 
 
 def gates_reporter(services: NodeContext, clock: Callable[[], float]) -> NodeReporter:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kubernetes.waiting import until
 from tranche.core.errors import HardwareError
-from tranche.kubernetes.agent.metrics_server import BackgroundReader, TimedObservation
+from tranche.kubernetes.agent.metrics_server import BackgroundReader
 
 
 class Clock:
@@ -40,15 +40,15 @@ def test_while_one_look_hangs_no_other_begins_and_the_last_sight_stays() -> None
             released.wait()
             return "late"
 
-        assert await look.latest(lambda: "first", 60) == TimedObservation("first", 10.0)
+        assert await look.latest(lambda: "first", 60) == ("first", 10.0)
         clock.now = 20.0
         answers = await asyncio.gather(*(look.latest(hang, 0.0) for _ in range(50)))
-        assert answers == [TimedObservation("first", 10.0)] * 50
+        assert answers == [("first", 10.0)] * 50
         await until(lambda: threads() == 1)  # the thread of the first look may still be about to end
         released.set()
-        assert await look.latest(lambda: "never asked", 60) == TimedObservation("late", 20.0)
+        assert await look.latest(lambda: "never asked", 60) == ("late", 20.0)
         await until(lambda: threads() == 0)
-        assert await look.latest(lambda: "fresh", 60) == TimedObservation("fresh", 20.0)
+        assert await look.latest(lambda: "fresh", 60) == ("fresh", 20.0)
 
     asyncio.run(run())
 
@@ -74,7 +74,7 @@ def test_nothing_was_seen_before_the_first_look_has_ended() -> None:
         look: BackgroundReader[bool] = BackgroundReader("test-look", clock=Clock())
         assert await look.latest(released.wait, 0.0) is None
         released.set()
-        assert await look.latest(released.wait, 60) == TimedObservation(True, 10.0)
+        assert await look.latest(released.wait, 60) == (True, 10.0)
 
     asyncio.run(run())
 
@@ -89,6 +89,6 @@ def test_a_look_that_fails_leaves_what_was_seen_and_is_logged_once(
         for _ in range(3):
             assert await look.latest(failing(error), 60) == seen
         assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
-        assert await look.latest(lambda: "second", 60) == TimedObservation("second", 10.0)
+        assert await look.latest(lambda: "second", 60) == ("second", 10.0)
 
     asyncio.run(run())

@@ -16,9 +16,9 @@ from tests.machines import machine_in
 from tranche.core.errors import PartitionInvalid, PermissionDenied
 from tranche.kubernetes.agent.boot_unit import BootUnit
 from tranche.kubernetes.agent.leaving import last_look_at
-from tranche.kubernetes.api.cluster_client import DaemonSet
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
+from tranche.kubernetes.api.objects import DaemonSet
 from tranche.kubernetes.serving.supervisor import Supervisor
 
 SETS = "/apis/apps/v1/namespaces/tranche-system/daemonsets"
@@ -48,9 +48,9 @@ class NotedInstallation:
 @pytest.mark.parametrize(
     ("daemon_set", "removed"),
     [
-        (DaemonSet("a", arguments=ASKING), False),
-        (DaemonSet("a", arguments=ASKING, deleting=True), True),
-        (DaemonSet("a", arguments=("tranche", "agent", "--boot-partition=19")), True),
+        (DaemonSet("t", "a", arguments=ASKING), False),
+        (DaemonSet("t", "a", arguments=ASKING, deleting=True), True),
+        (DaemonSet("t", "a", arguments=("tranche", "agent", "--boot-partition=19")), True),
         (None, False),
     ],
 )
@@ -62,7 +62,7 @@ def test_the_unit_goes_when_the_daemon_set_does_or_asks_no_more(daemon_set: Daem
 
 def test_a_unit_that_cannot_be_removed_does_not_keep_the_agent() -> None:
     installation = NotedInstallation(refusals=1)
-    BootUnit(installation).end(DaemonSet("a", deleting=True))
+    BootUnit(installation).end(DaemonSet("t", "a", deleting=True))
     assert installation.done == ["remove"]
 
 
@@ -95,7 +95,7 @@ def test_the_last_look_sees_what_the_daemon_sets_pods_are_started_with() -> None
             server.put(f"{SETS}/agents", {"spec": {"template": {"spec": {"containers": [container]}}}})
             found = await patiently(last_look_at(connection, "tranche-system", "agents"))
             assert found is not None
-            assert found.arguments == ASKING
+            assert found.words == ASKING
             assert (found.has_option("--boot-program"), found.has_option("--boot")) == (True, False)
             await connection.close()
 

@@ -15,7 +15,7 @@ from tests.kubernetes.waiting import until
 from tranche.core.errors import KubernetesUnavailable
 from tranche.core.readings import GpuReading
 from tranche.core.state import NodeState
-from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
+from tranche.kubernetes.agent.node_reporter import GpuUseWatch
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.inventory import Snapshot

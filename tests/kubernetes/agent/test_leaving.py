@@ -51,8 +51,7 @@ from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
-from tranche.kubernetes.mig_manager.state import CONDITION_TYPE, LAYOUT_LABEL, MigState, Report
+from tranche.kubernetes.mig_manager.state import ATTEMPT_ANNOTATION, CONDITION_TYPE, LAYOUT_LABEL, MigState, Report
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.resources import MigStrategy
 from tranche.kubernetes.rollout.ticket import TICKET_LABEL

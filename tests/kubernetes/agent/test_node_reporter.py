@@ -30,8 +30,7 @@ from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.health import FaultyDevices
 from tranche.kubernetes.node.inventory import Snapshot
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.telling.told_layouts import LayoutReport
-from tranche.kubernetes.telling.told_view import SILENT_SECONDS, ViewReport, told_from_lease
+from tranche.kubernetes.telling.told_view import SILENT_SECONDS, LayoutReport, ViewReport, told_from_lease
 from tranche.planning.layouts.named_layouts import LayoutList
 
 WAITS = LayoutReport(True, "wait", turns=True)
@@ -62,7 +61,7 @@ class Telling:
         leases = LeaseClient(connection, "tranche")
         self.layouts: LatestValue[LayoutList] = LatestValue()
         self.backend: LatestValue[AllocationBackend] = LatestValue()
-        self.refused: LatestValue[Mapping[str, str]] = LatestValue()
+        self.refused: LatestValue[Mapping[str, str]] = LatestValue({})
         self.use: LatestValue[str] = LatestValue()
         faults: LatestValue[FaultyDevices] = LatestValue()
         faults.publish(FaultyDevices())

@@ -210,7 +210,7 @@ def waiting_since(node: ManagedNode, created: float) -> Iterator[None]:
     request = Request(MigSlice(node.host.driver.observe().by_index(0).instances[0].profile))
     lock = FileLock(node.host.places.waiter("w"))
     with node.host.ledger.write() as db:
-        records.add_waiter(db, "w", request, created=created, command="train", pid=os.getpid())
+        records.add_waiter(db, "w", request, created=created, command="train", pid=os.getpid(), uid=0)
     try:
         yield
     finally:

@@ -15,7 +15,7 @@ from tranche.kubernetes.agent.parts import AgentOptions, build_parts
 from tranche.kubernetes.device_plugin.config_source import ConfigSource
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
-from tranche.kubernetes.rollout.budget import parse_budget
+from tranche.kubernetes.rollout.ticket import parse_budget
 
 HALF = "version: v1\nmig-configs: {custom: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"
 

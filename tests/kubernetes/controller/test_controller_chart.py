@@ -16,6 +16,7 @@ from tests.kubernetes.waiting import patiently, until
 from tranche.cli.controller import command
 from tranche.core.request import parse_request
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.informer import named
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
 from tranche.kubernetes.claims.annotations import DOMAIN, FOREIGN_ANNOTATIONS
@@ -23,9 +24,9 @@ from tranche.kubernetes.claims.spec import claim_spec
 from tranche.kubernetes.controller.process import ControllerOptions
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.placing import PlacingClient
-from tranche.kubernetes.webhook.identity import ConfigurationClient
+from tranche.kubernetes.webhook.identity import webhook_configurations
 from tranche.kubernetes.webhook.template_store import KEPT, TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch
+from tranche.kubernetes.webhook.webhook import PATH, gpu_model_watch
 
 NAME = "tranche-agent-controller"
 pytestmark = pytest.mark.helm
@@ -134,12 +135,12 @@ async def _used() -> set[tuple[str, str]]:
         moments.append(moments[0] + KEPT)
         assert await TemplateStore(connection, clock=lambda: 0.0).sweep() == 1
         server.put(f"/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/{NAME}", {"webhooks": []})
-        configuration = ConfigurationClient(connection, NAME)
-        found = await configuration.get()
+        configurations = webhook_configurations(connection)
+        found = await configurations.get(NAME)
         assert found is not None
-        assert await configuration.trust(found, "")
-        cards = asyncio.create_task(GpuModelWatch(connection).run())
-        watch = configuration.watch()
+        assert await configurations.replace(found.with_bundle("")) is not None
+        cards = asyncio.create_task(gpu_model_watch(connection).run())
+        watch = configurations.source("it", named(NAME)).versions()
         await anext(watch)
         following = asyncio.ensure_future(anext(watch))
         await until(lambda: len(server.watches()) == 2)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from tranche.core.state import ComputeMode
 from tranche.hardware.gpu_events import GpuEventStream, needs_recovery
 from tranche.hardware.nodes import SimulatedDeviceFiles
 from tranche.hardware.nvml_links import read_links
-from tranche.kubernetes.api.objects import ConfigMap, KubeEventType, KubeNode, KubePod, PodRef
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import MODE_LABEL
 from tranche.kubernetes.device_plugin.config import PluginConfig
 from tranche.kubernetes.device_plugin.config_source import ConfigSource, StartSettings
@@ -58,7 +58,7 @@ class Api:
 
     def __init__(self) -> None:
         self.events: list[tuple[KubeEventType, str, str]] = []
-        self.config_map: LatestValue[ConfigMap | None] = LatestValue()
+        self.config_map: LatestValue[Mapping[str, str] | None] = LatestValue()
         self.failures = 0
         self.forbidden = False
         self.of_pods: list[tuple[str, str]] = []
@@ -76,7 +76,7 @@ class Api:
             raise KubernetesForbidden("may not create events")
         self.of_pods.append((str(pod.ref), reason))
 
-    async def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
+    async def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[Mapping[str, str] | None]:
         async for value in self.config_map.changes():
             yield value
 
@@ -545,19 +545,15 @@ def test_a_config_map_is_followed_and_a_wrong_one_changes_nothing(tmp_path: Path
         assert not rig.plugin.ready().ready
         await until(lambda: rig.api.reasons == ["DevicePluginConfigInvalid"], "said from the start on")
         data = {"default": "version: v1", "cut": "version: v1\nflags: {migStrategy: mixed}"}
-        rig.api.config_map.publish(ConfigMap("ns", "plugin", data))
+        rig.api.config_map.publish(data)
         await rig.counts({GPU: (2, 2)})
         rig.kube_node.publish(KubeNode("n", labels={"nvidia.com/device-plugin.config": "cut"}))
         await rig.counts({GPU: (1, 1), SLICE: (1, 1)})
-        rig.api.config_map.publish(
-            ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: both}"})
-        )
+        rig.api.config_map.publish({**data, "cut": "version: v1\nflags: {migStrategy: both}"})
         await until(lambda: "'both' is not one of" in rig.api.events[-1][2], "said")
         assert rig.api.reasons == ["DevicePluginConfigInvalid"] * 2
         assert rig.known({GPU: (1, 1), SLICE: (1, 1)})
-        rig.api.config_map.publish(
-            ConfigMap("ns", "plugin", {**data, "cut": "version: v1\nflags: {migStrategy: none}"})
-        )
+        rig.api.config_map.publish({**data, "cut": "version: v1\nflags: {migStrategy: none}"})
         rig.skip(10)
         await until(lambda: rig.kubelet.counts()[GPU] == (2, 2), "the corrected one is in effect")
 
@@ -729,7 +725,7 @@ def test_a_device_that_a_pod_has_is_offered_under_no_other_resource_when_the_str
     config = "version: v1\nflags: {{migStrategy: {}}}\n"
 
     async def scenario(rig: Rig) -> None:
-        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": config.format("mixed")}))
+        rig.api.config_map.publish({"config.yaml": config.format("mixed")})
         await rig.cut(0, ("1g.5gb", 0), ("1g.5gb", 1), ("1g.5gb", 2))
         await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
         held, *free = rig.kubelet.devices[SLICE]
@@ -737,7 +733,7 @@ def test_a_device_that_a_pod_has_is_offered_under_no_other_resource_when_the_str
         rig.holdings.holders[held], rig.holdings.resources[held] = PodRef("ns", "old"), SLICE
         await rig.inventory.refresh()
         await rig.counts({GPU: (0, 0), SLICE: (3, 3)})
-        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": config.format("single")}))
+        rig.api.config_map.publish({"config.yaml": config.format("single")})
         await until(lambda: set(rig.healthy(GPU)) == set(free), "the slice of the pod stays out")
         with pytest.raises(grpc.aio.AioRpcError, match="unknown device"):
             await rig.kubelet.allocate(GPU, held)
@@ -939,16 +935,16 @@ def test_replicas_that_pods_have_stay_listed_when_kubelet_and_agent_start_anew(t
 
 def test_how_devices_are_shared_follows_the_config_map(tmp_path: Path) -> None:
     async def scenario(rig: Rig) -> None:
-        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": SHARED % ("", 4)}))
+        rig.api.config_map.publish({"config.yaml": SHARED % ("", 4)})
         await rig.counts({GPU: (4, 4)})
         held, *_ = rig.kubelet.devices[GPU]
         await rig.kubelet.allocate(GPU, held)
         rig.holdings.holders[held], rig.holdings.resources[held] = PodRef("ns", "a"), GPU
         await rig.inventory.refresh()
-        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": "version: v1"}))
+        rig.api.config_map.publish({"config.yaml": "version: v1"})
         await rig.counts({GPU: (0, 0)})
         named = SHARED % ("renameByDefault: true, ", 10)
-        rig.api.config_map.publish(ConfigMap("ns", "plugin", {"config.yaml": named}))
+        rig.api.config_map.publish({"config.yaml": named})
         await rig.counts({GPU: (0, 0), f"{GPU}.shared": (7, 7)})
         assert held not in rig.kubelet.devices[f"{GPU}.shared"], "the pod has it under the name from before"
         rig.holdings.holders.clear()

@@ -281,5 +281,5 @@ def test_the_files_of_the_guides_are_accepted(page: str) -> None:
     assert files
     assert any(read_config(file).sharing.resources for file in files)
     counts = [block["virtualGPUs"] for block in blocks if "virtualGPUs" in block]
-    assert all(read_config(flags={"--vgpu": str(count)}).virtual_gpus == count for count in counts)
+    assert all(read_config(flags={"--vgpu": str(count)}).sharing.virtual == count for count in counts)
     assert page == "time-slicing" or counts

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from tests.kubernetes.waiting import PATIENCE_SECONDS, until
-from tranche.kubernetes.dra.registration import listened_to
+from tranche.kubernetes.kubelet.pod_resources import accepts
 from tranche.kubernetes.kubelet.proto import dra_pb2, drahealth_pb2, pluginregistration_pb2
 
 _OWN_POOL = [("grpc.use_local_subchannel_pool", 1)]
@@ -34,7 +34,7 @@ class DraKubelet:
 
     async def register(self, *, error: str = "") -> None:
         """Find the one driver that is there, and tell it that it is registered, or why not."""
-        await until(lambda: len(self.sockets) == 1 and listened_to(self.sockets[0]))
+        await until(lambda: len(self.sockets) == 1 and accepts(self.sockets[0]))
         async with grpc.aio.insecure_channel(f"unix:{self.sockets[0]}", _OWN_POOL) as channel:
             pb = pluginregistration_pb2
             ask = _call(channel, "pluginregistration.Registration/GetInfo", pb.InfoRequest, pb.PluginInfo)

@@ -96,7 +96,7 @@ async def publishing(
         node.services,
         registered=registered or LatestValue(),
         reserved=reserved or LatestValue(),
-        fallen=fallen or LatestValue(),
+        fallen=fallen or LatestValue(frozenset()),
     )
     if registered is None:
         services.registered.publish(True)
@@ -215,7 +215,7 @@ def test_room_is_kept_as_the_nodes_annotation_says(tmp_path: Path) -> None:
 
 def test_what_a_pod_has_whose_claim_was_deleted_is_tainted_until_it_is_over(tmp_path: Path) -> None:
     async def test(node: ManagedNode) -> None:
-        fallen: LatestValue[frozenset[str]] = LatestValue()
+        fallen: LatestValue[frozenset[str]] = LatestValue(frozenset())
         async with publishing(node, fallen=fallen) as published:
             published.set_mode("dynamic")
             await published.settled()

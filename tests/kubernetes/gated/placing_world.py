@@ -15,8 +15,7 @@ from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.fleet.objects import FleetNode
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus, choices_from_lease, choices_to_lease
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod
-from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
-from tranche.kubernetes.gated.scheduler.placing import ChoiceState
+from tranche.kubernetes.gated.scheduler.placer import ClusterState
 
 
 @dataclass
@@ -98,10 +97,10 @@ class PlacingWorld:
         self._may_fail()
         return True
 
-    async def standing(self, choice: ChosenShare, host: str) -> ChoiceState:
+    async def stands(self, choice: ChosenShare, host: str) -> bool:
         self._may_fail()
         pod = self.pods.get(choice.uid)
-        return ChoiceState.NEEDED if pod is not None and (pod.waits or pod.pinned == host) else ChoiceState.OVER
+        return pod is not None and (pod.waits or pod.pinned == host)
 
     def _may_fail(self) -> None:
         if self.chance.random() < self.faults:

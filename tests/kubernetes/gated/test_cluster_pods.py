@@ -15,17 +15,16 @@ from tranche.core.state import NodeState
 from tranche.kubernetes.api.node_rules import Requirement, Toleration
 from tranche.kubernetes.claims.annotations import annotations_of, pod_demand
 from tranche.kubernetes.fleet.objects import decode_fleet_node
-from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, NodeGpus
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
-from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
-from tranche.kubernetes.gated.scheduler.placer import why_not
-from tranche.kubernetes.gated.scheduler.placer_loop import (
+from tranche.kubernetes.gated.scheduler.placer import ClusterState, why_not
+from tranche.kubernetes.gated.scheduler.placing import (
     AVOIDED_SECONDS,
     REFUSED_SECONDS,
     UNBOUND_SECONDS,
     RetryHistory,
 )
+from tranche.kubernetes.webhook.injection import gating
 
 SHARE = "tranche.dev/share"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,7 @@ from tranche.kubernetes.api.connection import ApiResponse
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import SHARE_RESOURCE
-from tranche.kubernetes.gated.agent.handover import GatedSharePreparer
-from tranche.kubernetes.gated.agent.share_driver import FORGOTTEN_SECONDS, ShareReconciler
+from tranche.kubernetes.gated.agent.share_driver import FORGOTTEN_SECONDS, GatedSharePreparer, ShareReconciler
 from tranche.kubernetes.gated.leases import ChoiceLease, ChosenShare, choices_to_lease
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices
 from tranche.kubernetes.latest_value import LatestValue
@@ -68,7 +67,7 @@ class PlacedNode:
             node_name="n1",
             host=real.host,
             inventory=real.inventory,
-            refused=LatestValue(),
+            refused=LatestValue[Mapping[str, str]]({}),
             pods=SimpleNamespace(listed=listed),
             leases=SimpleNamespace(get=lease),
             connection=SimpleNamespace(ask=ask),

@@ -104,7 +104,7 @@ def test_a_controller_that_is_late_cannot_give_what_another_has_given() -> None:
     asyncio.run(runner(world).round(early))
     world.take_up("n")
     done = asyncio.run(runner(world).round(late))  # it still believes that nothing was chosen
-    assert (done.let_go, done.unwritten) == (frozenset(), frozenset({"n"}))
+    assert (done.let_go, done.unwritten) == (set(), {"n"})
     world.take_up("n")
     world.check()
     asyncio.run(runner(world).round(world.now()))

@@ -171,7 +171,7 @@ def test_logs_are_followed_from_the_first_pod_to_the_end_of_the_job() -> None:
             if len(seen) == 2:
                 printed.set()
 
-        following = asyncio.create_task(follow_logs(client, "team-a", "train", show, random=lambda: 0.5, tail=None))
+        following = asyncio.create_task(follow_logs(client, "team-a", "train", show, tail=None))
         put_pod(server, "train-0")
         await printed.wait()
         put_pod(server, "train-1", phase="Succeeded", terminated={"exitCode": 0})
@@ -188,7 +188,7 @@ def test_a_pod_whose_container_never_started_has_no_log() -> None:
         put_pod(server, "train-0", phase="Failed", waiting={"reason": "ContainerCreating"})
         server.refusals["GET", "/train-0/log"] = (400, {"message": "container is waiting to start"})
         seen: list[str] = []
-        await follow_logs(client, "team-a", "train", lambda _, line: seen.append(line), random=lambda: 0.5, tail=3)
+        await follow_logs(client, "team-a", "train", lambda _, line: seen.append(line), tail=3)
         assert server.requests[-1].query == {"follow": "true", "tailLines": "3"}
         return seen
 

@@ -24,11 +24,11 @@ from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
+from tranche.kubernetes.node.node_watch import NodeWatch, pod_watch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.rollout import Rollout
+from tranche.kubernetes.rollout.ticket import parse_budget
 from tranche.node.host import Host
 
 NODE = "/api/v1/nodes/n1"
@@ -210,7 +210,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
             pods = PodRegister(host, kubelet, lambda: api.list_pods_on_node("n1"), clock=loop.time)
             inventory = Inventory(pods.look, clock=loop.time, period=0.05)
             watch = NodeWatch(api, "n1")
-            pod_watch = PodWatch(api, "n1")
+            pods_watch = pod_watch(api, "n1")
             gpu_events = GpuEventWatch(GpuEventStream, inventory)
             device_health = DeviceHealthWatch(
                 gpu_events,
@@ -228,7 +228,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 leases=LeaseClient(connection, "tranche"),
                 backend=LatestValue(),
                 node=watch.latest,
-                node_pods=pod_watch.latest,
+                node_pods=pods_watch.latest,
                 inventory=inventory,
                 gpu_events=gpu_events,
                 device_health=device_health,
@@ -237,7 +237,7 @@ async def managed_node(folder: Path, *boards: str, machine_type: str = "") -> As
                 state_problem=LatestValue(),
             )
             node = ManagedNode(server, api, machine, inventory, host, kubelet, services)
-            background = [asyncio.create_task(each.run()) for each in (watch, pod_watch, inventory, device_health)]
+            background = [asyncio.create_task(each.run()) for each in (watch, pods_watch, inventory, device_health)]
             try:
                 yield node
             finally:

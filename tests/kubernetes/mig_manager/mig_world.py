@@ -13,7 +13,7 @@ from tranche.core.errors import GpuBusy, HardwareError, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
+from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import (
     LayoutTask,
     NodeDecision,
@@ -27,8 +27,7 @@ from tranche.kubernetes.mig_manager.decision import (
 from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, attempt_text
-from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, wanted_layout
+from tranche.kubernetes.mig_manager.state import ATTEMPT_ANNOTATION, LAYOUT_LABEL, Moment, attempt_text, wanted_layout
 from tranche.planning.steps import ResetGpu, SetMigMode
 
 OPERANDS = {
@@ -89,9 +88,7 @@ class World:
         """What the manager sees."""
         source = read_layouts(
             CONFIG_MAP,
-            None
-            if self.config_map is None
-            else ConfigMap("tranche-system", "layouts", {"config.yaml": self.config_map}),
+            None if self.config_map is None else {"config.yaml": self.config_map},
         )
         apps = [
             KubePod(PodRef("gpu-operator", app), labels={"app": app}, owner_kind="DaemonSet")

@@ -20,8 +20,7 @@ from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import LayoutTask, NodeDecision, decide, pods_that_matter
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION, InUsePolicy
 from tranche.kubernetes.mig_manager.operands import PAUSED, SINCE_ANNOTATION
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
-from tranche.kubernetes.mig_manager.state import LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
+from tranche.kubernetes.mig_manager.state import ATTEMPT_ANNOTATION, LAYOUT_LABEL, REASON_LABEL, STATE_LABEL
 
 TWO_HALVES = "version: v1\nmig-configs: {halves: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}]}"
 ONE_HALF = "version: v1\nmig-configs: {halves: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 1}}]}"

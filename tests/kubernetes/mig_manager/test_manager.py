@@ -24,9 +24,9 @@ from tranche.kubernetes.mig_manager.drain import InUsePolicy
 from tranche.kubernetes.mig_manager.exclusion import ANSWER_SECONDS, CLAIM_PREFIX
 from tranche.kubernetes.mig_manager.manager import MigSettings
 from tranche.kubernetes.mig_manager.operands import PAUSED
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION
+from tranche.kubernetes.mig_manager.state import ATTEMPT_ANNOTATION
 from tranche.kubernetes.node.inventory import Inventory
-from tranche.kubernetes.node.listings import HeldGrants
+from tranche.kubernetes.node.pod_settlement import HeldGrants
 from tranche.node.host import Host
 
 ONE = "nvidia.com/mig-1g.5gb"

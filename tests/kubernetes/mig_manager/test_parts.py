@@ -13,11 +13,11 @@ from tests.support.length import cases
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuNotFound, LayoutInvalid, LayoutUnknown, TrancheError
 from tranche.core.state import MigMode
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode, KubePod, PodRef
+from tranche.kubernetes.api.objects import KubeNode, KubePod, PodRef
 from tranche.kubernetes.mig_manager.decision import draining_by
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.operands import PAUSED, other_managers, pause, restore, still_running
-from tranche.kubernetes.mig_manager.retry import Moment, RetryState, attempt_text, parse_attempt, parse_moment
+from tranche.kubernetes.mig_manager.state import Moment, RetryState, attempt_text, parse_attempt, parse_moment
 from tranche.planning.layouts.named_layouts import LayoutList, generate_layouts
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers
 from tranche.planning.layouts.reconfigure import plan_layout
@@ -27,7 +27,7 @@ MOMENTS = st.builds(Moment, st.sampled_from(["", "boot-1", "boot-2"]), st.floats
 
 
 def source(text: str) -> LayoutList:
-    return read_layouts("ns/layouts", ConfigMap("ns", "layouts", {"config.yaml": text}))
+    return read_layouts("ns/layouts", {"config.yaml": text})
 
 
 def test_the_config_map_wins_over_a_generated_name() -> None:
@@ -41,7 +41,7 @@ def test_the_config_map_wins_over_a_generated_name() -> None:
 @pytest.mark.parametrize(
     ("made", "error", "says"),
     [
-        (read_layouts("ns/l", ConfigMap("ns", "l", {"other": ""})), LayoutInvalid, "has no key 'config.yaml'"),
+        (read_layouts("ns/l", {"other": ""}), LayoutInvalid, "has no key 'config.yaml'"),
         ("a: [b", LayoutInvalid, "ConfigMap ns/layouts, config.yaml"),
         ("version: v2", LayoutInvalid, "unknown version: v2"),
         ("version: v1\nmig-configs: 0x_", LayoutInvalid, "config.yaml is neither YAML nor JSON"),

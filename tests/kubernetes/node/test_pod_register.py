@@ -23,8 +23,8 @@ from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.device_plugin.announcements import announced_of_register
 from tranche.kubernetes.device_plugin.offers import held_otherwise
-from tranche.kubernetes.node.listings import HeldGrants
 from tranche.kubernetes.node.pod_register import PodRegister
+from tranche.kubernetes.node.pod_settlement import HeldGrants
 from tranche.local.queue import Queue
 from tranche.node.health.checkup import check_pods, forgotten_pods
 from tranche.node.held import HeldAllocation

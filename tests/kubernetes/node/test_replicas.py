@@ -11,7 +11,7 @@ from tests.kubernetes.device_plugin.nodes import ALL_1G, cut, lost, node, t4, wh
 from tests.strategies import node_views
 from tranche.core.allocation import FractionalShare, NodeView, WholeGpu
 from tranche.core.sharing import NO_SHARING, GpuPolicy, Sharing
-from tranche.kubernetes.node.listings import HeldGrants
+from tranche.kubernetes.node.pod_settlement import HeldGrants
 from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy, SharedResource, held_with, replicated
 from tranche.kubernetes.node.resources import MigStrategy, advertise
 

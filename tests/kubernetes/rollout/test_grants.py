@@ -11,25 +11,23 @@ from hypothesis import strategies as st
 
 from tranche.core.errors import UsageError
 from tranche.kubernetes.api.leases import Lease
-from tranche.kubernetes.rollout.budget import (
+from tranche.kubernetes.rollout.ticket import (
     EVERY_NODE,
+    GO_ON_ANNOTATION,
     LOST_SECONDS,
     UNTAKEN_SECONDS,
+    LayoutChangeState,
     RolloutDecision,
     RolloutLimit,
-    busy_text,
-    grants,
-    held_up_text,
-    parse_budget,
-)
-from tranche.kubernetes.rollout.ticket import (
-    GO_ON_ANNOTATION,
-    LayoutChangeState,
     RolloutPermission,
     RolloutStatus,
     RolloutTicket,
     TicketState,
+    busy_text,
+    grants,
+    held_up_text,
     next_ticket,
+    parse_budget,
     read_ticket,
     ticket_name,
     write_ticket,

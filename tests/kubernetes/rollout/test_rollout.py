@@ -15,13 +15,18 @@ from tests.kubernetes.waiting import until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.leases import LeaseClient
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import parse_budget
 from tranche.kubernetes.rollout.leadership import LEADER_LEASE
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.rollout.ticket import GO_ON_ANNOTATION, LayoutChangeState, RolloutStatus, ticket_name
+from tranche.kubernetes.rollout.ticket import (
+    GO_ON_ANNOTATION,
+    LayoutChangeState,
+    RolloutStatus,
+    parse_budget,
+    ticket_name,
+)
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/tranche/leases"
 WANTED = RolloutStatus(LayoutChangeState.WANTED, "all-1g", "d1")
@@ -49,13 +54,13 @@ class Fleet:
         connection = ApiConnection(ApiServer(self.server.url), sleep=lambda _: sleep(0.2))
         self._connections.append(connection)
 
-        async def size(namespace: str, daemon_set: str) -> int:
-            return self.nodes
+        async def daemon_set(namespace: str, name: str) -> DaemonSet:
+            return DaemonSet(namespace, name, desired=self.nodes)
 
         seen: LatestValue[KubeNode | None] = LatestValue()
         seen.publish(KubeNode(node, f"uid-of-{node}"))
         services = SimpleNamespace(
-            api=SimpleNamespace(daemon_set_size=size),
+            api=SimpleNamespace(daemon_set=daemon_set),
             leases=LeaseClient(connection, "tranche"),
             namespace="tranche",
             node=seen,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tranche.core.errors import KubeconfigInvalid
-from tranche.kubernetes.support.caller import caller_api_server, credential_of_plugin
+from tranche.kubernetes.api.kubeconfig import caller_api_server, credential_of_plugin
 
 TOKEN = {"status": {"token": "secret"}}
 

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tranche.kubernetes.api.node_rules import Taint, Toleration
-from tranche.kubernetes.api.objects import ConditionStatus, KubeNode, NodeCondition
+from tranche.kubernetes.api.objects import ConditionStatus, DaemonSet, KubeNode, NodeCondition
 from tranche.kubernetes.claims.allocation_backend import ClaimFeatureGate, DryRunResult
+from tranche.kubernetes.rollout.ticket import RolloutTicket, TicketState
 from tranche.kubernetes.support.checks.nodes import why_gpu
 from tranche.kubernetes.support.checkup import check_cluster
 from tranche.kubernetes.support.facts import (
@@ -18,12 +19,10 @@ from tranche.kubernetes.support.facts import (
     ClusterFacts,
     ClusterFinding,
     ControllerFacts,
-    DaemonSetFacts,
     OtherProgramFacts,
     PodFacts,
-    RolloutPlace,
 )
-from tranche.kubernetes.support.programs import is_agent, known_product
+from tranche.kubernetes.support.programs import known_product
 from tranche.node.health.checkup import Status
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -56,7 +55,11 @@ def pod(name: str, on: str) -> PodFacts:
     return PodFacts("tranche-system", name, on, image="tranche-agent:0.1.0", image_id="sha256:0123456789ab")
 
 
-AGENT = DaemonSetFacts(
+def _ticket(node: str, state: TicketState, *, go_on: bool = False) -> RolloutTicket:
+    return RolloutTicket(node, state, "", "", go_on=go_on)
+
+
+AGENT = DaemonSet(
     "tranche-system",
     "tranche-agent",
     images=("tranche-agent:0.1.0",),
@@ -113,7 +116,7 @@ def daemon_set(**changes: object) -> Change:
 
 
 def beside(product: str, part: str, *nodes: str) -> Change:
-    other = OtherProgramFacts(DaemonSetFacts("gpu-operator", "other", desired=1), product, part, nodes)
+    other = OtherProgramFacts(DaemonSet("gpu-operator", "other", desired=1), product, part, nodes)
     return lambda facts: replace(facts, others=(other,))
 
 
@@ -134,7 +137,7 @@ def pending_since(minutes: float) -> Change:
 
 
 def test_two_daemon_sets_of_a_namespace_have_the_same_turns() -> None:
-    facts = agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting")))(HEALTHY)
+    facts = agents_with(turns=(_ticket("a", TicketState.FAILED), _ticket("b", TicketState.WAITING)))(HEALTHY)
     second = replace(facts.agents[0], daemon_set=replace(AGENT, name="second"))
     turns = [each for each in wrong(replace(facts, agents=(*facts.agents, second))) if each.check == "turns"]
     assert [each.nodes for each in turns] == [("a",)]
@@ -269,7 +272,7 @@ FAULTS: dict[str, tuple[Change, str, Status, str, str]] = {
             "Kubernetes 1.36",
     ),
     "turns": (
-        agents_with(turns=(RolloutPlace("a", "failed"), RolloutPlace("b", "waiting"))), "turns", Status.FAIL,
+        agents_with(turns=(_ticket("a", TicketState.FAILED), _ticket("b", TicketState.WAITING))), "turns", Status.FAIL,
         "its layout change failed in its turn; 1 other nodes wait", "annotate lease tranche-layout.a",
     ),
     "unread": (lambda facts: replace(facts, unread={"DaemonSets": "x"}), "not-read", Status.WARN, "DaemonSets", "may not"),
@@ -311,7 +314,7 @@ def test_a_node_whose_pods_can_see_every_gpu_is_named(argument: str, runtime: st
 
 
 def test_a_node_that_failed_holds_up_nobody_once_somebody_said_go_on() -> None:
-    turns = (RolloutPlace("a", "failed", go_on=True), RolloutPlace("b", "waiting"))
+    turns = (_ticket("a", TicketState.FAILED, go_on=True), _ticket("b", TicketState.WAITING))
     assert wrong(agents_with(turns=turns)(HEALTHY)) == []
 
 
@@ -368,9 +371,9 @@ def test_a_label_that_says_no_is_no_gpu() -> None:
 
 
 def test_programs_are_known_by_what_they_run() -> None:
-    assert is_agent(AGENT)
-    assert is_agent(DaemonSetFacts("x", "y", images=("registry:5000/team/tranche-agent@sha256:1",)))
-    assert not is_agent(DaemonSetFacts("x", "y", images=("tranche-agent:1",), command=("tranche", "metrics")))
+    assert AGENT.runs_agents
+    assert DaemonSet("x", "y", images=("registry:5000/team/tranche-agent@sha256:1",)).runs_agents
+    assert not DaemonSet("x", "y", images=("tranche-agent:1",), command=("tranche", "metrics")).runs_agents
     for name, image, command, part in (
         ("nvidia-device-plugin-daemonset", "nvcr.io/nvidia/k8s-device-plugin:v0.20.0", (), "device-plugin"),
         (
@@ -383,10 +386,10 @@ def test_programs_are_known_by_what_they_run() -> None:
         ("a", "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.12", (), "mig-manager"),
         ("b", "mirror/x:1", ("nvidia-device-plugin",), "device-plugin"),
     ):
-        product = known_product(DaemonSetFacts("ns", name, images=(image,), command=command))
+        product = known_product(DaemonSet("ns", name, images=(image,), command=command))
         assert product is not None, name
         assert product.part == part, name
-    assert known_product(DaemonSetFacts("ns", "fluentd", images=("fluentd:1",))) is None
+    assert known_product(DaemonSet("ns", "fluentd", images=("fluentd:1",))) is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from release.chart import KubeObject, render
 
-from tranche.kubernetes.support.programs import RbacPermission, needed_rights
-from tranche.kubernetes.support.survey import decode_daemon_set
+from tranche.kubernetes.api.decoding import decode_daemon_set
+from tranche.kubernetes.api.objects import RbacPermission
+from tranche.kubernetes.support.programs import needed_rights
 
 pytestmark = pytest.mark.helm
 
@@ -30,7 +31,7 @@ def granted(objects: list[KubeObject], account: str) -> set[RbacPermission]:
                 kind, _, subresource = resource.partition("/")
                 for verb in rule["verbs"]:
                     for name in rule.get("resourceNames") or ("",):
-                        rights.add(RbacPermission(verb, kind, subresource, namespace, name, rule["apiGroups"][0]))
+                        rights.add(RbacPermission(verb, kind, namespace, name, subresource, rule["apiGroups"][0]))
     return rights
 
 

@@ -18,8 +18,7 @@ from tranche.core.errors import UsageError
 from tranche.documents.overview import overview_data
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.gated.leases import NodeGpus, gpus_from_lease
-from tranche.kubernetes.telling.told_layouts import layouts_from_text
-from tranche.kubernetes.telling.told_view import told_from_lease, told_node
+from tranche.kubernetes.telling.told_view import layouts_from_text, told_from_lease, told_node
 from tranche.planning.decide.recording import view_to_dict
 
 VIEWS = st.one_of(node_views(max_gpus=2), sharing_views(max_gpus=2))

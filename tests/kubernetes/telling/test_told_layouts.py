@@ -14,14 +14,19 @@ from tranche.core.errors import UsageError
 from tranche.core.layout import Layout, LayoutFile, LayoutSpec, parse_device_filter
 from tranche.core.profile import parse_profile
 from tranche.kubernetes.telling.packing import packed, unpacked
-from tranche.kubernetes.telling.told_layouts import (
+from tranche.kubernetes.telling.told_view import (
+    MOST_BYTES,
     MOST_LAYOUT_BYTES,
     NOT_MANAGED,
     LayoutReport,
+    ViewReport,
     layouts_from_text,
     layouts_to_text,
+    marked,
+    told,
+    told_from_lease,
+    told_to_lease,
 )
-from tranche.kubernetes.telling.told_view import MOST_BYTES, ViewReport, marked, told, told_from_lease, told_to_lease
 from tranche.planning.layouts.named_layouts import LayoutList
 
 OWNER = ("n1", "uid-n1")

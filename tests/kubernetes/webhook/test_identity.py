@@ -16,7 +16,7 @@ from tests.kubernetes.waiting import patiently, until
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.serving.http_server import HttpResponse, HttpServer
-from tranche.kubernetes.webhook.identity import ConfigurationClient, WebhookIdentity, read_bundle
+from tranche.kubernetes.webhook.identity import WebhookIdentity, read_bundle, webhook_configurations
 
 NAME = "tranche-agent-controller"
 HOST = f"{NAME}.tranche-system.svc"
@@ -47,7 +47,8 @@ class Replica:
         self.now = datetime.now(UTC) - timedelta(days=4)
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.identity = WebhookIdentity(
-            ConfigurationClient(self.connection, NAME),
+            webhook_configurations(self.connection),
+            NAME,
             self.tls,
             name,
             [HOST],

@@ -7,7 +7,6 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,11 +22,10 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
 from tranche.kubernetes.claims.annotations import _CONTAINERS, _OPTIONS
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice
-from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.webhook.injection import template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
-from tranche.kubernetes.webhook.webhook import PATH, GpuModelWatch, PodWebhook
+from tranche.kubernetes.webhook.webhook import PATH, PodWebhook, gpu_model_watch
 
 GPU = {
     "attributes": {
@@ -77,11 +75,13 @@ def answered(
 ) -> tuple[HTTPStatus, dict[str, Any]]:
     backend: LatestValue[AllocationBackend] = LatestValue()
     backend.publish(AllocationBackend.CLAIMS)
+    known: LatestValue[tuple[FleetDevice, ...]] = LatestValue()
+    if cards is not None:
+        known.publish(tuple(cards))
     webhook = PodWebhook(
         cast(TemplateStore, templates or KeptTemplates()),
-        cast(GpuModelWatch, SimpleNamespace(shared=cards)),
+        known,
         backend,
-        gating,
         take_over=["kai-scheduler"],
     )
     body = question if isinstance(question, bytes) else json.dumps(question).encode()
@@ -182,13 +182,12 @@ def test_the_resource_slices_are_followed_and_of_them_shared_devices_are_kept() 
     async def check() -> None:
         async with api_server() as server:
             connection = ApiConnection(ApiServer(server.url))
-            watch = GpuModelWatch(connection)
-            assert watch.shared is None
+            watch = gpu_model_watch(connection)
             assert not watch.ready().ready
             work = asyncio.create_task(watch.run())
             await until(lambda: watch.ready().ready)
             server.put("/apis/resource.k8s.io/v1/resourceslices/n-shared", SLICE)
-            await until(lambda: [each.name for each in watch.shared or ()] == ["gpu-0-shared"])
+            await until(lambda: [each.name for each in watch.latest.value] == ["gpu-0-shared"])
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             await connection.close()

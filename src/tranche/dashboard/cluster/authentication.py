@@ -16,6 +16,7 @@ from typing import Any
 from unicodedata import category
 
 from tranche.dashboard.access import LOOPBACK_NAMES, RefusalReason, foreign_page, name_of
+from tranche.kubernetes.api.objects import RbacPermission
 
 _SECRET_HEADER = "x-tranche-proxy-secret"
 _SYSTEM = "system:"
@@ -36,20 +37,6 @@ TWICE = RefusalReason(
 
 
 @dataclass(frozen=True, slots=True)
-class KubePermission:
-    """A verb on a kind of object of the core API; in all namespaces with none, of all names with none."""
-
-    verb: str
-    resource: str
-    namespace: str = ""
-    name: str = ""
-
-    def __str__(self) -> str:
-        where = f" in {self.namespace}" if self.namespace else ""
-        return f"{self.verb} {self.resource}{f' {self.name}' if self.name else ''}{where}"
-
-
-@dataclass(frozen=True, slots=True)
 class KubeUser:
     """A user as Kubernetes knows it. `token` is the user's own; "" if a proxy vouches for the user. The repr omits it."""
 
@@ -59,25 +46,12 @@ class KubeUser:
     extra: tuple[tuple[str, tuple[str, ...]], ...] = ()
     token: str = field(default="", repr=False)
 
-    def question(self, right: KubePermission) -> dict[str, Any]:
+    def question(self, right: RbacPermission) -> Mapping[str, Any]:
         """Whether the user has that right, as a SubjectAccessReview."""
-        wanted = {
-            "verb": right.verb,
-            "resource": right.resource,
-            "namespace": right.namespace,
-            "name": right.name,
-        }
-        return {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SubjectAccessReview",
-            "spec": {
-                "user": self.user,
-                "groups": list(self.groups),
-                **({"uid": self.uid} if self.uid else {}),
-                **({"extra": {key: list(values) for key, values in self.extra}} if self.extra else {}),
-                "resourceAttributes": {key: value for key, value in wanted.items() if value},
-            },
-        }
+        user: dict[str, Any] = {"user": self.user, "groups": list(self.groups)}
+        user |= {"uid": self.uid} if self.uid else {}
+        user |= {"extra": {key: list(values) for key, values in self.extra}} if self.extra else {}
+        return right.review(user)
 
 
 def reviewed_viewer(review: Mapping[str, Any], token: str) -> KubeUser | None:

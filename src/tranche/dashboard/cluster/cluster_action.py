@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError, UsageError
 from tranche.dashboard.acting.forms import FormKeyStore, digest_of, moved_note, plan_form
-from tranche.dashboard.cluster.authentication import KubePermission, KubeUser
+from tranche.dashboard.cluster.authentication import KubeUser
 from tranche.dashboard.cluster.kube_reviews import AccessReviewClient
 from tranche.dashboard.cluster.node_layouts import LayoutPreview, outlook_view
 from tranche.dashboard.cluster.snapshot import SeenNode
@@ -32,7 +32,7 @@ from tranche.documents.markup import Element, element
 from tranche.kubernetes.api.client import KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import ApiServer
-from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef
+from tranche.kubernetes.api.objects import KubeEventType, KubeNode, KubePod, PodRef, RbacPermission
 from tranche.kubernetes.fleet.objects import FleetClaim
 
 LAYOUT_LABEL = "nvidia.com/mig.config"
@@ -108,7 +108,7 @@ class ClusterPlan:
 
     action: ClusterAction
     lines: tuple[str, ...]
-    rights: tuple[KubePermission, ...]
+    rights: tuple[RbacPermission, ...]
     requests: tuple[tuple[str, str, Mapping[str, Any], str], ...]
     pods: tuple[KubePod, ...] = ()
 
@@ -120,7 +120,7 @@ class ClusterPlan:
 
 def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
     """What happens to the node; UsageError where there is nothing to do."""
-    right = KubePermission("patch", "nodes", name=node.name)
+    right = RbacPermission("patch", "nodes", name=node.name)
     path = f"/api/v1/nodes/{quote(node.name, safe='')}"
     if action.kind == "layout":
         now = node.standing.labels.get(LAYOUT_LABEL, "")
@@ -168,7 +168,7 @@ def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
         f"Pod {each.ref} is deleted, with the time to end that it has. A controller that made it makes another."
         for each in pods
     )
-    rights = tuple(KubePermission("delete", "pods", each.ref.namespace, each.ref.name) for each in pods)
+    rights = tuple(RbacPermission("delete", "pods", each.ref.namespace, each.ref.name) for each in pods)
     requests = tuple(
         (
             "DELETE",
@@ -306,7 +306,7 @@ class ClusterActionHandler:
         if action.kind != "release":
             return node_plan(action, node)
         holders = holders_of(action, node, (await self._fleets.fleet()).claims)
-        if why_not := await account.refuses([KubePermission("get", "pods", *each) for each in holders]):
+        if why_not := await account.refuses([RbacPermission("get", "pods", *each) for each in holders]):
             raise UsageError(why_not.removesuffix("."))
         async with _connected(account) as connection:
             pods = [await _pod(connection, *each) for each in holders]
@@ -407,7 +407,7 @@ class ActingClient:
         """Who acts with this account, in the words of an event."""
         return self.viewer.user if self.viewer.token else f"{self.viewer.user}, whom the proxy named,"
 
-    async def lacks(self, rights: Sequence[KubePermission]) -> str:
+    async def lacks(self, rights: Sequence[RbacPermission]) -> str:
         """Which of these rights the viewer lacks, in words for the viewer; "" only if the viewer is known to have all."""
         if self.viewer.token:
             for each in rights:
@@ -421,7 +421,7 @@ class ActingClient:
         lacking = (each for each, allowed in zip(rights, answers, strict=True) if not allowed)
         return next((f"You may not {each}." for each in lacking), "")
 
-    async def refuses(self, rights: Sequence[KubePermission]) -> str:
+    async def refuses(self, rights: Sequence[RbacPermission]) -> str:
         """Why requests that need these rights must not be sent now; "" where they may be."""
         return "" if self.viewer.token else await self.lacks(rights)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tranche.core.errors import KubernetesUnavailable
-from tranche.dashboard.cluster.authentication import KubePermission, KubeUser, plainly_allowed, reviewed_viewer
+from tranche.dashboard.cluster.authentication import KubeUser, plainly_allowed, reviewed_viewer
 from tranche.dashboard.cluster.snapshot import NameVisibility
 from tranche.kubernetes.api.connection import ApiConnection
+from tranche.kubernetes.api.objects import RbacPermission
 
 _TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -32,8 +33,8 @@ NOW_SECONDS = 5.0
 _MOST_KEPT = 20_000
 _AT_ONCE = 16
 
-LIST_PODS = KubePermission("list", "pods")
-LIST_NODES = KubePermission("list", "nodes")
+LIST_PODS = RbacPermission("list", "pods")
+LIST_NODES = RbacPermission("list", "nodes")
 
 Found = TypeVar("Found")
 
@@ -60,12 +61,12 @@ class AccessReviewClient:
             return None
         return await self._known(("who", hashlib.sha256(token.encode()).digest()), lambda: self._ask_who(token))
 
-    async def may(self, viewer: KubeUser, right: KubePermission) -> bool:
+    async def may(self, viewer: KubeUser, right: RbacPermission) -> bool:
         """Whether the viewer has that right. KubernetesUnavailable without an answer."""
         who = (viewer.user, viewer.groups, viewer.uid, viewer.extra)
         return await self._known(("may", who, right), lambda: self._ask_may(viewer, right))
 
-    async def may_now(self, viewer: KubeUser, right: KubePermission) -> bool:
+    async def may_now(self, viewer: KubeUser, right: RbacPermission) -> bool:
         """Whether the viewer has that right now, by a current answer that is a plain yes.
 
         KubernetesUnavailable without an answer; the error for a refusal if the question itself is refused.
@@ -81,7 +82,7 @@ class AccessReviewClient:
         if await self.may(viewer, LIST_PODS):
             return NameVisibility(everywhere=True)
         asked = sorted({each for each in namespaces if each})
-        rights = [KubePermission(LIST_PODS.verb, LIST_PODS.resource, each) for each in asked]
+        rights = [RbacPermission(LIST_PODS.verb, LIST_PODS.resource, each) for each in asked]
         answers = await asyncio.gather(*(self.may(viewer, each) for each in rights))
         return NameVisibility(frozenset(each for each, allowed in zip(asked, answers, strict=True) if allowed))
 
@@ -126,9 +127,9 @@ class AccessReviewClient:
         answer = await self._connection.ask("ask whose token that is", "POST", _TOKEN_REVIEWS, body)
         return reviewed_viewer(answer.accepted(), token)
 
-    async def _ask_may(self, viewer: KubeUser, right: KubePermission) -> bool:
+    async def _ask_may(self, viewer: KubeUser, right: RbacPermission) -> bool:
         status = (await self._review(viewer, right)).get("status")
         return isinstance(status, dict) and status.get("allowed") is True and not status.get("denied")
 
-    async def _review(self, viewer: KubeUser, right: KubePermission) -> Mapping[str, Any]:
+    async def _review(self, viewer: KubeUser, right: RbacPermission) -> Mapping[str, Any]:
         return (await self._connection.ask(_ASKING, "POST", _ACCESS_REVIEWS, viewer.question(right))).accepted()

@@ -7,7 +7,7 @@ import logging
 from typing import Protocol
 
 from tranche.core.errors import TrancheError
-from tranche.kubernetes.api.cluster_client import DaemonSet
+from tranche.kubernetes.api.objects import DaemonSet
 from tranche.kubernetes.component import Readiness
 
 OPTION = "--boot-program"

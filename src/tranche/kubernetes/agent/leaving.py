@@ -17,11 +17,11 @@ from pathlib import Path
 from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError
 from tranche.hardware.cdi import CdiSpec, write_spec
 from tranche.hardware.nodes import ContainerEdits
-from tranche.kubernetes.api.client import KubeClient
-from tranche.kubernetes.api.cluster_client import ClusterClient, DaemonSet
+from tranche.kubernetes.api.client import ClusterClient, KubeClient
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.kubeconfig import find_api_server
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.leases import Lease, LeaseClient
+from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
@@ -120,8 +120,7 @@ def leave(
         server = find_api_server(kubeconfig, environ)
         connection = ApiConnection(server)
         try:
-            cluster = ClusterClient(connection)
-            client = KubeClient(connection)
+            cluster, leases = ClusterClient(connection), LeaseClient(connection, namespace)
             nodes = await _end_agents(cluster, namespace, daemon_set, patience, say)
             nodes |= {node.name async for node in cluster.nodes() if is_marked(node)}
             others = await _nodes_of_other_agents(cluster, namespace, daemon_set, say)
@@ -129,12 +128,12 @@ def leave(
             if others:
                 for name in sorted(nodes):
                     for lease in _leases_of(name):
-                        await cluster.delete_lease(namespace, lease)
+                        await leases.delete(Lease(lease))
             else:
                 for label in (TICKET_LABEL, PLACING_LABEL, TOLD_LABEL):
-                    await cluster.delete_leases(namespace, label)
+                    await leases.delete_all(label)
             for name in sorted(nodes):
-                await _clean(cluster, client, name, parts, say)
+                await _clean(cluster, name, parts, say)
         finally:
             await connection.close()
 
@@ -182,16 +181,16 @@ async def _nodes_of_other_agents(cluster: ClusterClient, namespace: str, name: s
     return nodes
 
 
-async def _clean(cluster: ClusterClient, client: KubeClient, name: str, parts: Collection[str], say: Say) -> None:
+async def _clean(cluster: ClusterClient, name: str, parts: Collection[str], say: Say) -> None:
     try:
-        found = cleaning(await client.get_node(name), parts)
+        found = cleaning(await cluster.get_node(name), parts)
         if found.uncordon:
-            await client.set_unschedulable(name, False)
+            await cluster.set_unschedulable(name, False)
         if found.condition is not None:
             await cluster.remove_node_condition(name, found.condition)
         # Last: an annotation marks the node as not yet clean.
         if found.labels or found.annotations:
-            await client.patch_node_metadata(name, labels=found.labels, annotations=found.annotations)
+            await cluster.patch_node_metadata(name, labels=found.labels, annotations=found.annotations)
     except KubernetesNotFound:
         return  # the node has left the cluster in the meantime
     counts = f"{len(found.labels)} labels, {len(found.annotations)} annotations"
@@ -209,7 +208,7 @@ async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: st
     """
     try:
         async with asyncio.timeout(_ASK_SECONDS):
-            return await ClusterClient(connection).daemon_set(namespace, daemon_set)
+            return await KubeClient(connection).daemon_set(namespace, daemon_set)
     except (TimeoutError, TrancheError):
         return None
 
@@ -272,14 +271,10 @@ def say_claims_left(kubeconfig: str | None, environ: Mapping[str, str], say: Cal
     reader, found = asyncio.run(read())
     if reader.unread:
         say("cannot tell which pods have GPUs through claims: this account may not read claims")
-    if pods := pods_left(found or ()):
+    pods = sorted({f"{each.namespace}/{name}" for each in found or () if each.given for name in each.pods})
+    if pods:
         more = f" and {len(pods) - _NAMED} more" if len(pods) > _NAMED else ""
         say(
             f"{len(pods)} pods have GPUs through claims and keep running. If you delete one, it stays Terminating "
             f"until an agent runs on its node again: {', '.join(pods[:_NAMED])}{more}"
         )
-
-
-def pods_left(claims: tuple[FleetClaim, ...]) -> tuple[str, ...]:
-    """The pods of claims that have devices of Tranche's driver."""
-    return tuple(sorted({f"{each.namespace}/{name}" for each in claims if each.given for name in each.pods}))

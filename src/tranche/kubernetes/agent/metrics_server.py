@@ -34,27 +34,20 @@ from tranche.metrics.samples import MetricNameSet, named_samples
 Seen = TypeVar("Seen")
 
 
-@dataclass(frozen=True, slots=True)
-class TimedObservation(Generic[Seen]):
-    """What was read, and when the read began, in seconds of a monotonic clock."""
-
-    what: Seen
-    at: float
-
-
 class BackgroundReader(Generic[Seen]):
     """For use from one event loop. Its daemon thread does not keep the process from exiting."""
 
     def __init__(self, name: str, *, clock: Callable[[], float]) -> None:
         self._name = name
         self._clock = clock
-        self._last: TimedObservation[Seen] | None = None
+        self._last: tuple[Seen, float] | None = None
         self._looking: asyncio.Event | None = None
         self._failure = ""
         self._thread: threading.Thread | None = None
 
-    async def latest(self, look: Callable[[], Seen], patience: float) -> TimedObservation[Seen] | None:
-        """Read, and return the newest result; waits at most `patience` seconds. None when no read ever succeeded.
+    async def latest(self, look: Callable[[], Seen], patience: float) -> tuple[Seen, float] | None:
+        """Read, and return the newest result with when its read began, in seconds of the clock; waits at most `patience` seconds.
+        None when no read ever succeeded.
 
         While a read hangs, no other begins, and callers get the last result with its age.
         """
@@ -76,10 +69,10 @@ class BackgroundReader(Generic[Seen]):
 
     def _look(self, look: Callable[[], Seen], loop: asyncio.AbstractEventLoop) -> None:
         begun = self._clock()
-        seen: TimedObservation[Seen] | None = None
+        seen: tuple[Seen, float] | None = None
         failure = ""
         try:
-            seen = TimedObservation(look(), begun)
+            seen = look(), begun
         except TrancheError as error:
             failure = str(error)
         except Exception as defect:
@@ -88,7 +81,7 @@ class BackgroundReader(Generic[Seen]):
         with suppress(RuntimeError):  # the loop has ended in the meantime
             loop.call_soon_threadsafe(self._done, seen, failure)
 
-    def _done(self, seen: TimedObservation[Seen] | None, failure: str) -> None:
+    def _done(self, seen: tuple[Seen, float] | None, failure: str) -> None:
         if seen is not None:
             self._last = seen
         if failure != self._failure:
@@ -212,14 +205,14 @@ class MetricsServer:
                 node = view.node
                 gauges = looks.create_task(self._readings.latest(lambda: self._gauges.read(node), patience))
         known = ledger.result()
-        found = NodeFacts(now=self._now(), version=version("tranche-gpu")) if known is None else known.what
+        found = NodeFacts(now=self._now(), version=version("tranche-gpu")) if known is None else known[0]
         found = replace(found, now=self._now(), nvml_errors=NVML_ERRORS.counts(), agent=self._agent())
         if view is not None:
             found = replace(found, view=view, view_age=inventory.age)
         read = None if gauges is None else gauges.result()
         if read is not None:
-            age = max(self._clock() - read.at, 0.0)
-            fresh = read.what if age <= _OLDEST_READING_SECONDS else ()
+            age = max(self._clock() - read[1], 0.0)
+            fresh = read[0] if age <= _OLDEST_READING_SECONDS else ()
             found = replace(found, readings=fresh, readings_age=age)
         return found
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from tranche.core.errors import TrancheError
 from tranche.kubernetes.agent.boot_unit import Installation
-from tranche.kubernetes.agent.gpu_use_watch import GpuUseWatch
 from tranche.kubernetes.agent.metrics_server import MetricsSettings
-from tranche.kubernetes.agent.node_reporter import NodeReporter
+from tranche.kubernetes.agent.node_reporter import GpuUseWatch, NodeReporter
 from tranche.kubernetes.api.resource_slices import SliceClient
 from tranche.kubernetes.backend_watch import LOOK_SECONDS, BackendComponent, CleanupTask
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
@@ -31,9 +30,9 @@ from tranche.kubernetes.mig_manager.manager import MigManager, MigSettings
 from tranche.kubernetes.mig_manager.state import STATE_LABEL, MigState
 from tranche.kubernetes.node.advertisement_arbiter import AdvertisementState
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import RolloutLimit
 from tranche.kubernetes.rollout.rollout import Rollout
-from tranche.kubernetes.telling.told_layouts import NOT_MANAGED, LayoutReport
+from tranche.kubernetes.rollout.ticket import RolloutLimit
+from tranche.kubernetes.telling.told_view import NOT_MANAGED, LayoutReport
 from tranche.node.claims import ClaimRegister
 from tranche.planning.layouts.named_layouts import LayoutList
 

@@ -34,7 +34,7 @@ from tranche.kubernetes.mig_manager.manager import MigManager
 from tranche.kubernetes.node.gpu_events import DeviceHealthWatch, GpuEventWatch
 from tranche.kubernetes.node.health import XidPolicy, xid_policy
 from tranche.kubernetes.node.inventory import Inventory, RegisterWatch
-from tranche.kubernetes.node.node_watch import NodeWatch, PodWatch
+from tranche.kubernetes.node.node_watch import NodeWatch, pod_watch
 from tranche.kubernetes.node.pod_register import PodRegister
 from tranche.kubernetes.node.services import NodeContext
 from tranche.kubernetes.serving.http_server import HealthServer
@@ -76,7 +76,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
     connection = ApiConnection(server)
     api = KubeClient(connection)
     node_watch = NodeWatch(api, options.node_name)
-    pod_watch = PodWatch(api, options.node_name)
+    pods_watch = pod_watch(api, options.node_name)
     pods = PodRegister(
         host,
         PodResourcesClient(options.pod_resources_socket),
@@ -107,7 +107,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
         leases=LeaseClient(connection, namespace),
         backend=tier_watch.latest,
         node=node_watch.latest,
-        node_pods=pod_watch.latest,
+        node_pods=pods_watch.latest,
         inventory=inventory,
         gpu_events=gpu_events,
         device_health=device_health,
@@ -119,7 +119,7 @@ async def _serve(host: Host, options: AgentOptions, environ: Mapping[str, str]) 
     components: list[Component] = [
         state_folder,
         node_watch,
-        pod_watch,
+        pods_watch,
         inventory,
         RegisterWatch(host.ledger.version, inventory),
         gpu_events,

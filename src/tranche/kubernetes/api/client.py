@@ -1,4 +1,4 @@
-"""What the agent asks an API server for on behalf of its node."""
+"""What the agent asks an API server for on behalf of its node, and what the end of all agents takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from tranche.kubernetes.api.connection import ApiConnection, ApiResponse
 from tranche.kubernetes.api.decoding import (
     Json,
-    decode_config_map,
+    decode_daemon_set,
     decode_node,
     decode_pod,
     encode_condition,
@@ -19,7 +19,7 @@ from tranche.kubernetes.api.decoding import (
 )
 from tranche.kubernetes.api.informer import ObjectSource, named
 from tranche.kubernetes.api.objects import (
-    ConfigMap,
+    DaemonSet,
     EvictionResult,
     EvictionStatus,
     KubeEventType,
@@ -28,6 +28,7 @@ from tranche.kubernetes.api.objects import (
     NodeCondition,
     PodRef,
 )
+from tranche.kubernetes.api.reader import listed
 
 _MERGE_PATCH = "application/merge-patch+json"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -83,17 +84,15 @@ class KubeClient:
         source = ObjectSource(self._connection, f"node {name}", "/api/v1/nodes", named(name), decode_node)
         return source.versions()
 
-    def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[ConfigMap | None]:
-        """The ConfigMap now, then after each change; None while no ConfigMap has that name."""
-        label, path = f"ConfigMap {namespace}/{name}", _config_maps_path(namespace)
-        source = ObjectSource(self._connection, label, path, named(name), decode_config_map)
-        return source.versions()
+    def watch_config_map(self, namespace: str, name: str) -> AsyncIterator[Mapping[str, str] | None]:
+        """The ConfigMap's texts now, then after each change; None while no ConfigMap has that name."""
+        label, path = f"ConfigMap {namespace}/{name}", f"/api/v1/namespaces/{namespace}/configmaps"
+        return ObjectSource(self._connection, label, path, named(name), _data).versions()
 
     async def create_node_event(self, node: KubeNode, severity: KubeEventType, reason: str, message: str) -> None:
         """Record an event about the node; a repeated one is counted instead of added. `reason` is one CamelCase word."""
         path, name, answer = await self._record(node.name, node, node.uid, severity, reason, message)
-        if answer.status != 409:
-            answer.accepted()
+        if answer.unless(409) is not None:
             return
         what = f"record an event about node {node.name}"
         seen = (await self._connection.ask(what, "GET", f"{path}/{name}")).accepted()
@@ -105,8 +104,7 @@ class KubeClient:
     ) -> None:
         """Record an event about a pod in its namespace, once for each message. `reason` is one CamelCase word."""
         _, _, answer = await self._record(node_name, pod.ref, pod.uid, severity, reason, message)
-        if answer.status != 409:
-            answer.accepted()
+        answer.unless(409)
 
     async def _record(
         self, host: str, about: KubeNode | PodRef, uid: str, severity: KubeEventType, reason: str, message: str
@@ -131,11 +129,11 @@ class KubeClient:
         """The pods bound to the node now, then after each change."""
         return self._pods_of(name).snapshots()
 
-    async def daemon_set_size(self, namespace: str, name: str) -> int:
-        """The number of nodes that a DaemonSet is to run on."""
-        path = f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}"
-        answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", path)
-        return int((answer.accepted().get("status") or {}).get("desiredNumberScheduled") or 0)
+    async def daemon_set(self, namespace: str, name: str) -> DaemonSet | None:
+        """The DaemonSet now; None when none has that name."""
+        answer = await self._connection.ask(f"read DaemonSet {namespace}/{name}", "GET", _daemon_set(namespace, name))
+        raw = answer.unless(404)
+        return None if raw is None else decode_daemon_set(raw)
 
     async def evict_pod(self, pod: PodRef, uid: str) -> EvictionResult:
         """Ask for the pod's eviction, which respects disruption budgets; KubernetesRejected when another pod has its name now."""
@@ -160,9 +158,47 @@ class KubeClient:
         return ObjectSource(self._connection, f"the pods of node {node}", "/api/v1/pods", selector, decode_pod)
 
 
+class ClusterClient(KubeClient):
+    """Also what concerns more than one node, for the program that removes the agents."""
+
+    async def daemon_sets(self) -> tuple[DaemonSet, ...]:
+        """Every DaemonSet of the cluster."""
+        found = listed(self._connection, "the DaemonSets", "/apis/apps/v1/daemonsets")
+        return tuple([decode_daemon_set(raw) async for raw in found])
+
+    async def delete_daemon_set(self, namespace: str, name: str) -> None:
+        """Delete it, after its pods; does nothing when there is none."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        what = f"delete DaemonSet {namespace}/{name}"
+        (await self._connection.ask(what, "DELETE", _daemon_set(namespace, name), options)).unless(404)
+
+    async def nodes_of_pods(self, namespace: str, labels: Mapping[str, str]) -> Mapping[str, str]:
+        """The node of each bound pod with these labels, by pod name."""
+        query = {"labelSelector": ",".join(f"{key}={value}" for key, value in sorted(labels.items()))}
+        path = f"/api/v1/namespaces/{namespace}/pods"
+        answer = await self._connection.ask(f"list the pods in {namespace}", "GET", path, query=query)
+        found = ((item["metadata"]["name"], item["spec"].get("nodeName")) for item in answer.accepted()["items"])
+        return {pod: node for pod, node in found if node}
+
+    async def nodes(self) -> AsyncIterator[KubeNode]:
+        """Every node."""
+        async for raw in listed(self._connection, "the nodes", "/api/v1/nodes"):
+            yield decode_node(raw)
+
+    async def remove_node_condition(self, name: str, type_: str) -> None:
+        """Remove one condition from a node's status."""
+        patch = {"status": {"conditions": [{"type": type_, "$patch": "delete"}]}}
+        what = f"remove condition {type_} of node {name}"
+        await self._patch(what, f"{_node_path(name)}/status", patch, _STRATEGIC_PATCH)
+
+
+def _data(config_map: Json) -> Mapping[str, str]:
+    return config_map.get("data") or {}
+
+
 def _node_path(name: str) -> str:
     return f"/api/v1/nodes/{name}"
 
 
-def _config_maps_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{namespace}/configmaps"
+def _daemon_set(namespace: str, name: str) -> str:
+    return f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}"

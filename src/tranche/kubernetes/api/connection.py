@@ -68,6 +68,10 @@ class ApiResponse:
             return self.body
         raise self.error()
 
+    def unless(self, *statuses: int) -> Mapping[str, Any] | None:
+        """As `accepted`, but None for a refusal with one of these statuses."""
+        return None if self.status in statuses else self.accepted()
+
     def error(self) -> TrancheError:
         """The error that a refusal stands for."""
         text = f"cannot {self.what}: {self.message}"

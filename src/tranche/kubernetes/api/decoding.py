@@ -7,15 +7,16 @@ from datetime import datetime
 from typing import Any
 
 from tranche.core.printable import shortened
-from tranche.kubernetes.api.node_rules import Taint
+from tranche.kubernetes.api.node_rules import Taint, Toleration
 from tranche.kubernetes.api.objects import (
     ConditionStatus,
-    ConfigMap,
+    DaemonSet,
     KubeEventType,
     KubeNode,
     KubePod,
     NodeCondition,
     PodRef,
+    runs_agent,
 )
 
 Json = Mapping[str, Any]
@@ -43,10 +44,29 @@ def decode_node(raw: Json) -> KubeNode:
     )
 
 
-def decode_config_map(raw: Json) -> ConfigMap:
-    """A `v1.ConfigMap`."""
-    meta = raw.get("metadata") or {}
-    return ConfigMap(meta.get("namespace", ""), meta.get("name", ""), raw.get("data") or {})
+def decode_daemon_set(raw: Json) -> DaemonSet:
+    """An `apps/v1.DaemonSet`."""
+    meta, spec = part(raw, "metadata"), part(raw, "spec")
+    pod = part(part(spec, "template"), "spec")
+    containers = pod.get("containers") or ()
+    words = [
+        (tuple(map(str, each.get("command") or ())), tuple(map(str, each.get("args") or ()))) for each in containers
+    ]
+    agents = (each for each in words if runs_agent((*each[0], *each[1])) or (not each[0] and each[1][:1] == ("agent",)))
+    command, arguments = next(agents, next(iter(words), ((), ())))
+    return DaemonSet(
+        namespace=str(meta.get("namespace") or ""),
+        name=str(meta.get("name") or ""),
+        images=tuple(str(each.get("image") or "") for each in containers),
+        command=command,
+        arguments=arguments,
+        service_account=str(pod.get("serviceAccountName") or "default"),
+        selector={str(key): str(value) for key, value in part(part(spec, "selector"), "matchLabels").items()},
+        tolerations=tuple(map(Toleration.decode, pod.get("tolerations") or ())),
+        version=str(part(meta, "labels").get("app.kubernetes.io/version") or ""),
+        desired=int(part(raw, "status").get("desiredNumberScheduled") or 0),
+        deleting=meta.get("deletionTimestamp") is not None,
+    )
 
 
 def decode_pod(raw: Json) -> KubePod:
@@ -152,9 +172,9 @@ def part(raw: Json, key: str) -> Json:
     return value if isinstance(value, Mapping) else {}
 
 
-def timestamp(moment: datetime) -> str:
-    """RFC 3339 in seconds, as the API server writes it; the moment must be in UTC."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+def timestamp(at: datetime) -> str:
+    """RFC 3339 in seconds, as the API server writes it; the time must be in UTC."""
+    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def raw_condition(raw_node: Json, type_: str) -> Json | None:
@@ -170,11 +190,12 @@ def _decode_condition(raw: Json) -> NodeCondition:
         status=ConditionStatus(status) if status in set(ConditionStatus) else ConditionStatus.UNKNOWN,
         reason=raw.get("reason", ""),
         message=raw.get("message", ""),
-        since=_moment(raw.get("lastTransitionTime")),
+        since=moment(raw.get("lastTransitionTime")),
     )
 
 
-def _moment(text: object) -> datetime | None:
+def moment(text: object) -> datetime | None:
+    """The moment that an object names; None for anything else."""
     try:
         return datetime.fromisoformat(str(text))
     except ValueError:

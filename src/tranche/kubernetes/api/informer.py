@@ -179,18 +179,16 @@ class ObjectSource(Generic[Item]):
     decode: Callable[[Json], Item]
     bookmarked: bool = True
 
-    async def snapshots(self, random: Callable[[], float] | None = None) -> AsyncGenerator[tuple[Item, ...], None]:
-        """All objects now, then after each change; endless, and recovers by itself. Its pauses are the connection's, by another
-        `random` if given.
-        """
-        informer = Informer(self, Backoff(random or self.connection.random), sleep=self.connection.sleep)
+    async def snapshots(self) -> AsyncGenerator[tuple[Item, ...], None]:
+        """All objects now, then after each change; endless, and recovers by itself."""
+        informer = Informer(self, Backoff(self.connection.random), sleep=self.connection.sleep)
         async with aclosing(informer.snapshots()) as snapshots:
             async for found in snapshots:
                 yield tuple(found.values())
 
-    async def versions(self, random: Callable[[], float] | None = None) -> AsyncGenerator[Item | None, None]:
+    async def versions(self) -> AsyncGenerator[Item | None, None]:
         """As `snapshots`, for a single object; None while there is none."""
-        async with aclosing(self.snapshots(random)) as snapshots:
+        async with aclosing(self.snapshots()) as snapshots:
             async for found in snapshots:
                 yield next(iter(found), None)
 

@@ -1,15 +1,17 @@
 """Where the API server is and how to speak to it: from a kubeconfig file, or from the files that every pod gets.
 
 It supports what a node's agent needs: client certificates and bearer tokens, inline or in files. It refuses passwords, proxies
-and `auth-provider` by name. It runs a credential plugin (`exec`) only for a person, where the caller says how.
+and `auth-provider` by name. It runs a credential plugin (`exec`), as clouds use them, only for a person.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import ssl
+import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from tranche.core.errors import KubeconfigInvalid
 from tranche.node.files.files import load_yaml, read_bounded
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_PLUGIN_SECONDS = 60.0
 _UNSERVED = {
     "user": ("exec", "auth-provider", "username", "password", "as"),
     "cluster": ("proxy-url",),
@@ -49,33 +52,41 @@ class PluginCredentials:
     key: bytes = b""
 
 
-CredentialPlugin = Callable[[Mapping[str, Any]], PluginCredentials]
-"""Returns what the plugin gives, from the settings under `exec`; KubeconfigInvalid where it gives nothing."""
-
-
 def find_api_server(
     kubeconfig: str | None,
     environ: Mapping[str, str],
     *,
     service_account: Path = SERVICE_ACCOUNT,
-    plugin: CredentialPlugin | None = None,
+    by_person: bool = False,
 ) -> ApiServer:
     """The API server of the named file, of `$KUBECONFIG`, or of the cluster whose pod this is, in this order.
 
     `$KUBECONFIG` may list several files, read as kubectl reads them: the first entry of each name counts, and missing files are
     skipped. `~/.kube/config` is ignored: an agent must not act with a person's rights by accident. KubeconfigInvalid when none is
-    found or one cannot be used; without a `plugin` to run them, also when it names a credential plugin.
+    found or one cannot be used; unless a person asks, also when it names a credential plugin.
     """
     if kubeconfig:
-        return _from_files([Path(kubeconfig)], plugin)
+        return _from_files([Path(kubeconfig)], by_person)
     if listed := [Path(each) for each in environ.get("KUBECONFIG", "").split(os.pathsep) if each]:
-        return _from_files([each for each in listed if each.exists()] or listed[:1], plugin)
+        return _from_files([each for each in listed if each.exists()] or listed[:1], by_person)
     if environ.get("KUBERNETES_SERVICE_HOST") and service_account.is_dir():
         return _in_cluster(environ, service_account)
     raise KubeconfigInvalid(
         "no Kubernetes API server is known: KUBECONFIG is not set, and this is not a pod",
         hint="set KUBECONFIG, or name the file with --kubeconfig",
     )
+
+
+def caller_api_server(kubeconfig: str | None, environ: Mapping[str, str], home: Path) -> ApiServer:
+    """The user's: of the named file, of $KUBECONFIG, of ~/.kube/config, or of the cluster that this pod runs in.
+
+    Raises:
+        KubeconfigInvalid: there is none of them, or one cannot be used.
+    """
+    own = home / ".kube" / "config"
+    if not kubeconfig and not environ.get("KUBECONFIG", "").strip(os.pathsep) and own.is_file():
+        kubeconfig = str(own)
+    return find_api_server(kubeconfig, environ, by_person=True)
 
 
 def _in_cluster(environ: Mapping[str, str], service_account: Path) -> ApiServer:
@@ -100,7 +111,7 @@ _Configs = Sequence[_Entry]
 """Whole files, in order of precedence."""
 
 
-def _from_files(paths: Sequence[Path], plugin: CredentialPlugin | None) -> ApiServer:
+def _from_files(paths: Sequence[Path], by_person: bool) -> ApiServer:
     configs = [_Entry(_read(path), path) for path in paths]
     where = f"kubeconfig {os.pathsep.join(map(str, paths))}"
     current = next((name for each in configs if (name := each.values.get("current-context"))), None)
@@ -111,14 +122,15 @@ def _from_files(paths: Sequence[Path], plugin: CredentialPlugin | None) -> ApiSe
     )
     for kind, entry in (("user", user), ("cluster", cluster)):
         for key in _UNSERVED[kind]:
-            if entry.get(key) and not (key == "exec" and plugin is not None):
+            if entry.get(key) and not (key == "exec" and by_person):
                 raise KubeconfigInvalid(
                     f"{where}: '{key}' is not supported", hint="use a client certificate, a token or a tokenFile"
                 )
     url = cluster.get("server")
     if not isinstance(url, str) or not url.startswith(("https://", "http://")):
         raise KubeconfigInvalid(f"{where}: the cluster has no usable 'server'")
-    given = plugin(user["exec"]) if plugin is not None and isinstance(user.get("exec"), dict) else PluginCredentials("")
+    by_plugin = by_person and isinstance(user.get("exec"), dict)
+    given = credential_of_plugin(user["exec"]) if by_plugin else PluginCredentials("")
     return ApiServer(
         url.rstrip("/"),
         _tls(cluster, cluster_file, user, user_file, given) if url.startswith("https://") else None,
@@ -216,3 +228,44 @@ def _load_client_certificate(tls: ssl.SSLContext, certificate: bytes, key: bytes
         tls.load_cert_chain(path)
     finally:
         os.unlink(path)
+
+
+def credential_of_plugin(settings: Mapping[str, Any]) -> PluginCredentials:
+    """Run a credential plugin (`users[].user.exec`, as `aws eks get-token`) without interaction. Returns what it gives.
+
+    Raises:
+        KubeconfigInvalid: it is missing, fails, or gives no credential.
+    """
+    command = [str(settings.get("command") or ""), *map(str, settings.get("args") or ())]
+    version = str(settings.get("apiVersion") or "client.authentication.k8s.io/v1")
+    asked = {"apiVersion": version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    extra = {str(each["name"]): str(each["value"]) for each in settings.get("env") or ()}
+    environment = {**os.environ, **extra, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+    name = command[0]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PLUGIN_SECONDS,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise KubeconfigInvalid(
+            f"cannot run the kubeconfig's credential plugin '{name}': {error}",
+            hint=str(settings.get("installHint") or ""),
+        ) from error
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no error message"])[-1]
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' failed: {last}")
+    try:
+        status = json.loads(done.stdout)["status"]
+        given = [status.get(key) for key in ("token", "clientCertificateData", "clientKeyData")]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' returned no credential") from error
+    token, certificate, key = (str(each) if each else "" for each in given)
+    if not token and not (certificate and key):
+        raise KubeconfigInvalid(f"the kubeconfig's credential plugin '{name}' returned no credential")
+    return PluginCredentials(token, certificate.encode(), key.encode())

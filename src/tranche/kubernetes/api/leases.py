@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import ObjectSource, named
+from tranche.kubernetes.api.informer import named
+from tranche.kubernetes.api.object_client import ObjectClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,68 +31,52 @@ class Lease:
     version: str = ""
 
 
-class LeaseClient:
-    """The leases of one namespace. Errors are those of `KubeClient`."""
+class LeaseClient(ObjectClient[Lease]):
+    """The leases of one namespace."""
 
     def __init__(self, connection: ApiConnection, namespace: str) -> None:
-        self._connection = connection
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        super().__init__(connection, "lease", path, decode_lease, _encode_lease)
 
-    async def get(self, name: str) -> Lease | None:
-        """The lease now; None when there is none."""
-        answer = await self._connection.ask(f"read lease {name}", "GET", f"{self._path}/{name}")
-        return None if answer.status == 404 else decode_lease(answer.accepted())
-
-    async def create(self, lease: Lease) -> Lease | None:
+    async def create(self, item: Lease) -> Lease | None:
         """Create it, renewed now; None when one of that name exists."""
-        answer = await self._connection.ask(f"create lease {lease.name}", "POST", self._path, self._encode(lease))
-        return None if answer.status == 409 else decode_lease(answer.accepted())
+        return await super().create(self._renewed(item))
 
-    async def replace(self, lease: Lease, *, renew: bool = True) -> Lease | None:
-        """Replace the lease at its own `version`, renewed now or as before.
+    async def replace(self, item: Lease, *, renew: bool = True) -> Lease | None:
+        """Replace the lease at its own `version`, renewed now or as before; None as for all objects."""
+        return await super().replace(self._renewed(item) if renew else item)
 
-        None when that is no longer the latest version, or the lease is gone.
-        """
-        path = f"{self._path}/{lease.name}"
-        answer = await self._connection.ask(f"update lease {lease.name}", "PUT", path, self._encode(lease, renew=renew))
-        return None if answer.status in (404, 409) else decode_lease(answer.accepted())
-
-    async def delete(self, lease: Lease) -> bool:
-        """Remove the lease at its `version`; False when it has changed since. A missing lease counts as removed."""
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": lease.version}}
-        path = f"{self._path}/{lease.name}"
-        answer = await self._connection.ask(f"delete lease {lease.name}", "DELETE", path, body)
-        if answer.status not in (404, 409):
-            answer.accepted()
-        return answer.status != 409
+    async def delete_all(self, label: str) -> None:
+        """Remove every lease that has the label, with any value."""
+        answer = await self._connection.ask("delete leases", "DELETE", self._path, query={"labelSelector": label})
+        answer.accepted()
 
     def watch(self, name: str) -> AsyncGenerator[Lease | None, None]:
         """The lease now, then after each change; None while there is none."""
-        return self._source(f"lease {name}", named(name)).versions()
+        return self.source(f"lease {name}", named(name)).versions()
 
     def watch_all(self, label: str, value: str) -> AsyncGenerator[tuple[Lease, ...], None]:
         """The leases with that label now, then after each change."""
-        source = self._source(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"})
-        return source.snapshots()
+        return self.source(f"leases with {label}={value}", {"labelSelector": f"{label}={value}"}).snapshots()
 
-    def _source(self, what: str, selector: Mapping[str, str]) -> ObjectSource[Lease]:
-        return ObjectSource(self._connection, what, self._path, selector, decode_lease)
+    def _renewed(self, lease: Lease) -> Lease:
+        return replace(lease, renewed=self._connection.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ"))
 
-    def _encode(self, lease: Lease, *, renew: bool = True) -> Json:
-        owners = []
-        if lease.owner_node is not None:
-            name, uid = lease.owner_node
-            owners.append({"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid})
-        meta = {
-            "name": lease.name,
-            "labels": dict(lease.labels),
-            "annotations": dict(lease.annotations),
-            "ownerReferences": owners,
-            **({"resourceVersion": lease.version} if lease.version else {}),
-        }
-        renewed = self._connection.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ") if renew else lease.renewed
-        spec = {"holderIdentity": lease.holder, "leaseDurationSeconds": lease.seconds, "renewTime": renewed}
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+
+def _encode_lease(lease: Lease) -> Json:
+    owners = []
+    if lease.owner_node is not None:
+        name, uid = lease.owner_node
+        owners.append({"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid})
+    meta = {
+        "name": lease.name,
+        "labels": dict(lease.labels),
+        "annotations": dict(lease.annotations),
+        "ownerReferences": owners,
+        **({"resourceVersion": lease.version} if lease.version else {}),
+    }
+    spec = {"holderIdentity": lease.holder, "leaseDurationSeconds": lease.seconds, "renewTime": lease.renewed}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
 
 
 def decode_lease(raw: Json) -> Lease:

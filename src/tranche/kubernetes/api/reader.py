@@ -54,12 +54,11 @@ class ClusterReader:
 
     async def object(self, what: str, path: str) -> Json | None:
         """One object; None where there is none, or the caller may not read it."""
+        answer = await self.connection.ask(f"read {what}", "GET", path)
         try:
-            return (await self.connection.ask(f"read {what}", "GET", path)).accepted()
+            return answer.unless(404)
         except KubernetesForbidden as error:
             self.unread[what] = error.message
-            return None
-        except KubernetesNotFound:
             return None
 
     async def pods_of(self, what: str, namespace: str, selector: Mapping[str, str]) -> tuple[Json, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import ObjectSource
+from tranche.kubernetes.api.object_client import ObjectClient
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -33,38 +33,18 @@ class NodeSlice:
     version: str = ""
 
 
-class SliceClient:
-    """The slices of one node and driver. Errors are those of `KubeClient`."""
+class SliceClient(ObjectClient[NodeSlice]):
+    """The slices of one node and driver."""
 
     def __init__(self, connection: ApiConnection, node: str, driver: str) -> None:
-        self._connection = connection
+        super().__init__(connection, "ResourceSlice", _PATH, decode_slice, encode_slice)
         self._node = node
         self._driver = driver
-
-    async def create(self, made: NodeSlice) -> NodeSlice | None:
-        """Create it; None when one of that name exists."""
-        answer = await self._connection.ask(f"create ResourceSlice {made.name}", "POST", _PATH, encode_slice(made))
-        return None if answer.status == 409 else decode_slice(answer.accepted())
-
-    async def replace(self, made: NodeSlice) -> NodeSlice | None:
-        """Replace the slice at its own `version`; None when that is no longer the latest, or the slice is gone."""
-        path = f"{_PATH}/{made.name}"
-        answer = await self._connection.ask(f"update ResourceSlice {made.name}", "PUT", path, encode_slice(made))
-        return None if answer.status in (404, 409) else decode_slice(answer.accepted())
-
-    async def delete(self, made: NodeSlice) -> None:
-        """Remove it in any version; there may be none."""
-        answer = await self._connection.ask(f"delete ResourceSlice {made.name}", "DELETE", f"{_PATH}/{made.name}")
-        if answer.status != 404:
-            answer.accepted()
 
     def watch(self) -> AsyncGenerator[tuple[NodeSlice, ...], None]:
         """The slices now, then after each change."""
         selector = {"fieldSelector": f"spec.nodeName={self._node},spec.driver={self._driver}"}
-        source = ObjectSource(
-            self._connection, f"the ResourceSlices of node {self._node}", _PATH, selector, decode_slice
-        )
-        return source.snapshots()
+        return self.source(f"the ResourceSlices of node {self._node}", selector).snapshots()
 
 
 def encode_slice(made: NodeSlice) -> Json:

@@ -159,29 +159,6 @@ def backend_by_version(version: str, *, served: bool) -> AllocationBackend:
     return AllocationBackend.NONE if number is not None and number < _OLDEST_WITH_GATES else AllocationBackend.GATES
 
 
-@dataclass(frozen=True, slots=True)
-class BackendFacts:
-    """Signs of how a cluster actually gives shares, whatever its version supports.
-
-    `classes` says whether Tranche's device classes exist, None where that may not be read: the chart creates them for claims
-    alone. `handed` says whether a node hands out shares that a controller chooses. `told` says whether an agent reports its GPUs
-    in a lease, or did: such leases outlive a change to claims.
-    """
-
-    classes: bool | None = None
-    handed: bool = False
-    told: bool = False
-
-
-def backend_by_signs(by_version: AllocationBackend, signs: BackendFacts) -> AllocationBackend:
-    """The backend in force, as agents and controller use it; the administrator's word wins where there is one."""
-    if signs.classes:
-        return by_version if by_version in BY_CLAIMS else AllocationBackend.CLAIMS
-    if by_version in BY_CLAIMS and (signs.handed or (signs.told and signs.classes is False)):
-        return AllocationBackend.GATES
-    return by_version
-
-
 def support_as_told(found: _ClaimSupport, said: AllocationBackend | None) -> _ClaimSupport:
     """The support with the administrator's word, as the agents have it; None where they find it out by themselves."""
     if said is AllocationBackend.GATES and found.backend is not AllocationBackend.NONE:

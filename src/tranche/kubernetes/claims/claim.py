@@ -44,11 +44,6 @@ class AllocatedDevice:
         """Whether it was chosen with any taint of that key tolerated."""
         return any(each.covers(key, "", "NoSchedule") for each in self.tolerations)
 
-    @property
-    def main_request(self) -> str:
-        """The request's name as containers refer to it."""
-        return self.request.partition("/")[0]
-
 
 @dataclass(frozen=True, slots=True)
 class KubeClaim:
@@ -62,10 +57,6 @@ class KubeClaim:
     allocated: tuple[AllocatedDevice, ...] | None = None
     pods: tuple[str, ...] = ()
     others: bool = False
-
-    def of_driver(self, driver: str) -> tuple[AllocatedDevice, ...]:
-        """The devices of that driver that it was given."""
-        return tuple(each for each in self.allocated or () if each.driver == driver)
 
 
 def is_pod(user: Mapping[str, Any]) -> bool:

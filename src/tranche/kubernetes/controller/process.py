@@ -22,17 +22,15 @@ from tranche.kubernetes.backend_watch import BackendComponent, BackendWatch
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import PLACING_LABEL
 from tranche.kubernetes.component import Component
-from tranche.kubernetes.gated.gating import gating
 from tranche.kubernetes.gated.left_at_gate import StrandedPodWatch
 from tranche.kubernetes.gated.scheduler.cluster_watch import ClusterWatch
-from tranche.kubernetes.gated.scheduler.placer_loop import PlacingLeader
-from tranche.kubernetes.gated.scheduler.placing import PlacingClient
+from tranche.kubernetes.gated.scheduler.placing import PlacingClient, PlacingLeader
 from tranche.kubernetes.rollout.leadership import LeaderLease
 from tranche.kubernetes.serving.http_server import HealthServer, HttpResponse, HttpServer
 from tranche.kubernetes.serving.supervisor import Supervisor
-from tranche.kubernetes.webhook.identity import ConfigurationClient, WebhookIdentity
+from tranche.kubernetes.webhook.identity import WebhookIdentity, webhook_configurations
 from tranche.kubernetes.webhook.template_store import TemplateStore
-from tranche.kubernetes.webhook.webhook import GpuModelWatch, PodWebhook
+from tranche.kubernetes.webhook.webhook import PodWebhook, gpu_model_watch
 
 LEAVE_SECONDS = 5.0
 """How long the webhook still answers after SIGTERM: the API server keeps calling this replica until it learns that it leaves."""
@@ -85,11 +83,12 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     server = find_api_server(options.kubeconfig, environ)
     connection = ApiConnection(server)
     store = TemplateStore(connection)
-    cards = GpuModelWatch(connection)
+    cards = gpu_model_watch(connection)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
     identity = WebhookIdentity(
-        ConfigurationClient(connection, options.configuration),
+        webhook_configurations(connection),
+        options.configuration,
         tls,
         options.replica,
         _hosts(options.service, options.namespace or server.namespace),
@@ -116,7 +115,7 @@ async def _serve(options: ControllerOptions, environ: Mapping[str, str]) -> None
     ]
     supervisor = Supervisor(components, clock=time.monotonic)
 
-    webhook = PodWebhook(store, cards, backend.latest, gating, take_over=options.take_over)
+    webhook = PodWebhook(store, cards.latest, backend.latest, take_over=options.take_over)
     pages = HttpServer(_no_page, webhook.answer, longest=_LONGEST_REVIEW, most=_MOST_REVIEWS, seconds=_REVIEW_SECONDS)
     health = HealthServer(supervisor.readiness)
     await identity.prepare()

@@ -33,6 +33,8 @@ from tranche.kubernetes.node.replicas import NOT_SHARED, ReplicaPolicy
 from tranche.kubernetes.node.resources import MigStrategy
 
 _VERSION = "v1"
+_VIRTUAL = ("virtual", "virtual_threads", "virtual_limited")
+"""The settings that are those of `ReplicaPolicy`."""
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
 _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
@@ -61,9 +63,6 @@ class PluginConfig:
     disabled_health_checks: str = ""
     enabled_health_checks: str = ""
     sharing: ReplicaPolicy = NOT_SHARED
-    virtual_gpus: int = 0
-    virtual_threads: int | None = None
-    virtual_limited: bool = True
 
     @property
     def unchosen(self) -> bool:
@@ -112,13 +111,15 @@ def read_config(
     for refused in UNSUPPORTED:
         _refuse(refused, document, environment, flags)
     _refuse_unknown(document)
-    values: dict[str, Any] = {"sharing": sharing_config.read_sharing(_at(document, (sharing_config.PLACE,)))}
+    sharing = sharing_config.read_sharing(_at(document, (sharing_config.PLACE,)))
+    values: dict[str, Any] = {}
     for setting in SETTINGS:
         found = _lookup(setting, document, environment, flags)
         if found is not None:
             value, where = found
             values[setting.field] = _parse(setting, value, where)
-    return _checked(replace(PluginConfig(), **values))
+    virtual = {name: values.pop(name) for name in _VIRTUAL if name in values}
+    return _checked(replace(PluginConfig(), **values, sharing=replace(sharing, **virtual)))
 
 
 def _checked(config: PluginConfig) -> PluginConfig:
@@ -130,20 +131,15 @@ def _checked(config: PluginConfig) -> PluginConfig:
         raise _invalid(f"{config.features[0]} is not supported when all device-list strategies are CDI")
     if config.device_id_strategy is DeviceIdStrategy.INDEX and config.cdi_enabled:
         raise _invalid("device-id-strategy index is not supported with CDI: CDI devices are named by UUID")
-    if config.virtual_gpus and config.sharing.resources:
+    sharing = config.sharing
+    if sharing.virtual and sharing.resources:
         raise _invalid("vgpu and sharing both define how devices are shared: set only one of them")
-    if not config.virtual_gpus and (config.virtual_threads is not None or not config.virtual_limited):
+    if not sharing.virtual and (sharing.virtual_threads is not None or not sharing.virtual_limited):
         raise _invalid(
             "vgpu-thread-percentage and vgpu-memory-limit need virtual GPUs, but none are configured",
             hint="set their number: --vgpu=10",
         )
-    sharing = replace(
-        config.sharing,
-        virtual=config.virtual_gpus,
-        virtual_threads=config.virtual_threads,
-        virtual_limited=config.virtual_limited,
-    )
-    return replace(config, sharing=sharing)
+    return config
 
 
 def _document(file: object) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tranche.core.errors import PluginConfigInvalid
 from tranche.hardware.nodes import DeviceFiles, DriverFiles
 from tranche.kubernetes.api.client import KubeClient
-from tranche.kubernetes.api.objects import ConfigMap, KubeNode
+from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.config import (
     PluginConfig,
@@ -66,7 +66,7 @@ class StartSettings:
         """Raise PluginConfigInvalid when no node could use this, with any label and ConfigMap."""
         self.read(self.file)
 
-    def choose(self, label: str | None, config_map: ConfigMap | None) -> PluginConfig:
+    def choose(self, label: str | None, config_map: Mapping[str, str] | None) -> PluginConfig:
         """The configuration of a node with that label; PluginConfigInvalid otherwise."""
         if not self.config_map:
             return self.read(self.file)
@@ -74,8 +74,8 @@ class StartSettings:
             raise PluginConfigInvalid(
                 f"ConfigMap {self.config_map} does not exist", hint="create it, or start the agent without it"
             )
-        key = selected_key(label, config_map.data, default=self.default_key, fallbacks=self.fallbacks)
-        return self.read("" if key is None else config_map.data[key])
+        key = selected_key(label, config_map, default=self.default_key, fallbacks=self.fallbacks)
+        return self.read("" if key is None else config_map[key])
 
 
 def device_files(config: PluginConfig) -> DeviceFiles:
@@ -132,7 +132,7 @@ class ConfigSource:
         self._api = api
         self._namespace = namespace
         self._node = node
-        self._config_map: LatestValue[ConfigMap | None] = LatestValue()
+        self._config_map: LatestValue[Mapping[str, str] | None] = LatestValue()
 
     def ready(self) -> Readiness:
         """Ready when a configuration is in effect."""
@@ -169,7 +169,7 @@ class ConfigSource:
         # A driver that is installed late may remove the obstacle, without any change of the node object.
         return LookResult(again=_LOOK_SECONDS if self.exposed.synced and self.exposed.value else None)
 
-    async def _choose(self, label: str | None, config_map: ConfigMap | None) -> None:
+    async def _choose(self, label: str | None, config_map: Mapping[str, str] | None) -> None:
         try:
             config = self._start.choose(label, config_map)
         except PluginConfigInvalid as error:

@@ -6,7 +6,6 @@ Another device plugin runs beside this one if a process accepts connections on a
 from __future__ import annotations
 
 import logging
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.device_plugin.device_list import KubeletDevices, ListedDevice
 from tranche.kubernetes.device_plugin.server import ContainerStart, DeviceRequestHandler, ResourceServer, register
-from tranche.kubernetes.kubelet.pod_resources import socket_run
+from tranche.kubernetes.kubelet.pod_resources import accepts, socket_run
 
 LINGER_SECONDS = 5.0
 _FIRST_PAUSE = 2.0
@@ -107,7 +106,10 @@ class ResourceServerManager:
         """
         now = self._clock()
         for resource, devices in wanted.items():
-            place = self._places.setdefault(resource, self._new_place(resource))
+            if resource not in self._places:
+                server = ResourceServer(resource, self._folder, self._allocator, self._clock, self._starter)
+                self._places[resource] = _Place(server)
+            place = self._places[resource]
             place.unwanted_since = None
             place.endpoint.update(devices)
         for resource in [name for name in self._places if name not in wanted]:
@@ -125,9 +127,6 @@ class ResourceServerManager:
         for place in self._places.values():
             await place.endpoint.stop()
         self._places.clear()
-
-    def _new_place(self, resource: str) -> _Place:
-        return _Place(ResourceServer(resource, self._folder, self._allocator, self._clock, self._starter))
 
     async def _withdraw(self, resource: str, now: float) -> None:
         place = self._places[resource]
@@ -204,17 +203,4 @@ def served_on(folder: Path, resource: str, *, own: Path | None) -> bool:
         sockets = [path for path in folder.iterdir() if path.name.endswith(ending) and path != own and path.is_socket()]
     except OSError:
         return False
-    return any(map(_accepts, sockets))
-
-
-def _accepts(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.setblocking(False)
-        try:
-            client.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            # A process too busy to accept counts as well: a plugin that does not answer is left in peace.
-            return True
-        return True
+    return any(map(accepts, sockets))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tranche.core.allocation import FractionalShare
-from tranche.core.errors import CdiUnavailable, GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
+from tranche.core.errors import GpuBusy, GpuNotFound, KubernetesUnavailable, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState, NodeState
@@ -273,7 +273,8 @@ class DevicePlugin:
         advertised = replicated(advertise(node, config.mig_strategy), config.sharing, node.sharing, snapshot.view.uses)
         if config.cdi_enabled:
             # A runtime looks devices up when a container starts.
-            await asyncio.to_thread(self._write_cdi, node, files)
+            hint = "make the folder writable, or choose a device-list strategy without CDI"
+            await asyncio.to_thread(lambda: write_spec(cdi_spec(node, files), self._cdi_folder, hint=hint))
         await self._read_links(node)
         self._offered = {
             resource.name: {device.id: device for device in resource.devices} for resource in advertised.resources
@@ -293,15 +294,6 @@ class DevicePlugin:
                     yield ListableDevice(told, device.grant, given)
 
         return {resource.name: list(listable(resource)) for resource in advertised.resources}
-
-    def _write_cdi(self, node: NodeState, files: DeviceFiles) -> None:
-        try:
-            write_spec(cdi_spec(node, files), self._cdi_folder)
-        except OSError as error:
-            raise CdiUnavailable(
-                f"cannot write the CDI specification to {self._cdi_folder}: {error.strerror or error}",
-                hint="make the folder writable, or choose a device-list strategy without CDI",
-            ) from error
 
     async def _keep_announcing(self) -> None:
         while True:

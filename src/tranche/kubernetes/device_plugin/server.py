@@ -12,6 +12,7 @@ import grpc
 from tranche.core.errors import GpuNotFound, KubeletUnavailable, TrancheError
 from tranche.kubernetes.device_plugin.allocate import ContainerResponse
 from tranche.kubernetes.device_plugin.device_list import DeviceList, ListedDevice
+from tranche.kubernetes.kubelet.grpc_service import service
 from tranche.kubernetes.kubelet.proto import deviceplugin_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 
@@ -164,7 +165,7 @@ class ResourceServer:
         """
         await self.stop()
         server = grpc.aio.server()
-        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_generic_rpc_handlers((self._service(),))
         try:
             self.socket.parent.mkdir(parents=True, exist_ok=True)
             self.socket.unlink(missing_ok=True)
@@ -184,31 +185,14 @@ class ResourceServer:
             await server.stop(None)
             self._delivered = None
 
-    def _handlers(self) -> Any:
-        return grpc.method_handlers_generic_handler(
-            f"{API_VERSION}.DevicePlugin",
-            {
-                "GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(
-                    self._options, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
-                ),
-                "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                    self._list_and_watch, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
-                ),
-                "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
-                    self._prefer,
-                    pb.PreferredAllocationRequest.FromString,
-                    pb.PreferredAllocationResponse.SerializeToString,
-                ),
-                "Allocate": grpc.unary_unary_rpc_method_handler(
-                    self._allocate, pb.AllocateRequest.FromString, pb.AllocateResponse.SerializeToString
-                ),
-                "PreStartContainer": grpc.unary_unary_rpc_method_handler(
-                    self._pre_start,
-                    pb.PreStartContainerRequest.FromString,
-                    pb.PreStartContainerResponse.SerializeToString,
-                ),
-            },
-        )
+    def _service(self) -> Any:
+        methods = {
+            "GetDevicePluginOptions": (self._options, pb.Empty),
+            "GetPreferredAllocation": (self._prefer, pb.PreferredAllocationRequest),
+            "Allocate": (self._allocate, pb.AllocateRequest),
+            "PreStartContainer": (self._pre_start, pb.PreStartContainerRequest),
+        }
+        return service(f"{API_VERSION}.DevicePlugin", methods, {"ListAndWatch": (self._list_and_watch, pb.Empty)})
 
     async def _options(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
         return plugin_options(self.starter is not None)

@@ -52,7 +52,7 @@ class ValueKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigOption:
-    """One setting. `field` is its name in PluginConfig; `place` its path in the file (empty: it has none).
+    """One setting. `field` is its name in PluginConfig or its ReplicaPolicy; `place` its path in the file (empty: it has none).
 
     `values` are those of a choice or a list; `aliases` are older names of the flag.
     """
@@ -204,7 +204,7 @@ SETTINGS = (
         "Also offer each GPU and slice as N virtual GPUs (k8s.amazonaws.com/vgpu) by MPS. --vgpu alone means 10.",
         "",
         "TRANCHE_VGPU",
-        field="virtual_gpus",
+        field="virtual",
     ),
     _option(
         "vgpu-thread-percentage",

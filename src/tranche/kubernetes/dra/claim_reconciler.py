@@ -172,7 +172,7 @@ class ClaimReconciler:
             if processes:
                 living.add(uid)
         told = self._services.fallen
-        now, fallen, over = self._clock(), {}, set(told.value if told.synced else ())
+        now, fallen, over = self._clock(), {}, set(told.value)
         in_turn = self._next_of(sorted(living & held.keys()), most)
         for uid, allocations in held.items():
             if uid in self._preparer.under_way or (uid in living and uid not in in_turn):

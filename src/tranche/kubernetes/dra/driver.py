@@ -22,7 +22,7 @@ from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.devices.devices import NodeDevice
 from tranche.kubernetes.dra.claim_reconciler import ClaimReconciler
-from tranche.kubernetes.dra.plugin_server import DeviceHealth, KubeletHealth, PluginServer
+from tranche.kubernetes.dra.plugin_server import DeviceHealth, PluginServer
 from tranche.kubernetes.dra.preparer import PATIENCE_SECONDS, ClaimPreparer
 from tranche.kubernetes.dra.registration import PluginSocketFiles, RegistrationServer
 from tranche.kubernetes.latest_value import LatestValue
@@ -224,8 +224,6 @@ async def calm(
 
 def _health(device: NodeDevice, there: Collection[str], sick: Mapping[WholeGpu | Slice, str]) -> DeviceHealth:
     if device.gpu_uuid not in there:
-        return DeviceHealth(device.name, KubeletHealth.UNHEALTHY, "the driver has lost the GPU")
+        return DeviceHealth(device.name, "the driver has lost the GPU")
     reasons = sorted({why for each, why in sick.items() if overlap(device.offered, each)})
-    if reasons:
-        return DeviceHealth(device.name, KubeletHealth.UNHEALTHY, f"the driver reported {', '.join(reasons)}")
-    return DeviceHealth(device.name, KubeletHealth.HEALTHY)
+    return DeviceHealth(device.name, f"the driver reported {', '.join(reasons)}" if reasons else "")

@@ -56,7 +56,7 @@ def given_devices(
     if claim.allocated is None:
         raise AllocationUnknown(f"{wanted} is not allocated")
     found = []
-    for each in claim.of_driver(DRIVER):
+    for each in (each for each in claim.allocated if each.driver == DRIVER):
         if each.pool != pool:
             raise AllocationUnknown(f"{wanted} is allocated in pool {each.pool}, but this node's pool is {pool}")
         if each.admin_access:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,12 @@ from tranche.core.errors import TrancheError
 from tranche.core.printable import shortened
 from tranche.kubernetes.claims.claim import ClaimRef
 from tranche.kubernetes.dra.given import GivenDevice
-from tranche.kubernetes.dra.preparer import ClaimPreparer, answers_of
+from tranche.kubernetes.dra.preparer import ClaimPreparer
+from tranche.kubernetes.kubelet.grpc_service import service
 from tranche.kubernetes.kubelet.proto import dra_pb2 as pb
 from tranche.kubernetes.kubelet.proto import drahealth_pb2 as health_pb
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.share_edits import cdi_id
 
 SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
 """The services on the socket, in the kubelet's short names."""
@@ -31,21 +32,12 @@ _STALE_SECONDS = 90
 _log = logging.getLogger(__name__)
 
 
-class KubeletHealth(IntEnum):
-    """The kubelet's codes for the health of a device."""
-
-    UNKNOWN = 0
-    HEALTHY = 1
-    UNHEALTHY = 2
-
-
 @dataclass(frozen=True, slots=True)
 class DeviceHealth:
-    """The health of one published device; `message` says what is wrong."""
+    """The health of one published device; `trouble` says what is wrong, "" when it is healthy."""
 
     name: str
-    health: KubeletHealth
-    message: str = ""
+    trouble: str = ""
 
 
 class PluginServer:
@@ -70,17 +62,13 @@ class PluginServer:
     async def start(self) -> None:
         """Serve on the socket; OSError or RuntimeError when none can be made there."""
         server = grpc.aio.server()
-        prepare = _handler(self._prepare, pb.NodePrepareResourcesRequest)
-        unprepare = _handler(self._unprepare, pb.NodeUnprepareResourcesRequest)
-        methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
-        watch = grpc.unary_stream_rpc_method_handler(
-            self._watch,
-            health_pb.NodeWatchResourcesRequest.FromString,
-            health_pb.NodeWatchResourcesResponse.SerializeToString,
-        )
-        watching = grpc.method_handlers_generic_handler("v1alpha1.DRAResourceHealth", {"NodeWatchResources": watch})
-        preparing = [grpc.method_handlers_generic_handler(f"{package}.DRAPlugin", methods) for package in _PACKAGES]
-        server.add_generic_rpc_handlers((*preparing, watching))
+        methods = {
+            "NodePrepareResources": (self._prepare, pb.NodePrepareResourcesRequest),
+            "NodeUnprepareResources": (self._unprepare, pb.NodeUnprepareResourcesRequest),
+        }
+        streams = {"NodeWatchResources": (self._watch, health_pb.NodeWatchResourcesRequest)}
+        preparing = [service(f"{package}.DRAPlugin", methods) for package in _PACKAGES]
+        server.add_generic_rpc_handlers((*preparing, service("v1alpha1.DRAResourceHealth", {}, streams)))
         server.add_insecure_port(f"unix:{self.socket}")
         await server.start()
         self._server = server
@@ -95,14 +83,10 @@ class PluginServer:
         async def one(ref: ClaimRef) -> pb.NodePrepareResourceResponse:
             given = await self._servant.prepare(ref)
             return pb.NodePrepareResourceResponse(
-                devices=[_device(each, self._pool, cdi) for each, cdi in answers_of(ref, given)]
+                devices=[_device(each, self._pool, cdi_id(ref.uid, number)) for number, each in enumerate(given)]
             )
 
-        refs = [_ref(each) for each in request.claims]
-        answers = await asyncio.gather(
-            *(_told(ref, one, lambda error: pb.NodePrepareResourceResponse(error=error)) for ref in refs)
-        )
-        return pb.NodePrepareResourcesResponse(claims=dict(zip((ref.uid for ref in refs), answers, strict=True)))
+        return pb.NodePrepareResourcesResponse(claims=await _each(request, one, pb.NodePrepareResourceResponse))
 
     async def _unprepare(
         self, request: pb.NodeUnprepareResourcesRequest, context: Any
@@ -111,11 +95,7 @@ class PluginServer:
             await self._servant.unprepare(ref)
             return pb.NodeUnprepareResourceResponse()
 
-        refs = [_ref(each) for each in request.claims]
-        answers = await asyncio.gather(
-            *(_told(ref, one, lambda error: pb.NodeUnprepareResourceResponse(error=error)) for ref in refs)
-        )
-        return pb.NodeUnprepareResourcesResponse(claims=dict(zip((ref.uid for ref in refs), answers, strict=True)))
+        return pb.NodeUnprepareResourcesResponse(claims=await _each(request, one, pb.NodeUnprepareResourceResponse))
 
     async def _watch(
         self, request: health_pb.NodeWatchResourcesRequest, context: Any
@@ -139,42 +119,39 @@ class PluginServer:
             devices=[
                 health_pb.DeviceHealth(
                     device=health_pb.DeviceIdentifier(pool_name=self._pool, device_name=each.name),
-                    health=health_pb.HealthStatus.Name(each.health),
+                    health="UNHEALTHY" if each.trouble else "HEALTHY",
                     last_updated_time=int(self._now()),
                     health_check_timeout_seconds=_STALE_SECONDS,
-                    message=shortened(each.message),
+                    message=shortened(each.trouble),
                 )
                 for each in devices
             ]
         )
 
 
-async def _told(ref: ClaimRef, work: Callable[[ClaimRef], Awaitable[Any]], refusal: Callable[[str], Any]) -> Any:
-    """The answer for one claim; other claims' failures do not affect it."""
-    try:
-        return await work(ref)
-    except TrancheError as error:
-        _log.warning(
-            "claim refused",
-            extra={"claim": f"{ref.namespace}/{ref.name}", "reason": error.reason, "error": error.message},
-        )
-        return refusal(f"{error.reason}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
-    except Exception as error:
-        _log.error("claim failed", extra={"claim": f"{ref.namespace}/{ref.name}"}, exc_info=error)
-        return refusal(f"Internal: {type(error).__name__}: {error}")
+async def _each(request: Any, work: Callable[[ClaimRef], Awaitable[Any]], answer: Callable[..., Any]) -> dict[str, Any]:
+    """The answers by claim; one claim's failure does not affect others."""
 
+    async def told(ref: ClaimRef) -> Any:
+        try:
+            return await work(ref)
+        except TrancheError as error:
+            _log.warning(
+                "claim refused",
+                extra={"claim": f"{ref.namespace}/{ref.name}", "reason": error.reason, "error": error.message},
+            )
+            return answer(error=f"{error.reason}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
+        except Exception as error:
+            _log.error("claim failed", extra={"claim": f"{ref.namespace}/{ref.name}"}, exc_info=error)
+            return answer(error=f"Internal: {type(error).__name__}: {error}")
 
-def _handler(method: Any, request: Any) -> Any:
-    return grpc.unary_unary_rpc_method_handler(method, request.FromString, lambda answer: answer.SerializeToString())
-
-
-def _ref(claim: pb.Claim) -> ClaimRef:
-    return ClaimRef(claim.namespace, claim.name, claim.uid)
+    refs = [ClaimRef(each.namespace, each.name, each.uid) for each in request.claims]
+    return dict(zip((ref.uid for ref in refs), await asyncio.gather(*map(told, refs)), strict=True))
 
 
 def _device(given: GivenDevice, pool: str, cdi: str) -> pb.Device:
     return pb.Device(
-        request_names=[given.allocated.main_request],
+        request_names=[given.allocated.request.partition("/")[0]],  # without the alternative
         pool_name=pool,
         device_name=given.allocated.device,
         cdi_device_ids=[cdi],

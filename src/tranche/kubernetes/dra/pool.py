@@ -144,7 +144,7 @@ def _remembered(
     present = {each.gpu_uuid for each in devices}
     names = {each.name for each in devices}
     lost = {gpu.uuid for gpu in view.node if gpu.lost}
-    held = {grant.gpu_uuid for grant in _claim_grants(view)}
+    held = {grant.gpu_uuid for grant in claim_grants(view)}
     nameless = any(not uuid.startswith("GPU-") for uuid in lost)
     for content in shown:
         title = content.name.removeprefix(_name(node_name, "", -1)).rpartition("-")[0]
@@ -159,7 +159,7 @@ def _remembered(
 
 def _held_by_claims(view: NodeView) -> set[tuple[Grant, bool]]:
     """What claims have: a device, and whether they have a part of it."""
-    return {(each.device, True) if isinstance(each, FractionalShare) else (each, False) for each in _claim_grants(view)}
+    return {(each.device, True) if isinstance(each, FractionalShare) else (each, False) for each in claim_grants(view)}
 
 
 def is_taken(device: NodeDevice, view: NodeView) -> bool:
@@ -171,7 +171,8 @@ def is_taken(device: NodeDevice, view: NodeView) -> bool:
     )
 
 
-def _claim_grants(view: NodeView) -> list[Grant]:
+def claim_grants(view: NodeView) -> list[Grant]:
+    """What claims have."""
     held = (each for each in view.allocations if isinstance(each.keeper, ClaimKeeper))
     return [grant for each in held for grant in each.grants]
 
@@ -407,7 +408,10 @@ class ClaimableDevices:
     @classmethod
     def of(cls, devices: Iterable[Json]) -> ClaimableDevices:
         """The claimable devices in those of ResourceSlices."""
-        uuids = {str(each["name"]): (_uuid(each), not each.get("taints")) for each in devices}
+        uuids = {
+            str(each["name"]): (str(_attribute(each, AttributeName.UUID, "string") or ""), not each.get("taints"))
+            for each in devices
+        }
         free = {name for name, (_, free) in uuids.items() if free}
         return cls(frozenset(uuid for uuid, _ in uuids.values()), frozenset(free), frozenset(uuids[n][0] for n in free))
 
@@ -465,7 +469,3 @@ def shown_in(mode: NodeMode, gpus: frozenset[str]) -> frozenset[str]:
 def to_claims(shown: ClaimableDevices, opening: frozenset[str]) -> frozenset[str]:
     """The GPUs, by UUID, on which claims may be seeing something free, with those on which an unconfirmed write may show it."""
     return shown.free_gpus | opening
-
-
-def _uuid(device: Json) -> str:
-    return str(((device.get("attributes") or {}).get(AttributeName.UUID) or {}).get("string", ""))

@@ -24,7 +24,7 @@ from tranche.kubernetes.devices.taints import kept_sizes
 from tranche.kubernetes.dra.given import GivenDevice, Permission, given_devices, order_of
 from tranche.kubernetes.node.claim_queue import LAST_WORD_SECONDS, ClaimQueue, ClaimRetryQueue
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.node.share_edits import ShareFiles, cdi_id, spec_now
+from tranche.kubernetes.node.share_edits import ShareFiles, spec_now
 from tranche.node.claims import ClaimRegister
 from tranche.planning.decide.realise import ChosenDevice
 
@@ -227,11 +227,6 @@ class ClaimPreparer:
         task.add_done_callback(_note)
         tasks[uid] = task
         return task
-
-
-def answers_of(ref: ClaimRef, given: tuple[GivenDevice, ...]) -> tuple[tuple[GivenDevice, str], ...]:
-    """Each device of a prepared claim, with its name for the container runtime."""
-    return tuple((each, cdi_id(ref.uid, number)) for number, each in enumerate(given))
 
 
 def _basis(node: NodeState) -> object:

@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import TrancheError
-from tranche.core.keeper import ClaimKeeper
 from tranche.hardware.host_facts import read_pcie_roots
 from tranche.kubernetes.api.objects import KubeEventType, KubeNode
 from tranche.kubernetes.api.resource_slices import NodeSlice, SliceClient
@@ -25,6 +25,7 @@ from tranche.kubernetes.dra.pool import (
     PluginGrants,
     Reasons,
     SliceUpdate,
+    claim_grants,
     counted_otherwise,
     free_labels,
     open_gpus,
@@ -114,7 +115,7 @@ class SlicePublisher:
     async def _removed(self, slices: Sequence[NodeSlice]) -> bool:
         try:
             for each in slices:
-                await self._slices.delete(each)
+                await self._slices.delete(replace(each, version=""))  # whatever it says by now
         except TrancheError as error:
             _log.warning("cannot delete the ResourceSlices", extra={"reason": error.reason, "error": str(error)})
             return False
@@ -175,8 +176,7 @@ class SlicePublisher:
             offer = self._ways.plugin.value
             other = PluginGrants(offer.grants, offer.strangers(node.allocatable))
         mode, known, faults = mode_in_force(node.labels), self._known.value, self._device_health.faults.value
-        fallen = self._services.fallen.value if self._services.fallen.synced else frozenset()
-        return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, fallen)
+        return _Basis(node.name, node.uid, mode, sizes, view, known, faults, other, self._services.fallen.value)
 
     async def _say_unknown(self, node: KubeNode) -> None:
         """Report each unknown mode once: the administrator meant something by it."""
@@ -233,7 +233,7 @@ class SlicePublisher:
                 if answer is not None:
                     written.append(answer)
             for each in writes.remove:
-                await self._slices.delete(each)
+                await self._slices.delete(replace(each, version=""))  # whatever it says by now
         finally:
             shown = await self._echo(written)
         return shown and len(written) == len(writes.create) + len(writes.replace)
@@ -271,7 +271,8 @@ class _Basis(NamedTuple):
     @property
     def open_gpus(self) -> frozenset[str]:
         """The GPUs whose devices are to be shown, by UUID."""
-        return open_gpus(self.mode, self.view, self.other, _shown(self.known), _held_by_claims(self.view))
+        held = frozenset(grant.gpu_uuid for grant in claim_grants(self.view))
+        return open_gpus(self.mode, self.view, self.other, _shown(self.known), held)
 
     @property
     def waiting(self) -> str:
@@ -319,12 +320,6 @@ def _pcie_roots(view: NodeView) -> Mapping[str, str]:
 
 def _shown(known: Sequence[NodeSlice]) -> ClaimableDevices:
     return ClaimableDevices.of(device for each in known for device in each.devices)
-
-
-def _held_by_claims(view: NodeView) -> frozenset[str]:
-    """The GPUs of which claims have something, by UUID."""
-    held = (each for each in view.allocations if isinstance(each.keeper, ClaimKeeper))
-    return frozenset(grant.gpu_uuid for each in held for grant in each.grants)
 
 
 def _not_older(shown: str, written: str) -> bool:

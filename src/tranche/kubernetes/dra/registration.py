@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,8 @@ import grpc
 from tranche.core.errors import KubeletUnavailable
 from tranche.kubernetes.claims.vocabulary import DRIVER
 from tranche.kubernetes.dra.plugin_server import SERVICES, PluginServer
+from tranche.kubernetes.kubelet.grpc_service import service
+from tranche.kubernetes.kubelet.pod_resources import accepts
 from tranche.kubernetes.kubelet.proto import pluginregistration_pb2 as pb
 from tranche.kubernetes.latest_value import LatestValue
 
@@ -60,7 +61,7 @@ class PluginSocketFiles:
             ):
                 path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
                 for found in path.parent.glob(pattern):
-                    if found == path or not listened_to(found):
+                    if found == path or not accepts(found):
                         found.unlink(missing_ok=True)
         except OSError as error:
             raise KubeletUnavailable(
@@ -105,17 +106,8 @@ class RegistrationServer:
             return pb.RegistrationStatusResponse()
 
         server = grpc.server(ThreadPoolExecutor(_THREADS, "registration"))
-        handlers = {
-            "GetInfo": grpc.unary_unary_rpc_method_handler(
-                self._info, pb.InfoRequest.FromString, pb.PluginInfo.SerializeToString
-            ),
-            "NotifyRegistrationStatus": grpc.unary_unary_rpc_method_handler(
-                noted, pb.RegistrationStatus.FromString, pb.RegistrationStatusResponse.SerializeToString
-            ),
-        }
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("pluginregistration.Registration", handlers),)
-        )
+        methods = {"GetInfo": (self._info, pb.InfoRequest), "NotifyRegistrationStatus": (noted, pb.RegistrationStatus)}
+        server.add_generic_rpc_handlers((service("pluginregistration.Registration", methods),))
         try:
             await self._plugin.start()
             server.add_insecure_port(f"unix:{self._sockets.registration}")
@@ -153,14 +145,3 @@ class RegistrationServer:
         else:
             _log.warning("cannot register with the kubelet", extra={"driver": DRIVER, "error": error})
             self.refusal = f"the kubelet rejected the DRA driver: {error}"
-
-
-def listened_to(path: Path) -> bool:
-    """Whether a process serves on the socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tranche.core.board import family_of_capability
 from tranche.core.quantity import MIB
@@ -55,29 +54,6 @@ _NOT_IN_A_LABEL = re.compile(r"[^A-Za-z0-9_. -]")
 _MODES = {"0x030000": "graphics", "0x030200": "compute"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """How the devices of one resource are shared: by a rule, or not at all."""
-
-    rule: SharedResource | None = None
-    strategy: str = "none"
-
-    @property
-    def replicas(self) -> int:
-        """How many times each device is offered."""
-        return 1 if self.rule is None else self.rule.replicas
-
-    @property
-    def suffix(self) -> str:
-        """The ending of the product's name. A renamed resource needs none: its name already says that replicas are not whole
-        devices.
-        """
-        return "SHARED" if self.rule is not None and self.rule.offered_as == self.rule.name else ""
-
-
-_EXCLUSIVE = _Shared()
-
-
 def is_feature_label(key: str) -> bool:
     """Whether this module writes that label, and so may remove it when it is no longer valid."""
     return key in _OWN or _OWN_SLICE.fullmatch(key) is not None
@@ -93,9 +69,10 @@ def feature_labels(
     gpus = [gpu for gpu in node if not gpu.lost]
     if not gpus:
         return {}
-    rules = {resource.name: sharing.rule_of_first(resource) for resource in advertise(node, strategy).resources}
+    resources = advertise(node, strategy).resources
+    rules = {each.name: sharing.rule(each.name, 0, each.devices[0]) if each.devices else None for each in resources}
     shared = {
-        name: _Shared(rule, rule.sharing)
+        name: rule
         for name, rule in rules.items()
         if rule is not None and not can_share(rule.sharing, rule.replicas, node.sharing)
     }
@@ -106,12 +83,12 @@ def feature_labels(
         f"{DOMAIN}/mig.capable": _bool(any(gpu.mig_capable for gpu in gpus)),
         _MPS_LABEL: _bool(by_mps),
         **_versions(node),
-        **_whole(gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE)),
+        **_whole(gpus, shared.get(GPU_RESOURCE)),
     }
     if strategy is not MigStrategy.NONE:
         labels[f"{DOMAIN}/mig.strategy"] = strategy
     if strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
-        labels |= _single(node, gpus, shared.get(GPU_RESOURCE, _EXCLUSIVE))
+        labels |= _single(node, gpus, shared.get(GPU_RESOURCE))
     if strategy is MigStrategy.MIXED:
         labels |= _mixed(gpus, shared)
     if sharing.virtual and by_mps:
@@ -164,14 +141,14 @@ def _versions(node: NodeState) -> dict[str, str]:
     return labels
 
 
-def _whole(gpus: list[GpuState], shared: _Shared) -> dict[str, str]:
+def _whole(gpus: list[GpuState], shared: SharedResource | None) -> dict[str, str]:
     """The labels of the first model's GPUs, cut or not; `replicas` is 0 when all are cut, as none is offered whole."""
     model = [gpu for gpu in gpus if gpu.name == gpus[0].name]
     if all(gpu.mig_enabled for gpu in model):
         labels = _resource(GPU_RESOURCE, _label_text(gpus[0].name), len(model), 0, "none")
     else:
-        product = _product_text(gpus[0].name, shared.suffix)
-        labels = _resource(GPU_RESOURCE, product, len(model), shared.replicas, shared.strategy)
+        replicas, strategy, suffix = _how(shared)
+        labels = _resource(GPU_RESOURCE, _product_text(gpus[0].name, suffix), len(model), replicas, strategy)
     labels[f"{GPU_RESOURCE}.memory"] = str(gpus[0].memory // MIB)
     if gpus[0].compute_capability is not None:
         major, minor = gpus[0].compute_capability
@@ -182,7 +159,7 @@ def _whole(gpus: list[GpuState], shared: _Shared) -> dict[str, str]:
     return labels
 
 
-def _single(node: NodeState, gpus: list[GpuState], shared: _Shared) -> dict[str, str]:
+def _single(node: NodeState, gpus: list[GpuState], shared: SharedResource | None) -> dict[str, str]:
     cut = [gpu for gpu in gpus if gpu.mig_enabled]
     if single_problem(node):
         labels = _resource(GPU_RESOURCE, _product_text(cut[0].name, "MIG INVALID"), 0, 0, "")
@@ -191,7 +168,7 @@ def _single(node: NodeState, gpus: list[GpuState], shared: _Shared) -> dict[str,
     return _slice_labels(GPU_RESOURCE, cut[0], pieces[0].instance, pieces[0].piece, len(pieces), shared)
 
 
-def _mixed(gpus: list[GpuState], shared: Mapping[str, _Shared]) -> dict[str, str]:
+def _mixed(gpus: list[GpuState], shared: Mapping[str, SharedResource]) -> dict[str, str]:
     labels: dict[str, str] = {}
     by_name: dict[str, list[tuple[GpuState, GpuInstance | None, ComputeInstance]]] = {}
     for gpu in gpus:
@@ -201,7 +178,7 @@ def _mixed(gpus: list[GpuState], shared: Mapping[str, _Shared]) -> dict[str, str
     for name, pieces in sorted(by_name.items()):
         gpu, instance, piece = pieces[0]
         resource = f"{DOMAIN}/{name}"
-        how = shared.get(resource, _EXCLUSIVE)
+        how = shared.get(resource)
         labels |= _slice_labels(resource, gpu, instance, piece, len(pieces), how)
     return labels
 
@@ -212,13 +189,13 @@ def _slice_labels(
     instance: GpuInstance | None,
     piece: ComputeInstance | None,
     count: int,
-    shared: _Shared,
+    shared: SharedResource | None,
 ) -> dict[str, str]:
     assert instance is not None
     assert piece is not None
     name = piece.name.resource_name.removeprefix("mig-")
-    product = _product_text(gpu.name, f"MIG {name} {shared.suffix}")
-    labels = _resource(resource, product, count, shared.replicas, shared.strategy)
+    replicas, strategy, suffix = _how(shared)
+    labels = _resource(resource, _product_text(gpu.name, f"MIG {name} {suffix}"), count, replicas, strategy)
     offered = gpu.profile(piece.name)
     inside = next((ci for ci in offered.compute_profiles if ci.name == piece.name), None) if offered else None
     numbers = {
@@ -233,6 +210,15 @@ def _slice_labels(
         "engines.ofa": offered.ofa if offered is not None else None,
     }
     return labels | {f"{resource}.{part}": str(number) for part, number in numbers.items() if number is not None}
+
+
+def _how(rule: SharedResource | None) -> tuple[int, str, str]:
+    """How many times each device of a resource is offered, by what strategy, and the ending of the product's name. A renamed
+    resource needs no ending: its name already says that replicas are not whole devices.
+    """
+    if rule is None:
+        return 1, "none", ""
+    return rule.replicas, rule.sharing, "SHARED" if rule.offered_as == rule.name else ""
 
 
 def _resource(resource: str, product: str, count: int, replicas: int, sharing: str) -> dict[str, str]:

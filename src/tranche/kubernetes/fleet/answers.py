@@ -5,7 +5,7 @@ What would help is sought on a bounded number of nodes, cheapest first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
@@ -346,15 +346,17 @@ def _weaker(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Ite
     """A weaker isolation available now."""
     if not any(each.conditions.isolations for demand in demands for each in demand.alternatives):
         return
-    weaker = [replace(demand, alternatives=tuple(map(_unisolated, demand.alternatives))) for demand in demands]
+    weaker = _changed(demands, lambda each: replace(each, conditions=replace(each.conditions, isolations=frozenset())))
     for room in rooms:
         if _serves(room, weaker):
             yield f"with --isolation none, node {room.pool.node} can serve it now"
             return
 
 
-def _unisolated(wanted: DeviceRequestOption) -> DeviceRequestOption:
-    return replace(wanted, conditions=replace(wanted.conditions, isolations=frozenset()))
+def _changed(
+    demands: Sequence[DeviceRequest], change: Callable[[DeviceRequestOption], DeviceRequestOption]
+) -> list[DeviceRequest]:
+    return [replace(each, alternatives=tuple(map(change, each.alternatives))) for each in demands]
 
 
 def _nodes(pod: FleetPod, answers: Sequence[NodeFit]) -> Iterator[str]:
@@ -392,15 +394,7 @@ def _modes(
 def _tolerating(key: TaintKey, demands: Sequence[DeviceRequest]) -> list[DeviceRequest]:
     """The same demands, as if no device had that taint."""
     tolerant = Toleration(str(key), exists=True)
-    return [
-        replace(
-            demand,
-            alternatives=tuple(
-                replace(each, tolerations=(*each.tolerations, tolerant)) for each in demand.alternatives
-            ),
-        )
-        for demand in demands
-    ]
+    return _changed(demands, lambda each: replace(each, tolerations=(*each.tolerations, tolerant)))
 
 
 def _destroyed(demands: Sequence[DeviceRequest], rooms: Sequence[PoolUsage]) -> Iterator[str]:

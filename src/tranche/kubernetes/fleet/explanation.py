@@ -282,7 +282,7 @@ def head_lines(found: FleetExplanation) -> Iterator[str]:
         yield f"  asks for: {each}"
     has = "has" if found.status is WaitStatus.HAS else "was given"
     for holding in found.given:
-        yield f"  {has}: {given_text(holding)}"
+        yield f"  {has}: {device_text(holding)} on node {holding.given.node}"
     if found.get is not None:
         names = ", ".join(each.name for each in found.get.devices[:_DEVICES])
         more = len(found.get.devices) - _DEVICES
@@ -308,13 +308,8 @@ def tail_lines(found: FleetExplanation) -> Iterator[str]:
     yield from (f"note: {each}" for each in found.notes)
 
 
-def given_text(holding: HeldDevice) -> str:
-    """What a claim has, for people: `slice 1g.5gb of GPU 3 on node p4d`."""
-    return f"{device_text(holding)} on node {holding.given.node}"
-
-
 def device_text(holding: HeldDevice) -> str:
-    """As `given_text`, without the node."""
+    """What a claim has, for people: `slice 1g.5gb of GPU 3`."""
     device = holding.device
     gpu = f"GPU {device.minor}"
     if device.shared:

@@ -13,7 +13,7 @@ from tranche.core.errors import ClaimsUnavailable, KubernetesNotFound
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.backend_watch import ask_backend
-from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend, BackendFacts, backend_by_signs
+from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
 from tranche.kubernetes.claims.vocabulary import DRIVER, PLACING_LABEL, SHARE_RESOURCE, DeviceClassName
 from tranche.kubernetes.fleet.devices import FleetSlice, decode_fleet_slice, pools_of
 from tranche.kubernetes.fleet.fleet import Fleet
@@ -129,13 +129,16 @@ async def backend_in_force(connection: ApiConnection, namespace: str = "") -> Al
     reader = ClusterReader(connection)
     found = await reader.object("the device class", f"{CLASSES}/{DeviceClassName.ANY}")
     classes = None if found is None and reader.unread else found is not None
-    if classes or by_version not in BY_CLAIMS:
-        return backend_by_signs(by_version, BackendFacts(classes))
+    if classes:  # the chart creates them for claims alone
+        return by_version if by_version in BY_CLAIMS else AllocationBackend.CLAIMS
+    if by_version not in BY_CLAIMS:
+        return by_version
     nodes = await reader.objects("nodes", "/api/v1/nodes")
     if any(handed_out(each) not in ("", "0") for each in nodes or ()):
-        return backend_by_signs(by_version, BackendFacts(classes, handed=True))
+        return AllocationBackend.GATES
+    # Agents' reports outlive a change to claims, so without a look at the classes they show nothing.
     leases = await reader.objects("leases of GPU nodes", _leases(namespace), labelSelector=PLACING_LABEL)
-    return backend_by_signs(by_version, BackendFacts(classes, told=bool(leases)))
+    return AllocationBackend.GATES if leases and classes is False else by_version
 
 
 def _leases(namespace: str) -> str:

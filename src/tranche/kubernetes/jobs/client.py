@@ -64,9 +64,9 @@ class JobClient:
     async def job(self, namespace: str, name: str) -> KubeJob:
         """That job; KubernetesNotFound, with the existing jobs, if there is none."""
         answer = await self._connection.ask(f"read job {namespace}/{name}", "GET", f"{_jobs(namespace)}/{name}")
-        if answer.status == 404:
+        found = answer.unless(404)
+        if found is None:
             raise await self._unknown(namespace, name)
-        found = answer.accepted()
         if JOB_LABEL not in (found["metadata"].get("labels") or {}):
             raise KubernetesNotFound(
                 f"Job {namespace}/{name} was not made by tranche submit", hint="manage it with kubectl"
@@ -86,10 +86,7 @@ class JobClient:
         gone = 0
         for what, path in ((f"job {namespace}/{name}", _jobs(namespace)), ("its template", _templates(namespace))):
             answer = await self._connection.ask(f"delete {what}", "DELETE", f"{path}/{name}", _BACKGROUND)
-            if answer.status == 404:
-                gone += 1
-            else:
-                answer.accepted()
+            gone += answer.unless(404) is None
         if gone == 2:
             raise await self._unknown(namespace, name)
 
@@ -99,18 +96,16 @@ class JobClient:
         query = ({"follow": "true"} if follow else {}) | ({} if tail is None else {"tailLines": str(tail)})
         return self._connection.lines(f"read the log of pod {pod.name}", path, query)
 
-    def watch_job(self, namespace: str, name: str, random: Callable[[], float]) -> AsyncGenerator[KubeJob | None, None]:
+    def watch_job(self, namespace: str, name: str) -> AsyncGenerator[KubeJob | None, None]:
         """The job now, then after each change; None while there is none. It recovers from failures and lasts until closed."""
         source = ObjectSource(self._connection, f"job {namespace}/{name}", _jobs(namespace), named(name), decode_job)
-        return source.versions(random)
+        return source.versions()
 
-    async def watch_pods(
-        self, namespace: str, name: str, random: Callable[[], float]
-    ) -> AsyncGenerator[tuple[JobPod, ...], None]:
+    async def watch_pods(self, namespace: str, name: str) -> AsyncGenerator[tuple[JobPod, ...], None]:
         """The job's pods now, then after each change. It recovers from failures and lasts until closed."""
         label, path = f"pods of job {namespace}/{name}", f"/api/v1/namespaces/{namespace}/pods"
         source = ObjectSource(self._connection, label, path, {"labelSelector": f"{JOB_LABEL}={name}"}, decode_job_pod)
-        async with aclosing(source.snapshots(random)) as snapshots:
+        async with aclosing(source.snapshots()) as snapshots:
             async for items in snapshots:
                 yield in_order(items)
 
@@ -179,9 +174,7 @@ async def print_logs(client: JobClient, pods: Sequence[JobPod], show: Print, *, 
         await _copy(client, pod, show, follow=False, tail=tail)
 
 
-async def follow_logs(
-    client: JobClient, namespace: str, name: str, show: Print, *, random: Callable[[], float], tail: int | None
-) -> None:
+async def follow_logs(client: JobClient, namespace: str, name: str, show: Print, *, tail: int | None) -> None:
     """The logs of the job's pods as they are written, including later pods, until the job is over."""
     copies: dict[str, asyncio.Task[None]] = {}
 
@@ -191,13 +184,13 @@ async def follow_logs(
                 copies[pod.name] = asyncio.create_task(_copy(client, pod, show, follow=True, tail=tail))
 
     async def watch() -> None:
-        async with aclosing(client.watch_pods(namespace, name, random)) as changes:
+        async with aclosing(client.watch_pods(namespace, name)) as changes:
             async for pods in changes:
                 begin(pods)
 
     watching = asyncio.create_task(watch())
     try:
-        async with aclosing(client.watch_job(namespace, name, random)) as changes:
+        async with aclosing(client.watch_job(namespace, name)) as changes:
             async for job in changes:
                 if job is None or job.status.over:
                     break

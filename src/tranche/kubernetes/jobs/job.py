@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from tranche.kubernetes.api.decoding import part
+from tranche.kubernetes.api.decoding import moment, part
 from tranche.kubernetes.jobs.manifest import REQUEST_ANNOTATION
 
 
@@ -103,7 +103,7 @@ def decode_job(raw: Mapping[str, Any]) -> KubeJob:
         status=_status(meta, spec, status, conditions),
         request=str(part(meta, "annotations").get(REQUEST_ANNOTATION) or ""),
         uid=str(meta.get("uid") or ""),
-        created=_moment(str(meta.get("creationTimestamp") or "")),
+        created=moment(meta.get("creationTimestamp")),
         completions=int(spec.get("completions") or (1 if parallelism is None else parallelism)),
         active=int(status.get("active") or 0),
         ready=int(status.get("ready") or 0),
@@ -156,13 +156,6 @@ def _status(
     if spec.get("suspend"):
         return JobStatus.SUSPENDED
     return JobStatus.RUNNING if status.get("ready") else JobStatus.PENDING
-
-
-def _moment(text: str) -> datetime | None:
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
 
 
 def job_document(job: KubeJob, pods: Sequence[JobPod] = ()) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,19 @@ def socket_run(path: Path) -> str:
     except OSError:
         return ""
     return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_ctime_ns:x}"
+
+
+def accepts(path: Path) -> bool:
+    """Whether a living process has that socket; one too busy to accept counts as well, and is left in peace."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+        return True
 
 
 class PodResourcesClient:

@@ -28,15 +28,20 @@ from tranche.kubernetes.mig_manager.drain import (
     pods_having,
     pods_of,
 )
-from tranche.kubernetes.mig_manager.retry import (
+from tranche.kubernetes.mig_manager.state import (
     ATTEMPT_ANNOTATION,
+    NOTHING_ASKED,
     REBOOT_SPENT,
+    MigState,
     Moment,
+    Report,
+    ReportReason,
     RetryState,
     attempt_text,
+    needed,
     parse_attempt,
+    wanted_layout,
 )
-from tranche.kubernetes.mig_manager.state import NOTHING_ASKED, MigState, Report, ReportReason, needed, wanted_layout
 from tranche.kubernetes.rollout.ticket import LayoutChangeState, RolloutPermission, RolloutStatus
 from tranche.planning.layouts.named_layouts import LayoutList
 from tranche.planning.layouts.partial import plan_after_blockers, plan_beside_blockers

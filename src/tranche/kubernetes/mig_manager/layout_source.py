@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tranche.core.errors import LayoutInvalid
 from tranche.core.layout import LayoutFile
 from tranche.core.layout_format import parse_layouts
-from tranche.kubernetes.api.objects import ConfigMap
 from tranche.node.files.files import parse_document
 from tranche.planning.layouts.named_layouts import LayoutList
 
 KEY = "config.yaml"
 
 
-def read_layouts(name: str, config_map: ConfigMap | None) -> LayoutList:
+def read_layouts(name: str, config_map: Mapping[str, str] | None) -> LayoutList:
     """The layouts of the ConfigMap `name`, "namespace/name"; `config_map` is None while it does not exist.
 
     A long text takes seconds, so call this on a thread.
@@ -23,11 +24,11 @@ def read_layouts(name: str, config_map: ConfigMap | None) -> LayoutList:
         return LayoutList(name, LayoutFile(), error.message, error.hint)
 
 
-def _read(config_map: ConfigMap, source: str) -> LayoutFile:
-    if KEY not in config_map.data:
+def _read(config_map: Mapping[str, str], source: str) -> LayoutFile:
+    if KEY not in config_map:
         raise LayoutInvalid(f"{source} has no key '{KEY}'", hint="put the layouts under that key")
     place = f"{source}, {KEY}"
-    data = parse_document(config_map.data[KEY], place, LayoutInvalid)
+    data = parse_document(config_map[KEY], place, LayoutInvalid)
     try:
         return parse_layouts(data, source=source)
     except LayoutInvalid as error:

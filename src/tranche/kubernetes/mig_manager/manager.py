@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -43,15 +44,17 @@ from tranche.kubernetes.mig_manager.decision import (
 )
 from tranche.kubernetes.mig_manager.drain import InUsePolicy, NewPodTracker
 from tranche.kubernetes.mig_manager.exclusion import Memory, stand, withdrawal
-from tranche.kubernetes.mig_manager.identity import manager_name
 from tranche.kubernetes.mig_manager.layout_source import read_layouts
 from tranche.kubernetes.mig_manager.machine_restart import restart_machine
 from tranche.kubernetes.mig_manager.operands import other_managers
-from tranche.kubernetes.mig_manager.retry import ATTEMPT_ANNOTATION, Moment, RetryState, attempt_text
 from tranche.kubernetes.mig_manager.state import (
+    ATTEMPT_ANNOTATION,
     CONDITION_TYPE,
     NO_LAYOUT,
+    Moment,
+    RetryState,
     asking,
+    attempt_text,
     failed_boot,
     partitioned_by_system,
     wanted_layout,
@@ -61,6 +64,7 @@ from tranche.kubernetes.rollout.rollout import Rollout
 from tranche.kubernetes.serving.reconciler import FIRST_RETRY_SECONDS, LookResult, Reconciler
 from tranche.node.change import keep_for_layout
 from tranche.node.state.session import boot_id
+from tranche.node.state.state_file import read_state_file, replace_state_file
 from tranche.planning.layouts.named_layouts import LayoutList
 from tranche.planning.layouts.present_layout import find_mismatches
 from tranche.planning.steps.plan import Plan
@@ -462,6 +466,24 @@ class _CutWork:
         self.refused = False
         self.changed_mode = any(step.changes_mode for step in plan.steps)
         return plan
+
+
+def manager_name(path: Path) -> str:
+    """This MIG manager's name, the same after a restart: in that file, which is made if it holds none.
+
+    LedgerUnavailable when it cannot be read or written. Only one agent at a time has the state folder, so writes cannot collide.
+    """
+    try:
+        name = read_state_file(path).decode(errors="replace").strip()
+        if str(uuid.UUID(name)) == name:
+            return name
+    except (FileNotFoundError, ValueError):
+        pass
+    except OSError as error:
+        raise LedgerUnavailable(f"cannot read {path}: {error.strerror}") from error
+    name = str(uuid.uuid4())
+    replace_state_file(path, f"{name}\n")
+    return name
 
 
 def _is_news(present: NodeCondition | None, condition: NodeCondition) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from tranche.kubernetes.api.objects import KubeNode, KubePod
-from tranche.kubernetes.mig_manager.retry import Moment, parse_moment
+from tranche.kubernetes.mig_manager.state import Moment, parse_moment
 
 PAUSED = "paused-for-mig-change"
 SINCE_ANNOTATION = "tranche.dev/mig.config.operands-paused"

@@ -129,8 +129,7 @@ class DeviceHealthWatch:
         clock: Callable[[], float],
         recovery_seconds: float = _RECOVERY_SECONDS,
     ) -> None:
-        self.faults: LatestValue[FaultyDevices] = LatestValue()
-        self.faults.publish(FaultyDevices())
+        self.faults = LatestValue(FaultyDevices())
         self._events = events
         self._inventory = inventory
         self._needs_recovery = needs_recovery

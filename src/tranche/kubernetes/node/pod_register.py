@@ -28,17 +28,20 @@ from tranche.core.allocation import (
     memory_of,
     nearest_request,
     overlap,
+    shared_memory,
 )
 from tranche.core.errors import GpuBusy, TrancheError
 from tranche.core.keeper import PodKeeper
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse, PodResourcesClient
-from tranche.kubernetes.node.listings import HeldGrants, device_of, holding
 from tranche.kubernetes.node.pod_settlement import (
+    HeldGrants,
     Living,
     PodObservation,
     RegisterUpdate,
+    device_of,
     forgotten,
+    holding,
     settle_pods,
     unaccounted,
 )
@@ -106,8 +109,9 @@ class PodRegister:
             return view, word
         gone = [grant for each in view.allocations if each.id in found.removed for grant in each.grants]
         await asyncio.to_thread(self._host.given_back, gone)
+        memory = shared_memory((grant for each in found.added for grant in each.grants), view.node)
         allocations = await asyncio.to_thread(
-            self._host.settle, found.removed, found.keepers or {}, found.added, found.memory
+            self._host.settle, found.removed, found.keepers or {}, found.added, memory
         )
         return replace(view, allocations=allocations), word
 

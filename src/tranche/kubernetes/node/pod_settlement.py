@@ -1,21 +1,120 @@
 """What the register should say about pods, given what kubelet and API server say now. Pure.
 
+What a kubelet lists and what the register holds are counted in the same units: devices, and replicas of devices.
+
 Only the kubelet's list says which devices a pod has. What it lists is believed. What it lacks is believed only as far as
 `tranche.core.keeper.judge_pod` says, because a kubelet that has just started lists running pods as if they had nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tranche.core.allocation import Allocation, FractionalShare, Grant, Phase, Slice, WholeGpu, nearest_request, overlap
 from tranche.core.keeper import SETTLED_SECONDS, KeeperStatus, PodEvidence, PodKeeper, judge_pod
+from tranche.core.sharing import Sharing
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
 from tranche.kubernetes.kubelet.pod_resources import ContainerDevices, KubeletResponse
-from tranche.kubernetes.node.listings import Unit, adopted, device_of, holding, units_listed
-from tranche.kubernetes.node.resources import DOMAIN, GPU_RESOURCE, is_device_resource
+from tranche.kubernetes.node.resources import DOMAIN, GPU_RESOURCE, REPLICA_MARK, is_device_resource
+
+Unit = Grant | str
+"""What a kubelet counts: a device that one container has alone, or the id of a replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGrants:
+    """What a holder has: the grants, and the kubelet's ids of the replicas that their parts stand for.
+
+    `memory` gives the bytes of each device with parts here.
+    """
+
+    grants: tuple[Grant, ...]
+    replicas: tuple[str, ...] = ()
+    memory: Mapping[WholeGpu | Slice, int] = field(default_factory=dict)
+
+    @property
+    def units(self) -> frozenset[Unit]:
+        """The units of it that the kubelet counts."""
+        return frozenset((*self.replicas, *(grant for grant in self.grants if not isinstance(grant, FractionalShare))))
+
+    @property
+    def by_mps(self) -> bool:
+        """Whether an MPS daemon serves a part of it."""
+        return any(isinstance(grant, FractionalShare) and grant.sharing is Sharing.MPS for grant in self.grants)
+
+    def collides(self, other: HeldGrants) -> bool:
+        """Whether a kubelet that gives one away has taken the other back: they share a unit, or a device held alone."""
+        mine, theirs = (
+            [each for each in held.grants if not isinstance(each, FractionalShare)] for held in (self, other)
+        )
+        return not self.units.isdisjoint(other.units) or any(overlap(a, b) for a in mine for b in theirs)
+
+
+def holding(allocation: Allocation) -> HeldGrants:
+    """What an allocation has."""
+    keeper = allocation.keeper
+    return HeldGrants(allocation.grants, keeper.replicas if isinstance(keeper, PodKeeper) else ())
+
+
+def device_of(device_id: str) -> str:
+    """The UUID of the device behind a kubelet's id of a device or a replica."""
+    return device_id.partition(REPLICA_MARK)[0]
+
+
+def units_listed(
+    listed: Sequence[ContainerDevices], devices: Mapping[str, Grant]
+) -> dict[ContainerDevices, dict[Unit, Grant]]:
+    """What the kubelet lists: each unit with its device. A unit that several containers of a pod share counts for the first.
+
+    Leaves out devices that the node does not have: the kubelet remembers slices that were taken away.
+    """
+    found: dict[ContainerDevices, dict[Unit, Grant]] = {}
+    seen: set[str] = set()
+    for entry in listed:
+        ids = [each for each in entry.device_ids if device_of(each) in devices and each not in seen]
+        seen.update(entry.device_ids)
+        units = {_unit(each, devices): devices[device_of(each)] for each in ids}
+        if units:
+            found[entry] = units
+    return found
+
+
+def adopted(units: Mapping[Unit, Grant], every: Iterable[str], memory: Callable[[WholeGpu | Slice], int]) -> HeldGrants:
+    """What a container has if only these units are known, as the kubelet lists them.
+
+    Into how many replicas a device was divided, and by what mechanism, is unknown. So this assumes as many as the highest number
+    among `every` listed replica, so that all of them have room, and no limits. `memory` gives the bytes of a device.
+    """
+    alone: list[Grant] = []
+    taken: dict[WholeGpu | Slice, list[str]] = {}
+    for unit, device in units.items():
+        if isinstance(unit, str) and isinstance(device, WholeGpu | Slice):
+            taken.setdefault(device, []).append(unit)
+        else:
+            alone.append(device)
+    counts, sizes = _counts(every), {device: memory(device) for device in taken}
+    parts = [
+        FractionalShare(device, max(sizes[device] // counts[device_of(ids[0])] * len(ids), 1), Sharing.TIME_SLICING)
+        for device, ids in taken.items()
+    ]
+    return HeldGrants((*alone, *parts), tuple(each for ids in taken.values() for each in ids))
+
+
+def _unit(device_id: str, devices: Mapping[str, Grant]) -> Unit:
+    return device_id if REPLICA_MARK in device_id else devices[device_id]
+
+
+def _counts(ids: Iterable[str]) -> dict[str, int]:
+    """How many replicas each device has at least, by its UUID."""
+    found: dict[str, int] = {}
+    for device_id in ids:
+        number = device_id.partition(REPLICA_MARK)[2]
+        count = int(number) + 1 if number.isdecimal() else 1
+        found[device_of(device_id)] = max(found.get(device_of(device_id), 1), count)
+    return found
+
 
 _NOT_KNOWN_WHICH = ""
 """The container of a holder whose pod alone is known: it may have any device that no other holder has."""
@@ -47,15 +146,13 @@ class PodObservation:
 class RegisterUpdate:
     """What to write: ids to remove, keepers to replace by id, and allocations to add, in this order.
 
-    `memory` gives the bytes of each device with parts in an added allocation. `undecided` says that a final answer needs the API
-    server.
+    `undecided` says that a final answer needs the API server.
     """
 
     removed: tuple[str, ...] = ()
     keepers: Mapping[str, PodKeeper] | None = None
     added: tuple[Allocation, ...] = ()
     undecided: bool = False
-    memory: Mapping[WholeGpu | Slice, int] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -106,7 +203,6 @@ def settle_pods(
         if keeper != row.keeper:
             keepers[row.id] = keeper
     added = []
-    sizes: dict[WholeGpu | Slice, int] = {}
     ids = [device_id for entry in words.kubelet.listed for device_id in entry.device_ids]
     for entry, units in listed.items():
         new = {unit: device for unit, device in units.items() if unit not in covered}
@@ -115,7 +211,6 @@ def settle_pods(
             keeper = _bound(PodKeeper(entry.resource, replicas=found.replicas), entry, words)
             added.append(_allocation(new_id(), keeper, found.grants, now))
             held += found.grants
-            sizes |= found.memory
             undecided = undecided or not keeper.uid
     elsewhere = [grant for each in register if not isinstance(each.keeper, PodKeeper) for grant in each.grants]
     standing = {_pod_keeper(row): row.grants for row in supposed}
@@ -131,7 +226,7 @@ def settle_pods(
         for keeper, grants in wanted.items()
         if standing.get(keeper) != grants
     ]
-    return RegisterUpdate(tuple(removed), keepers, tuple(added), undecided, sizes)
+    return RegisterUpdate(tuple(removed), keepers, tuple(added), undecided)
 
 
 def forgotten(register: Sequence[Allocation], devices: Mapping[str, Grant], word: KubeletResponse) -> frozenset[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.sharing import GpuPolicy, MachineSharing, Sharing
 from tranche.kubernetes.claims.vocabulary import VGPU_RESOURCE
-from tranche.kubernetes.node.listings import HeldGrants
+from tranche.kubernetes.node.pod_settlement import HeldGrants
 from tranche.kubernetes.node.resources import DOMAIN, Advertisement, PluginDevice, Resource
 
 
@@ -62,10 +62,6 @@ class ReplicaPolicy:
         rules = (rule for rule in self.resources if rule.name == resource)
         return next((rule for rule in rules if rule.chooses(place, device)), None)
 
-    def rule_of_first(self, resource: Resource) -> SharedResource | None:
-        """The rule for the resource's first device."""
-        return self.rule(resource.name, 0, resource.devices[0]) if resource.devices else None
-
 
 _SLICES = f"{DOMAIN}/mig-"
 _NO_USES: Mapping[str, GpuPolicy] = {}
@@ -103,7 +99,7 @@ def replicated(
             else:
                 share(device, rule)
             if rules.virtual:
-                virtual = _virtual(resource.name, rules.virtual)
+                virtual = SharedResource(resource.name, rules.virtual, VGPU_RESOURCE, sharing=Sharing.MPS)
                 share(device, virtual, rules.virtual_threads, rules.virtual_limited)
     unshared.update(dict.fromkeys(_without_mig(advertised, rules)))
     resources = tuple(Resource(name, tuple(devices)) for name, devices in offered.items())
@@ -128,10 +124,6 @@ def _without_mig(advertised: Advertisement, rules: ReplicaPolicy) -> list[str]:
         return []
     names = (rule.name for rule in rules.resources if rule.name.startswith(_SLICES))
     return [f"{name} is not offered: no GPU of this node has MIG" for name in names]
-
-
-def _virtual(name: str, count: int) -> SharedResource:
-    return SharedResource(name, count, VGPU_RESOURCE, sharing=Sharing.MPS)
 
 
 def _why_not_shared(device: PluginDevice, rule: SharedResource, means: MachineSharing, use: GpuPolicy) -> str:

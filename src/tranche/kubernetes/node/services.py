@@ -47,5 +47,5 @@ class NodeContext:
     state_problem: LatestValue[str]
     registered: LatestValue[bool] = field(default_factory=LatestValue)
     reserved: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
-    fallen: LatestValue[frozenset[str]] = field(default_factory=LatestValue)
-    refused: LatestValue[Mapping[str, str]] = field(default_factory=LatestValue)
+    fallen: LatestValue[frozenset[str]] = field(default_factory=lambda: LatestValue(frozenset()))
+    refused: LatestValue[Mapping[str, str]] = field(default_factory=lambda: LatestValue({}))

@@ -29,29 +29,25 @@ _PIPES_INSIDE = "/mps/share/pipe"
 _SHARED_MEMORY = "/dev/shm"
 
 
-def share_spec(
-    keeper: ChosenFor,
-    grants: tuple[ChosenDevice, ...],
-    gpus: Mapping[str, GpuState],
-    files: DeviceFiles,
-    driver_version: str,
-    pipes: Callable[[str], Path],
-) -> CdiSpec:
-    """The CDI specification of a claim: a device for each grant, in order, named `<uid>-<number>`.
+def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> CdiSpec:
+    """The CDI specification of a share on the GPUs as they are now: a device for each grant, in order, named `<uid>-<number>`.
 
-    `gpus` are the GPUs of the grants by UUID, as they are now. `pipes` gives the folder of a device's MPS daemon by the device's
-    UUID.
+    It blocks.
 
     Raises:
         VerificationFailed: a device no longer exists.
         SharingUnavailable: nothing could keep a container within its limit.
     """
+    host = services.host
+    gpus = {uuid: host.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
     mark = (claim_mark(keeper.uid), f"{keeper.namespace}/{keeper.name}")
+    pipes = host.daemons.records.pipes
     devices = tuple(
         CdiDevice(cdi_name(keeper.uid, number), _edits(grant, gpus[grant.gpu_uuid], files, pipes, mark))
         for number, grant in enumerate(grants)
     )
-    return CdiSpec(CDI_KIND, devices, files.by_cdi(driver_version), keeper.uid)
+    version = services.inventory.latest.value.view.node.driver_version
+    return CdiSpec(CDI_KIND, devices, files.by_cdi(version), keeper.uid)
 
 
 def cdi_name(uid: str, number: int) -> str:
@@ -140,13 +136,7 @@ class ShareFiles:
 
     def write(self, spec: CdiSpec, *, outlasts_power: bool = True) -> None:
         """Write a specification over the one of the same name; CdiUnavailable when that fails."""
-        try:
-            write_spec(spec, self._folder, outlasts_power=outlasts_power)
-        except OSError as error:
-            raise CdiUnavailable(
-                f"cannot write the CDI specification to {self._folder}: {error.strerror or error}",
-                hint="make the folder writable",
-            ) from error
+        write_spec(spec, self._folder, outlasts_power=outlasts_power)
 
     def remove(self, name: str) -> None:
         """Remove the file of that name, if there is one; CdiUnavailable when that fails."""
@@ -190,14 +180,6 @@ class ShareFiles:
         found = next((word for word in words if word.startswith(_MARK)), "")
         variable, _, value = found.partition("=")
         return FiledKeeper(variable, value)
-
-
-def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> CdiSpec:
-    """The specification of a share on the GPUs as they are now; blocks. Errors as for `share_spec`."""
-    host = services.host
-    gpus = {uuid: host.observe_gpu(uuid) for uuid in dict.fromkeys(grant.gpu_uuid for grant in grants)}
-    version = services.inventory.latest.value.view.node.driver_version
-    return share_spec(keeper, grants, gpus, files, version, host.daemons.records.pipes)
 
 
 def adopt_share(host: Host, order: ClaimRequest, node: NodeState, superseded: Sequence[str] = ()) -> None:

@@ -17,16 +17,20 @@ from tranche.core.errors import TrancheError
 from tranche.kubernetes.api.leases import Lease
 from tranche.kubernetes.latest_value import LatestValue
 from tranche.kubernetes.node.services import NodeContext
-from tranche.kubernetes.rollout.budget import EVERY_NODE, RolloutLimit, busy_text, grants, held_up_text
 from tranche.kubernetes.rollout.leadership import RENEW_SECONDS, LeaderLease, LeaderReport
 from tranche.kubernetes.rollout.ticket import (
+    EVERY_NODE,
     TICKET,
     TICKET_LABEL,
     LayoutChangeState,
+    RolloutLimit,
     RolloutPermission,
     RolloutStatus,
     RolloutTicket,
     TicketState,
+    busy_text,
+    grants,
+    held_up_text,
     next_ticket,
     read_ticket,
     ticket_name,
@@ -203,8 +207,7 @@ class Rollout:
         random: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.turn: LatestValue[RolloutPermission] = LatestValue()
-        self.turn.publish(RolloutPermission(why_not="its rollout ticket has not been read yet"))
+        self.turn = LatestValue(RolloutPermission(why_not="its rollout ticket has not been read yet"))
         self._services = services
         self._leases = services.leases
         self._budget = budget
@@ -214,8 +217,7 @@ class Rollout:
         self._sleep = sleep
         self._own = OwnTicket(services, self._spread, clock=clock, random=random, sleep=sleep)
         self._leadership = LeaderLease(services.leases, services.node_name, clock=clock)
-        self._news: LatestValue[LeaderReport] = LatestValue()  # the leader's, this node or another
-        self._news.publish(LeaderReport())
+        self._news = LatestValue(LeaderReport())  # the leader's, this node or another
 
     def wish(self, wish: RolloutStatus) -> None:
         """Soon change the node's ticket to what the wish needs."""
@@ -258,7 +260,8 @@ class Rollout:
     async def _fleet_size(self) -> int | None:
         """How many nodes there are, None while unknown."""
         try:
-            return await self._services.api.daemon_set_size(self._services.namespace, self._daemon_set)
+            found = await self._services.api.daemon_set(self._services.namespace, self._daemon_set)
+            return None if found is None else found.desired
         except TrancheError as error:
             _log.info("cannot count the nodes", extra={"reason": error.reason, "error": str(error)})
             return None

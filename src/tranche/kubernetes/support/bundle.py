@@ -16,12 +16,12 @@ from tranche.core.redaction import SHAPES, reduced
 from tranche.documents.envelope import document
 from tranche.documents.log_extract import log_extract
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.quantity import gpu_counts
 from tranche.kubernetes.device_plugin.settings import SETTINGS
 from tranche.kubernetes.support.checkup import check_cluster, cluster_finding_document
-from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, DaemonSetFacts, PodFacts
+from tranche.kubernetes.support.facts import AgentSetFacts, ClusterFacts, PodFacts
 from tranche.kubernetes.support.survey import survey
 from tranche.node.files.archive import ArchiveFile
 from tranche.node.files.files import parse_document
@@ -69,7 +69,8 @@ async def _plugin_config(reader: ClusterReader, agents: AgentSetFacts) -> list[A
     found = await reader.object(f"the ConfigMap {namespace}/{name}", path)
     data = {str(key): str(text) for key, text in ((found or {}).get("data") or {}).items()}
     about = "recognised settings of the device plugin, by key"
-    return [_entry(f"cluster/{namespace}/{name}.json", about, _plugin_config_extract(data))]
+    settings = {key: _settings(text) for key, text in sorted(data.items())}
+    return [_entry(f"cluster/{namespace}/{name}.json", about, settings)]
 
 
 async def _logs(reader: ClusterReader, agents: AgentSetFacts) -> list[ArchiveFile]:
@@ -154,12 +155,8 @@ def _layouts_extract(text: str) -> Any:
         return {"invalid": True, "characters": len(text)}
 
 
-def _plugin_config_extract(data: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that the device plugin knows, for each key of its ConfigMap, by their path."""
-    return {key: _settings(text) for key, text in sorted(data.items())}
-
-
 def _settings(text: str) -> Any:
+    """The settings that the device plugin knows, by their path."""
     try:
         document = parse_document(text, "the configuration", PluginConfigInvalid)
     except PluginConfigInvalid:
@@ -213,7 +210,7 @@ def _agents(agents: AgentSetFacts) -> dict[str, Any]:
     }
 
 
-def _options(daemon_set: DaemonSetFacts) -> list[str]:
+def _options(daemon_set: DaemonSet) -> list[str]:
     """The options whose values are Tranche's own words, and only the names of all others."""
     found = []
     for argument in daemon_set.arguments:

@@ -5,39 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tranche.kubernetes.api.node_rules import Toleration
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.claims.allocation_backend import DryRunResult
+from tranche.kubernetes.rollout.ticket import RolloutTicket
 from tranche.node.health.checkup import Status
-
-
-@dataclass(frozen=True, slots=True)
-class DaemonSetFacts:
-    """A DaemonSet. `selector` picks its pods; `arguments` are those of its first container, without its environment."""
-
-    namespace: str
-    name: str
-    images: tuple[str, ...] = ()
-    command: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    service_account: str = "default"
-    selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Toleration, ...] = ()
-    version: str = ""
-    desired: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-    def option(self, name: str, default: str) -> str:
-        """The value of an option given as `--name=value`; the last one counts."""
-        given = [each.partition("=")[2] for each in self.arguments if each.startswith(f"{name}=")]
-        return given[-1] if given else default
-
-    @property
-    def left_out(self) -> frozenset[str]:
-        """The parts that this agent runs without."""
-        return frozenset(each.partition("=")[2] for each in self.arguments if each.startswith("--without="))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +35,15 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutPlace:
-    """A node's place among those that change their layout; `go_on` means that the others may go on after its failure."""
-
-    node: str
-    state: str
-    go_on: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class AgentSetFacts:
     """An agent's DaemonSet with its pods. `lacking` are the rights that its account lacks, None if the caller may not ask."""
 
-    daemon_set: DaemonSetFacts
+    daemon_set: DaemonSet
     pods: tuple[PodFacts, ...] = ()
     lacking: tuple[str, ...] | None = ()
     layouts: str | None = None
     """The text of its ConfigMap of layouts; None without one."""
-    turns: tuple[RolloutPlace, ...] = ()
+    turns: tuple[RolloutTicket, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +63,7 @@ class ControllerFacts:
 class OtherProgramFacts:
     """A DaemonSet that does a part of the agent's work, and its nodes."""
 
-    daemon_set: DaemonSetFacts
+    daemon_set: DaemonSet
     product: str
     part: str
     nodes: tuple[str, ...]

@@ -1,12 +1,12 @@
-"""Which DaemonSets are the agent, which do a part of its work, and the rights that an agent's account needs with its options."""
+"""Which DaemonSets do a part of the agent's work, and the rights that an agent's account needs with its options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tranche.kubernetes.api.decoding import Json
+from tranche.kubernetes.api.objects import DaemonSet, RbacPermission, image_name
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend, backend_by_version, backend_by_word
-from tranche.kubernetes.support.facts import DaemonSetFacts
 
 DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS = "device-plugin", "mig-manager", "feature-labels"
 CLAIM_DRIVER = "dra"
@@ -43,18 +43,10 @@ PRODUCTS = (
 )  # fmt: skip
 
 
-def is_agent(daemon_set: DaemonSetFacts) -> bool:
-    """Whether its first container runs `tranche agent`."""
-    if daemon_set.command:
-        words = (*daemon_set.command, *daemon_set.arguments)
-        return words[0].rpartition("/")[2] == "tranche" and "agent" in words[1:2]
-    return _image_name(daemon_set.images[0] if daemon_set.images else "") == "tranche-agent"
-
-
-def known_product(daemon_set: DaemonSetFacts) -> _Product | None:
+def known_product(daemon_set: DaemonSet) -> _Product | None:
     """The known program that it runs; its name and command tell programs of one image apart."""
     words = {word.rpartition("/")[2] for word in (*daemon_set.command[:1], *daemon_set.arguments[:1])}
-    images = {_image_name(image) for image in daemon_set.images}
+    images = {image_name(image) for image in daemon_set.images}
     for product in PRODUCTS:
         if any(daemon_set.name.endswith(name) for name in product.daemon_sets):
             return product
@@ -62,11 +54,6 @@ def known_product(daemon_set: DaemonSetFacts) -> _Product | None:
         if words & {command.rpartition("/")[2] for command in product.commands}:
             return product
     return next((product for product in PRODUCTS if images & set(product.images)), None)
-
-
-def _image_name(image: str) -> str:
-    """The last part of an image's name, without tag and digest."""
-    return image.partition("@")[0].rpartition("/")[2].partition(":")[0]
 
 
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -77,24 +64,7 @@ _LEASE_VERBS = ("get", "list", "watch", "create", "update", "delete")
 _LEASE_WRITER_VERBS = ("get", "create", "update")
 
 
-@dataclass(frozen=True, slots=True)
-class RbacPermission:
-    """One verb on one kind of object, in its API `group`; fields that do not matter are empty."""
-
-    verb: str
-    resource: str
-    subresource: str = ""
-    namespace: str = ""
-    name: str = ""
-    group: str = ""
-
-    def __str__(self) -> str:
-        kind = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
-        which = f" {self.name}" if self.name else ""
-        return f"{self.verb} {kind}{which}" + (f" in {self.namespace}" if self.namespace else "")
-
-
-def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[RbacPermission, ...]:
+def needed_rights(agent: DaemonSet, server_version: str) -> tuple[RbacPermission, ...]:
     """What the agent asks of an API server of that version with its options."""
     parts = {DEVICE_PLUGIN, MIG_MANAGER, FEATURE_LABELS, CLAIM_DRIVER} - agent.left_out
     rights = [*(RbacPermission(verb, "nodes") for verb in ("get", "list", "watch"))]
@@ -108,12 +78,12 @@ def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[RbacPermi
     if DEVICE_PLUGIN in parts:
         rights.append(RbacPermission("create", "events"))
     if MIG_MANAGER in parts:
-        rights.append(RbacPermission("patch", "nodes", "status"))
+        rights.append(RbacPermission("patch", "nodes", subresource="status"))
         rights += _config_map(agent.namespace, agent.option("--layouts", "tranche-layouts"))
         if agent.option("--max-unavailable", ""):
             rights += _leases(agent, *_LEASE_VERBS)
         if agent.option("--in-use", "wait") == "drain":
-            rights.append(RbacPermission("create", "pods", "eviction"))
+            rights.append(RbacPermission("create", "pods", subresource="eviction"))
     if "--tell-view" in agent.arguments:
         rights += _leases(agent, *_LEASE_WRITER_VERBS)
     if CLAIM_DRIVER in parts:
@@ -127,11 +97,11 @@ def needed_rights(agent: DaemonSetFacts, server_version: str) -> tuple[RbacPermi
     return tuple(dict.fromkeys(rights))
 
 
-def _leases(agent: DaemonSetFacts, *verbs: str) -> list[RbacPermission]:
+def _leases(agent: DaemonSet, *verbs: str) -> list[RbacPermission]:
     return [RbacPermission(verb, "leases", namespace=agent.namespace, group="coordination.k8s.io") for verb in verbs]
 
 
-def _by_gates(agent: DaemonSetFacts, server_version: str) -> bool:
+def _by_gates(agent: DaemonSet, server_version: str) -> bool:
     word = agent.option("--tier", "auto")
     return (backend_by_word(word) or backend_by_version(server_version, served=True)) is AllocationBackend.GATES
 
@@ -140,17 +110,7 @@ def _config_map(namespace: str, name: str) -> list[RbacPermission]:
     return [RbacPermission(verb, "configmaps", namespace=namespace, name=name) for verb in ("list", "watch")]
 
 
-def review(agent: DaemonSetFacts, right: RbacPermission) -> Json:
-    """The question whether the agent's account has that right, as a `SubjectAccessReview`; asking it stores nothing."""
-    groups = ("system:serviceaccounts", f"system:serviceaccounts:{agent.namespace}", "system:authenticated")
-    wanted = {"verb": right.verb, "group": right.group, "resource": right.resource, "subresource": right.subresource}
-    wanted |= {"namespace": right.namespace, "name": right.name}
-    return {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": {
-            "user": f"system:serviceaccount:{agent.namespace}:{agent.service_account}",
-            "groups": list(groups),
-            "resourceAttributes": {key: value for key, value in wanted.items() if value or key == "group"},
-        },
-    }
+def review(agent: DaemonSet, right: RbacPermission) -> Json:
+    """The question whether the agent's account has that right."""
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{agent.namespace}", "system:authenticated"]
+    return right.review({"user": f"system:serviceaccount:{agent.namespace}:{agent.service_account}", "groups": groups})

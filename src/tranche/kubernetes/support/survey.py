@@ -18,10 +18,9 @@ from tranche.core.errors import (
     TrancheError,
 )
 from tranche.kubernetes.api.connection import ApiConnection
-from tranche.kubernetes.api.decoding import Json, decode_node, part
+from tranche.kubernetes.api.decoding import Json, decode_daemon_set, decode_node, part
 from tranche.kubernetes.api.leases import decode_lease
-from tranche.kubernetes.api.node_rules import Toleration
-from tranche.kubernetes.api.objects import KubeNode
+from tranche.kubernetes.api.objects import DaemonSet, KubeNode
 from tranche.kubernetes.api.reader import ClusterReader
 from tranche.kubernetes.claims.allocation_backend import (
     PROBE_PATH,
@@ -30,17 +29,15 @@ from tranche.kubernetes.claims.allocation_backend import (
     kept_features,
     probe_slice,
 )
-from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, read_ticket
+from tranche.kubernetes.rollout.ticket import TICKET, TICKET_LABEL, RolloutTicket, read_ticket
 from tranche.kubernetes.support.facts import (
     AgentSetFacts,
     ClusterFacts,
     ControllerFacts,
-    DaemonSetFacts,
     OtherProgramFacts,
     PodFacts,
-    RolloutPlace,
 )
-from tranche.kubernetes.support.programs import REVIEWS, is_agent, known_product, needed_rights, review
+from tranche.kubernetes.support.programs import REVIEWS, known_product, needed_rights, review
 
 LAYOUTS_KEY = "config.yaml"
 _POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
@@ -70,7 +67,7 @@ async def survey(connection: ApiConnection) -> ClusterFacts:
     return ClusterFacts(
         server_version=release,
         nodes=seen,
-        agents=tuple([await _agents(reader, each, release) for each in daemon_sets if is_agent(each)]),
+        agents=tuple([await _agents(reader, each, release) for each in daemon_sets if each.runs_agents]),
         others=await _others(reader, daemon_sets, seen),
         controllers=tuple(filter(None, map(_decode_controller, deployments))),
         policies=await _names(reader, "admission policies", _POLICIES),
@@ -93,7 +90,7 @@ async def _probe(connection: ApiConnection) -> DryRunResult:
         return DryRunResult(why=error.message)
 
 
-async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: str) -> AgentSetFacts:
+async def _agents(reader: ClusterReader, daemon_set: DaemonSet, release: str) -> AgentSetFacts:
     namespace = daemon_set.namespace
     raw = await reader.pods_of(f"pods in {namespace}", namespace, daemon_set.selector)
     pods = [_decode_pod(each) for each in raw]
@@ -115,16 +112,16 @@ async def _agents(reader: ClusterReader, daemon_set: DaemonSetFacts, release: st
     )
 
 
-async def _turns(reader: ClusterReader, daemon_set: DaemonSetFacts) -> tuple[RolloutPlace, ...]:
+async def _turns(reader: ClusterReader, daemon_set: DaemonSet) -> tuple[RolloutTicket, ...]:
     """The nodes that take turns, in order of arrival."""
     namespace = daemon_set.namespace
     path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
     raw = await reader.objects(f"leases in {namespace}", path, labelSelector=f"{TICKET_LABEL}={TICKET}")
-    tickets = sorted(filter(None, (read_ticket(decode_lease(each)) for each in raw or ())), key=lambda each: each.order)
-    return tuple(RolloutPlace(each.node, each.state.value, each.go_on) for each in tickets)
+    tickets = filter(None, (read_ticket(decode_lease(each)) for each in raw or ()))
+    return tuple(sorted(tickets, key=lambda each: each.order))
 
 
-async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: PodFacts) -> Mapping[str, str] | None:
+async def _ready_page(connection: ApiConnection, agent: DaemonSet, pod: PodFacts) -> Mapping[str, str] | None:
     """What the agent itself says; None if the API server does not reach it, or the caller may not ask through it."""
     port = agent.option("--health-port", "9440")
     path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{port}/proxy/readyz"
@@ -136,7 +133,7 @@ async def _ready_page(connection: ApiConnection, agent: DaemonSetFacts, pod: Pod
         return None
 
 
-async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts, release: str) -> tuple[str, ...] | None:
+async def _lacking(reader: ClusterReader, daemon_set: DaemonSet, release: str) -> tuple[str, ...] | None:
     lacking = []
     for right in needed_rights(daemon_set, release):
         try:
@@ -151,11 +148,11 @@ async def _lacking(reader: ClusterReader, daemon_set: DaemonSetFacts, release: s
 
 
 async def _others(
-    reader: ClusterReader, daemon_sets: tuple[DaemonSetFacts, ...], nodes: tuple[KubeNode, ...]
+    reader: ClusterReader, daemon_sets: tuple[DaemonSet, ...], nodes: tuple[KubeNode, ...]
 ) -> tuple[OtherProgramFacts, ...]:
     found = []
     for each in daemon_sets:
-        product = None if is_agent(each) else known_product(each)
+        product = None if each.runs_agents else known_product(each)
         if product is not None and each.desired > 0:
             raw = await reader.pods_of(f"pods in {each.namespace}", each.namespace, each.selector)
             there = {_decode_pod(pod).node for pod in raw}
@@ -187,26 +184,6 @@ def _decode_node(raw: Json) -> KubeNode:
     node = decode_node(raw)
     ours = {key: value for key, value in node.annotations.items() if key.startswith(_OUR_ANNOTATIONS)}
     return replace(node, annotations=ours)
-
-
-def decode_daemon_set(raw: Json) -> DaemonSetFacts:
-    """An `apps/v1.DaemonSet`."""
-    meta, status = part(raw, "metadata"), part(raw, "status")
-    spec = part(part(part(raw, "spec"), "template"), "spec")
-    containers = spec.get("containers") or ()
-    first = containers[0] if containers else {}
-    return DaemonSetFacts(
-        namespace=_text(meta, "namespace"),
-        name=_text(meta, "name"),
-        images=tuple(_text(each, "image") for each in containers),
-        command=tuple(map(str, first.get("command") or ())),
-        arguments=tuple(map(str, first.get("args") or ())),
-        service_account=_text(spec, "serviceAccountName") or "default",
-        selector=_texts(part(part(raw, "spec"), "selector"), "matchLabels"),
-        tolerations=tuple(map(Toleration.decode, spec.get("tolerations") or ())),
-        version=_texts(meta, "labels").get("app.kubernetes.io/version", ""),
-        desired=int(status.get("desiredNumberScheduled") or 0),
-    )
 
 
 def _decode_controller(raw: Json) -> ControllerFacts | None:
@@ -265,7 +242,3 @@ def _wanted_node(spec: Json) -> str:
 def _text(raw: Json, key: str) -> str:
     value: Any = raw.get(key)
     return "" if value is None else str(value)
-
-
-def _texts(raw: Json, key: str) -> Mapping[str, str]:
-    return {str(name): str(value) for name, value in part(raw, key).items()}

@@ -20,7 +20,7 @@ import re
 import ssl
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -30,7 +30,8 @@ from typing import Any
 from tranche.core.errors import TlsUnavailable
 from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
-from tranche.kubernetes.api.informer import ObjectSource, named
+from tranche.kubernetes.api.informer import named
+from tranche.kubernetes.api.object_client import ObjectClient
 from tranche.kubernetes.component import Readiness
 
 _PATH = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
@@ -41,6 +42,16 @@ class WebhookConfig:
     """A `MutatingWebhookConfiguration` as the API server has it."""
 
     raw: Json
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.raw["metadata"]["name"])
+
+    @property
+    def version(self) -> str:
+        """The version that was read."""
+        return str(self.raw["metadata"].get("resourceVersion") or "")
 
     @property
     def bundle(self) -> str:
@@ -54,44 +65,19 @@ class WebhookConfig:
                 return ""
         return ""
 
-    def with_bundle(self, bundle: str) -> Json:
+    def with_bundle(self, bundle: str) -> WebhookConfig:
         """The object with other trusted certificates."""
         encoded = base64.b64encode(bundle.encode()).decode()
         webhooks = [
             {**each, "clientConfig": {**(each.get("clientConfig") or {}), "caBundle": encoded}}
             for each in self.raw.get("webhooks") or ()
         ]
-        return {**self.raw, "webhooks": webhooks}
+        return WebhookConfig({**self.raw, "webhooks": webhooks})
 
 
-class ConfigurationClient:
-    """The configuration of that name. Errors are those of `KubeClient`."""
-
-    def __init__(self, connection: ApiConnection, name: str) -> None:
-        self.name = name
-        self._connection = connection
-
-    async def get(self) -> WebhookConfig | None:
-        """Its present state; None if it does not exist."""
-        answer = await self._connection.ask(
-            f"read the webhook configuration {self.name}", "GET", f"{_PATH}/{self.name}"
-        )
-        return None if answer.status == 404 else WebhookConfig(answer.accepted())
-
-    async def trust(self, found: WebhookConfig, bundle: str) -> bool:
-        """Write other trusted certificates; False when it has changed since it was read."""
-        what = f"write the webhook configuration {self.name}"
-        answer = await self._connection.ask(what, "PUT", f"{_PATH}/{self.name}", found.with_bundle(bundle))
-        if answer.status not in (404, 409):
-            answer.accepted()
-        return answer.status not in (404, 409)
-
-    def watch(self) -> AsyncGenerator[WebhookConfig | None, None]:
-        """Its present state, then after each change; None while it does not exist."""
-        source = ObjectSource(
-            self._connection, f"webhook configuration {self.name}", _PATH, named(self.name), WebhookConfig
-        )
-        return source.versions()
+def webhook_configurations(connection: ApiConnection) -> ObjectClient[WebhookConfig]:
+    """The webhook configurations of the cluster."""
+    return ObjectClient(connection, "MutatingWebhookConfiguration", _PATH, WebhookConfig, lambda each: each.raw)
 
 
 _SKEW = timedelta(hours=1)
@@ -253,7 +239,8 @@ class WebhookIdentity:
 
     def __init__(
         self,
-        configuration: ConfigurationClient,
+        configurations: ObjectClient[WebhookConfig],
+        name: str,
         tls: ssl.SSLContext,
         replica: str,
         hosts: Sequence[str],
@@ -262,8 +249,9 @@ class WebhookIdentity:
         now: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """`now` gives the time in UTC."""
-        self._configuration = configuration
+        """`name` is that of the configuration; `now` gives the time in UTC."""
+        self._configurations = configurations
+        self._name = name
         self._tls = tls
         self._replica = replica
         self._hosts = tuple(hosts)
@@ -272,7 +260,7 @@ class WebhookIdentity:
         self._sleep = sleep
         self._wanted: tuple[ServingCertificate, ...] = ()
         self._serving: ServingCertificate | None = None
-        self._missing = f"the controller has not read the webhook configuration {configuration.name} yet"
+        self._missing = f"the controller has not read the webhook configuration {name} yet"
         self._trusted = asyncio.Event()
 
     def ready(self) -> Readiness:
@@ -315,7 +303,8 @@ class WebhookIdentity:
         self._trusted.clear()
 
     async def _follow(self) -> None:
-        async with aclosing(self._configuration.watch()) as versions:
+        source = self._configurations.source(f"webhook configuration {self._name}", named(self._name))
+        async with aclosing(source.versions()) as versions:
             async for found in versions:
                 if not self._look(found):
                     await self._publish()
@@ -323,7 +312,7 @@ class WebhookIdentity:
     def _look(self, found: WebhookConfig | None) -> bool:
         """Whether the configuration trusts all that this replica serves and will serve."""
         if found is None:
-            self._missing = f"MutatingWebhookConfiguration {self._configuration.name} not found"
+            self._missing = f"MutatingWebhookConfiguration {self._name} not found"
             return True
         bundle = found.bundle
         lacking = [each for each in self._wanted if each.certificate.strip() not in bundle]
@@ -334,8 +323,8 @@ class WebhookIdentity:
 
     async def _publish(self) -> None:
         """Return once the configuration has the certificates, written here or already there."""
-        while (found := await self._configuration.get()) is not None:
+        while (found := await self._configurations.get(self._name)) is not None:
             own = [each.certificate for each in self._wanted]
             bundle = bundle_with(found.bundle, own, self._now().timestamp())
-            if bundle == found.bundle or await self._configuration.trust(found, bundle):
+            if bundle == found.bundle or await self._configurations.replace(found.with_bundle(bundle)) is not None:
                 return

@@ -1,4 +1,6 @@
-"""Turns a pod that asks by annotations into one that asks by a claim: a JSON patch, empty the second time. Pure."""
+"""Turns a pod that asks by annotations into one that asks by a claim, or that waits for its share at a scheduling gate: a JSON
+patch, empty the second time. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tranche.core.errors import UsageError
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.objects import MIRROR_POD_ANNOTATION
 from tranche.kubernetes.claims.annotations import CONTAINER, AnnotatedRequest, pod_demand
-from tranche.kubernetes.claims.vocabulary import SHARE_GATE
+from tranche.kubernetes.claims.vocabulary import SHARE_GATE, SHARE_RESOURCE
 from tranche.kubernetes.node.resources import is_device_resource
 
 POD_CLAIM = "tranche"
@@ -79,24 +81,48 @@ def injection(
         UsageError: the pod asks for GPUs in another way too, has no such container, or is placed already.
     """
     spec = pod.get("spec") or {}
-    refuse_second_demand(spec)
-    refuse_placed(spec)
-    kind, position, container = chosen_container(pod, demand.container)
+    kind, position, container = _chosen_container(pod, demand)
     return [
         *_label(pod, template),
         *_pod_claim(spec, template),
         *_container_claim(f"/spec/{kind}/{position}", container),
-        *scheduler_patch(spec, take_over),
+        *_scheduler_patch(spec, take_over),
     ]
 
 
-def refuse_placed(spec: Json) -> None:
-    """UsageError for a pod that names its node."""
-    if spec.get("nodeName"):
+def gating(pod: Json, demand: AnnotatedRequest, take_over: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The JSON patch that makes the pod wait and its container ask for the share; empty when both are already so.
+
+    A pod that names one of the schedulers in `take_over` gets the cluster's own.
+
+    Raises:
+        UsageError: the pod also asks for GPUs in another way, has no such container, or is already placed.
+    """
+    spec = pod.get("spec") or {}
+    kind, position, container = _chosen_container(pod, demand)
+    if kind == "initContainers":
         raise UsageError(
-            f"the pod sets nodeName ({spec['nodeName']}), but only the scheduler can assign a share",
-            hint="use the nodeSelector kubernetes.io/hostname instead",
+            f"'{container.get('name')}' is an init container, but only a regular container can receive a share",
+            hint="name one of spec.containers",
         )
+    return [*_gate(spec), *_resource(f"/spec/{kind}/{position}", container), *_scheduler_patch(spec, take_over)]
+
+
+def _gate(spec: Json) -> list[dict[str, Any]]:
+    gates = spec.get("schedulingGates") or ()
+    if any(each.get("name") == SHARE_GATE for each in gates):
+        return []
+    wanted = {"name": SHARE_GATE}
+    return [_added("/spec/schedulingGates/-", wanted) if gates else _added("/spec/schedulingGates", [wanted])]
+
+
+def _resource(path: str, container: Json) -> list[dict[str, Any]]:
+    resources = container.get("resources") or {}
+    if (resources.get("limits") or {}).get(SHARE_RESOURCE) == "1":
+        return []
+    limits = {**(resources.get("limits") or {}), SHARE_RESOURCE: "1"}
+    requests = {**(resources.get("requests") or {}), SHARE_RESOURCE: "1"}
+    return [_added(f"{path}/resources", {**resources, "limits": limits, "requests": requests})]
 
 
 def _label(pod: Json, template: str) -> list[dict[str, Any]]:
@@ -104,15 +130,15 @@ def _label(pod: Json, template: str) -> list[dict[str, Any]]:
     if (labels or {}).get(TEMPLATE_LABEL) == template:
         return []
     if not labels:
-        return [added("/metadata/labels", {TEMPLATE_LABEL: template})]
-    return [added(f"/metadata/labels/{TEMPLATE_LABEL.replace('/', '~1')}", template)]
+        return [_added("/metadata/labels", {TEMPLATE_LABEL: template})]
+    return [_added(f"/metadata/labels/{TEMPLATE_LABEL.replace('/', '~1')}", template)]
 
 
 def _pod_claim(spec: Json, template: str) -> list[dict[str, Any]]:
     wanted = {"name": POD_CLAIM, "resourceClaimTemplateName": template}
     claims = spec.get("resourceClaims") or ()
     if not claims:
-        return [added("/spec/resourceClaims", [wanted])]
+        return [_added("/spec/resourceClaims", [wanted])]
     for position, claim in enumerate(claims):
         if claim.get("name") != POD_CLAIM:
             continue
@@ -127,30 +153,39 @@ def _pod_claim(spec: Json, template: str) -> list[dict[str, Any]]:
             if named == template
             else [{"op": "replace", "path": f"/spec/resourceClaims/{position}", "value": wanted}]
         )
-    return [added("/spec/resourceClaims/-", wanted)]
+    return [_added("/spec/resourceClaims/-", wanted)]
 
 
 def _container_claim(path: str, container: Json) -> list[dict[str, Any]]:
     wanted = {"name": POD_CLAIM}
     resources = container.get("resources")
     if not resources:
-        return [added(f"{path}/resources", {"claims": [wanted]})]
+        return [_added(f"{path}/resources", {"claims": [wanted]})]
     claims = resources.get("claims") or ()
     if any(claim.get("name") == POD_CLAIM for claim in claims):
         return []
-    return [added(f"{path}/resources/claims/-", wanted) if claims else added(f"{path}/resources/claims", [wanted])]
+    return [_added(f"{path}/resources/claims/-", wanted) if claims else _added(f"{path}/resources/claims", [wanted])]
 
 
-def scheduler_patch(spec: Json, take_over: Collection[str]) -> list[dict[str, Any]]:
+def _scheduler_patch(spec: Json, take_over: Collection[str]) -> list[dict[str, Any]]:
     """Gives a pod that names one of these schedulers the cluster's own."""
     if spec.get("schedulerName") not in take_over:
         return []
     return [{"op": "replace", "path": "/spec/schedulerName", "value": "default-scheduler"}]
 
 
-def chosen_container(pod: Json, name: str) -> tuple[str, int, Json]:
-    """The container that gets the share: the named one, else the one that kubectl takes, else the first."""
-    spec = pod.get("spec") or {}
+def _chosen_container(pod: Json, demand: AnnotatedRequest) -> tuple[str, int, Json]:
+    """The container that gets the share: the named one, else the one that kubectl takes, else the first.
+
+    UsageError for a pod that also asks for GPUs in another way, has no such container, or names its node.
+    """
+    spec, name = pod.get("spec") or {}, demand.container
+    _refuse_second_demand(spec)
+    if spec.get("nodeName"):
+        raise UsageError(
+            f"the pod sets nodeName ({spec['nodeName']}), but only the scheduler can assign a share",
+            hint="use the nodeSelector kubernetes.io/hostname instead",
+        )
     there = [(kind, position, each) for kind in _KINDS for position, each in enumerate(spec.get(kind) or ())]
     by_name = {str(each.get("name")): (kind, position, each) for kind, position, each in there}
     if name:
@@ -169,7 +204,7 @@ def chosen_container(pod: Json, name: str) -> tuple[str, int, Json]:
     return first
 
 
-def refuse_second_demand(spec: Json) -> None:
+def _refuse_second_demand(spec: Json) -> None:
     """UsageError for a pod that also asks for devices by a resource."""
     for kind in _KINDS:
         for container in spec.get(kind) or ():
@@ -187,7 +222,7 @@ def _annotations(pod: Json) -> Mapping[str, str]:
     return (pod.get("metadata") or {}).get("annotations") or {}
 
 
-def added(path: str, value: object) -> dict[str, Any]:
+def _added(path: str, value: object) -> dict[str, Any]:
     """One operation of a JSON patch."""
     return {"op": "add", "path": path, "value": value}
 

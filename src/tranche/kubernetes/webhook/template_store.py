@@ -73,14 +73,12 @@ class TemplateStore:
         for _ in range(3):
             self._refuse_too_many(what)
             answer = await self._connection.ask(what, "POST", path, made)
-            if answer.status != 409:
-                answer.accepted()
+            if answer.unless(409) is not None:
                 self._made.append(self._clock())
                 break
             # As a whole, not by a patch: the API server compares the config in a claim byte by byte, and a patch rewrites it.
             answer = await self._connection.ask(what, "PUT", f"{path}/{name}", made)
-            if answer.status != 404:  # otherwise it was removed in between
-                answer.accepted()
+            if answer.unless(404) is not None:  # otherwise it was removed in between
                 break
         else:
             raise KubernetesUnavailable(f"cannot {what}: another program keeps deleting it")
@@ -130,9 +128,8 @@ class TemplateStore:
         path = f"{_GROUP}/namespaces/{namespace}/resourceclaimtemplates/{name}"
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "preconditions": {"resourceVersion": version}}
         answer = await self._connection.ask(f"delete claim template {namespace}/{name}", "DELETE", path, body)
-        if answer.status in (404, 409):
+        if answer.unless(404, 409) is None:
             return False
-        answer.accepted()
         _log.info("deleted a claim template", extra={"namespace": namespace, "template": name})
         return True
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -29,46 +29,30 @@ from tranche.kubernetes.api.connection import ApiConnection
 from tranche.kubernetes.api.decoding import Json
 from tranche.kubernetes.api.informer import ObjectSource
 from tranche.kubernetes.claims.allocation_backend import BY_CLAIMS, AllocationBackend
-from tranche.kubernetes.claims.annotations import AnnotatedRequest, in_annotations
+from tranche.kubernetes.claims.annotations import in_annotations
 from tranche.kubernetes.claims.spec import claim_spec, needs_cards
 from tranche.kubernetes.claims.vocabulary import DRIVER
-from tranche.kubernetes.component import Readiness
 from tranche.kubernetes.fleet.devices import FleetDevice, decode_fleet_slice, shared_cards
 from tranche.kubernetes.latest_value import LatestValue
+from tranche.kubernetes.node.node_watch import ObjectWatch
 from tranche.kubernetes.serving.http_server import HttpResponse
-from tranche.kubernetes.webhook.injection import demand_of, injection, template_name
+from tranche.kubernetes.webhook.injection import demand_of, gating, injection, template_name
 from tranche.kubernetes.webhook.template_store import TemplateStore
 
 _PATH = "/apis/resource.k8s.io/v1/resourceslices"
 
 
-class GpuModelWatch:
-    """Follows the driver's resource slices: the kinds of shared GPUs decide how many bytes a fraction of a GPU is."""
+def gpu_model_watch(connection: ApiConnection) -> ObjectWatch[tuple[FleetDevice, ...]]:
+    """The shared devices of the cluster: their kinds decide how many bytes a fraction of a GPU is."""
+    selector = {"fieldSelector": f"spec.driver={DRIVER}"}
+    source = ObjectSource(connection, "resource slices", _PATH, selector, _shared)
 
-    name = "cards"
-
-    def __init__(self, connection: ApiConnection) -> None:
-        self._connection = connection
-        self._known: tuple[FleetDevice, ...] | None = None
-
-    @property
-    def shared(self) -> Sequence[FleetDevice] | None:
-        """The shared devices of the cluster; None before they were read."""
-        return self._known
-
-    def ready(self) -> Readiness:
-        """Whether they were read."""
-        if self._known is None:
-            return Readiness(False, "the controller has not read the ResourceSlices yet")
-        return Readiness(True)
-
-    async def run(self) -> None:
-        """Follow them until cancelled."""
-        selector = {"fieldSelector": f"spec.driver={DRIVER}"}
-        source = ObjectSource(self._connection, "resource slices", _PATH, selector, _shared)
+    async def watch() -> AsyncIterator[tuple[FleetDevice, ...]]:
         async with aclosing(source.snapshots()) as snapshots:
             async for found in snapshots:
-                self._known = tuple(device for devices in found for device in devices)
+                yield tuple(device for devices in found for device in devices)
+
+    return ObjectWatch("cards", watch, "the controller has not read the ResourceSlices yet")
 
 
 def _shared(resource_slice: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
@@ -77,9 +61,6 @@ def _shared(resource_slice: Mapping[str, Any]) -> tuple[FleetDevice, ...]:
 
 
 PATH = "/pods"
-
-Gating = Callable[[Json, AnnotatedRequest, Collection[str]], list[dict[str, Any]]]
-"""The patch that makes a pod wait for its share, in a cluster without claims; see `tranche.kubernetes.gated.gating`."""
 
 _log = logging.getLogger(__name__)
 
@@ -93,16 +74,14 @@ class PodWebhook:
     def __init__(
         self,
         templates: TemplateStore,
-        cards: GpuModelWatch,
+        cards: LatestValue[tuple[FleetDevice, ...]],
         backend: LatestValue[AllocationBackend],
-        gating: Gating,
         *,
         take_over: Collection[str] = (),
     ) -> None:
         self._templates = templates
         self._cards = cards
         self._backend = backend
-        self._gating = gating
         self._take_over = frozenset(take_over)
 
     async def answer(self, path: str, body: bytes) -> HttpResponse:
@@ -125,7 +104,7 @@ class PodWebhook:
             backend = self._backend.value if self._backend.synced else None
             if backend not in BY_CLAIMS:
                 _refuse_backend(backend)
-                return _allowed(review.uid, self._gating(review.pod, demand, self._take_over))
+                return _allowed(review.uid, gating(review.pod, demand, self._take_over))
             devices = self._devices(demand.request)
             # Faults of the pod are reported before anything is written for it.
             patch = injection(review.pod, demand, template_name(devices), self._take_over)
@@ -140,12 +119,12 @@ class PodWebhook:
         return _allowed(review.uid, patch)
 
     def _devices(self, request: Request) -> Mapping[str, Any]:
-        shared = self._cards.shared
-        if shared is None and needs_cards(request):
+        shared = self._cards.value if self._cards.synced else ()
+        if not self._cards.synced and needs_cards(request):
             raise KubernetesUnavailable(
                 "the controller does not know the cluster's GPUs yet; a fraction depends on their size"
             )
-        return claim_spec(request, shared_cards(shared or (), request.gpu_model)).devices
+        return claim_spec(request, shared_cards(shared, request.gpu_model)).devices
 
     def _refused(self, review: AdmissionRequest, status: HTTPStatus, error: TrancheError) -> Json:
         meta = review.pod.get("metadata") or {}

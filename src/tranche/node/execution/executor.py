@@ -132,7 +132,8 @@ class Executor:
     ) -> None:
         """Carry out the steps; on failure, undo them and raise the first error. The plan stays open in the journal.
 
-        Raises WaitTimeout, having done nothing, when others work on one of its GPUs for `seconds` more.
+        The error also says what could not be undone. Raises WaitTimeout, having done nothing, when others work on one of its GPUs
+        for `seconds` more.
         """
         with self._holding(records, seconds):
             failed = threading.Event()
@@ -146,8 +147,8 @@ class Executor:
                 self.undo(plan_id, allocation_id=allocation_id, held=True)
                 raise
             if errors:
-                self.undo(plan_id, allocation_id=allocation_id, held=True)
-                raise errors[0]
+                left = self.undo(plan_id, allocation_id=allocation_id, held=True)
+                raise _partly_undone(errors[0], left) if left else errors[0]
 
     def shows(self, gpu_uuids: Iterable[str]) -> bool:
         """Whether this process can see those GPUs, as far as they are still in the machine."""
@@ -160,8 +161,8 @@ class Executor:
             return False
         return True
 
-    def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> None:
-        """Undo what the plan changed, unless something uses it since; an event reports what stays."""
+    def undo(self, plan_id: str, *, allocation_id: str = "", held: bool = False) -> Sequence[TrancheError]:
+        """Undo what the plan changed, unless something uses it since; events report what stays, as the returned errors do."""
         with self._machine.ledger.write() as db:
             journal.begin_undo(db, plan_id)
             records = journal.step_records(db, plan_id)
@@ -175,6 +176,7 @@ class Executor:
             with self._machine.ledger.write() as db:
                 for error in errors:
                     chronicle.undo_incomplete(db, self._machine.clock(), plan_id, error, allocation_id=allocation_id)
+        return errors
 
     def _holding(self, records: Sequence[StepRecord], seconds: float | None) -> ExitStack:
         """The locks of all the plan's GPUs, always taken in the same order, so two plans never wait for each other.
@@ -285,6 +287,17 @@ class Executor:
         except TrancheError as error:
             first = first or error
         return first
+
+
+def _partly_undone(error: TrancheError, left: Sequence[TrancheError]) -> TrancheError:
+    """The error of a plan that could not be undone everywhere."""
+    why = "; ".join(dict.fromkeys(each.message for each in left))
+    found = type(error)(
+        f"{error.message}; undoing the change failed too, so some of it stays: {why}",
+        hint="see what is there with: tranche gpus, then apply a layout again",
+    )
+    found.gpu_uuid = error.gpu_uuid
+    return found
 
 
 def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bool], *, requested: bool) -> None:

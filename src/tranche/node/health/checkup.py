@@ -154,7 +154,7 @@ class _TakenBack(Exception):
 
 def _rehearse(ledger: Ledger) -> None:
     with contextlib.suppress(_TakenBack), ledger.write() as db:
-        records.add_waiter(db, "doctor", Request(WholeGpus(1)), created=0.0, command="", pid=0)
+        records.add_waiter(db, "doctor", Request(WholeGpus(1)), created=0.0, command="", pid=0, uid=0)
         chronicle.released(db, 0.0, "doctor", "")
         raise _TakenBack
 

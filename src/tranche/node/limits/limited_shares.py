@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
-from tranche.core.errors import HardwareError, TrancheError
+from tranche.core.errors import HardwareError, LedgerUnavailable, TrancheError
 from tranche.core.quantity import MIB
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, NodeState
@@ -113,7 +113,9 @@ class MemoryGroupManager:
             return ()
         found = []
         for name in sorted(set(names) - set(living)):
-            # A note may disappear meanwhile. Other files are ignored.
+            # A note may disappear meanwhile. Other files are ignored, and so are notes that are being written.
+            if "." in name:
+                continue
             with suppress(OSError, ValueError, KeyError, TypeError):
                 note = json.loads((self._notes / name).read_text())
                 words = str(note.get("namespace", "")), str(note.get("boot", ""))
@@ -134,14 +136,13 @@ class MemoryGroupManager:
         return True
 
     def _note(self, group: MemoryGroup) -> None:
-        self._notes.mkdir(mode=0o700, parents=True, exist_ok=True)
         note = {
             "group": str(group.folder),
             "gpus": list(group.gpu_uuids),
             "namespace": group.namespace,
             "boot": group.boot,
         }
-        (self._notes / group.allocation_id).write_text(json.dumps(note))
+        replace_state_file(self._notes / group.allocation_id, json.dumps(note))
 
 
 def _ended(group: MemoryGroup) -> bool:
@@ -294,6 +295,8 @@ def limited_group(
     """
     try:
         group = groups.make(allocation)
+    except LedgerUnavailable:
+        raise
     except TrancheError as error:
         why = trials.refuse(driver, error)
         if not why:

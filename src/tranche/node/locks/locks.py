@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import NamedTuple
 
@@ -226,26 +227,32 @@ class _Wait:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._turn = threading.Lock()
-        self._got = threading.Event()
+        # A signal may end the wait for this queue, which then stays whole. An event's own lock could stay held.
+        self._told: SimpleQueue[bool] = SimpleQueue()
+        self._got = False
         self._wanted = True
         threading.Thread(target=self._run, name="lock", daemon=True).start()
 
     def until(self, deadline: float) -> bool:
         """Sleep until the lock is acquired, at most until the deadline; returns whether it was."""
-        return self._got.wait(max(0.0, deadline - time.monotonic()))
+        try:
+            return self._told.get(timeout=max(0.0, deadline - time.monotonic()))
+        except Empty:
+            return False
 
     def give_up(self) -> bool:
         """Stop waiting; returns True when the lock was acquired meanwhile and is the caller's."""
         with self._turn:
             self._wanted = False
-            return self._got.is_set()
+            return self._got
 
     def _run(self) -> None:
         with suppress(OSError):  # a failure counts as a timeout
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
             with self._turn:
                 if self._wanted:
-                    self._got.set()
+                    self._got = True
+                    self._told.put(True)
                     return
         os.close(self._descriptor)
 

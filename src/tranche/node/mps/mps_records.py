@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -37,6 +36,7 @@ from tranche.core.state import (
     NodeState,
 )
 from tranche.node.state.session import boot_id, children_pids, process_lives, process_stopped
+from tranche.node.state.state_file import replace_state_file
 from tranche.node.store import records, register
 
 _SUFFIX = ".json"
@@ -254,15 +254,8 @@ class DaemonRecordStore:
         return 0.0
 
     def write(self, record: DaemonRecord) -> None:
-        """Write a record, replacing an older one, atomically."""
-        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        path = self._path(record.device_uuid)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
-        with unfinished.open("w") as file:
-            json.dump(record._asdict(), file)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        """Write a record, replacing an older one, atomically. Raises LedgerUnavailable on failure."""
+        replace_state_file(self._path(record.device_uuid), json.dumps(record._asdict()))
 
     def touch(self, record: DaemonRecord) -> None:
         """Note that the device was given back just now."""
@@ -303,8 +296,7 @@ class DaemonRecordStore:
 
     def write_damaged(self, name: str) -> None:
         """Note a daemon known only by the name of its folder."""
-        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        (self.folder / name).with_suffix(_SUFFIX).write_text("{}")
+        replace_state_file((self.folder / name).with_suffix(_SUFFIX), "{}")
 
     def remove_damaged(self, name: str) -> None:
         """Forget a daemon that left nothing behind and was known only by the name of its record."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -131,13 +132,20 @@ def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:
 
 
 def replace_state_file(path: Path, text: str) -> None:
-    """Write all of a small file or nothing, and make its folder; raises LedgerUnavailable on failure."""
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    """Write all of a small file or nothing, and make its folder; raises LedgerUnavailable on failure.
+
+    Until it is whole, the file has another name, with a dot and this thread's numbers at its end.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        unfinished.write_text(text)
+        with unfinished.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())  # a power loss must not leave an empty file under the final name
         unfinished.replace(path)
     except OSError as error:
+        drop_state_file(unfinished)
         raise cannot_write(str(path), error) from error
 
 
@@ -168,6 +176,11 @@ def no_permission(what: str) -> PermissionDenied:
     return PermissionDenied(f"no permission to write {what}", hint=hint)
 
 
+def _needs_root(folder: Path) -> str:
+    """What a user may do who may not write root's state folder; a service that runs there would have been asked."""
+    return "run the command with sudo" if os.path.exists(folder / "socket") else _NEEDS_ROOT
+
+
 def register_of_another(folder: Path) -> PermissionDenied | None:
     """The error for a state folder that another user owns and this user may not write; None for other causes."""
     if os.geteuid() == 0:
@@ -187,5 +200,5 @@ def register_of_another(folder: Path) -> PermissionDenied | None:
         name = f"uid {owner}"
     return PermissionDenied(
         f"only {name} may change this machine's register, {folder}, and share its GPUs",
-        hint=_NEEDS_ROOT if owner == 0 else f"run the command as {name}, or with sudo",
+        hint=_needs_root(folder) if owner == 0 else f"run the command as {name}, or with sudo",
     )

@@ -91,7 +91,7 @@ class Ledger:
         if version < schema.SCHEMA_VERSION:
             # Switching to WAL fails at once, despite the timeout, when another process is doing the same.
             with FileLock(self.path.with_name(f"{self.path.name}.creating")):
-                self._bring_up_to_date()
+                self._make()
         self._connection.execute("PRAGMA synchronous = NORMAL")
         # However SQLite was built, the log never shrinks while a process has it open. So a shorter log was truncated by others.
         self._connection.execute("PRAGMA journal_size_limit = -1")
@@ -114,8 +114,6 @@ class Ledger:
             raise self._too_new(version)
         if version == 0:
             schema.create(connection)
-        elif version < schema.SCHEMA_VERSION:
-            schema.migrate(connection, version)
         return connection
 
     def _too_new(self, version: int) -> LedgerTooNew:
@@ -129,20 +127,9 @@ class Ledger:
         version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
         return version
 
-    def _bring_up_to_date(self) -> None:
-        """Make the tables, or migrate those of an older format. The caller's lock keeps other processes out."""
-        version = self._version()
-        if version == schema.SCHEMA_VERSION:
-            return
-        if version > 0:
-            self._keep_copy(version)
-            try:
-                with self.write() as db:
-                    schema.migrate(db, version)
-            except sqlite3.IntegrityError as error:
-                raise LedgerCorrupt(
-                    f"the ledger {self.path} of format {version} gives something twice: {error}", hint=_MOVE_AWAY
-                ) from error
+    def _make(self) -> None:
+        """Make the tables, unless another process has. The caller's lock keeps other processes out."""
+        if self._version() == schema.SCHEMA_VERSION:
             return
         if self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise LedgerCorrupt(f"{self.path} is a database, but not a ledger", hint=_MOVE_AWAY)
@@ -156,18 +143,6 @@ class Ledger:
         self._connection.execute(f"PRAGMA busy_timeout = {round(_BUSY_SECONDS * 1000)}")
         with self.write() as db:
             schema.create(db)
-
-    def _keep_copy(self, version: int) -> None:
-        """Keep a copy beside the ledger before its format changes: `ledger.db.format1`."""
-        copy = self.path.with_name(f"{self.path.name}.format{version}")
-        unfinished = self.path.with_name(f"{copy.name}.unfinished")
-        unfinished.unlink(missing_ok=True)
-        target = sqlite3.connect(unfinished)
-        try:
-            self._connection.backup(target)
-        finally:
-            target.close()
-        os.replace(unfinished, copy)
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:

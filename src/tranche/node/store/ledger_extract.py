@@ -52,7 +52,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "steps": {"plan_id": kept, "ordinal": kept, "step": _json(STEP), "status": kept, "before": _json(BEFORE)},
     "changing_gpus": dict.fromkeys(("gpu_uuid", "plan_id"), kept),
     "waiters": {
-        **dict.fromkeys(("position", "id", "created", "pid"), kept),
+        **dict.fromkeys(("position", "id", "created", "pid", "uid"), kept),
         "request": _json(REQUEST),
         "command": program,
     },
@@ -64,6 +64,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "change_totals": dict.fromkeys(("kind", "outcome", "bound", "changes", "seconds"), kept),
     "chores": {"name": kept},
     "cordons": {"gpu_uuid": kept, "user": _left_out, "reason": _left_out, "since": kept},
+    "user_limits": dict.fromkeys(("uid", "gpu_percent", "memory", "shares"), kept),
     "gpu_uses": dict.fromkeys(("gpu_uuid", "use"), kept),
 }
 

@@ -19,6 +19,7 @@ from tranche.core.request import Request
 from tranche.core.sharing import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
+from tranche.core.user_limits import UserLimits
 from tranche.core.wire import request_from_dict, request_to_dict
 
 
@@ -43,7 +44,7 @@ class OpenPlan:
 
 
 class Waiter(NamedTuple):
-    """A request waiting for room; lower positions came first. `created` is seconds since the epoch."""
+    """A request waiting for room; lower positions came first. `created` is seconds since the epoch, `uid` its user's."""
 
     position: int
     id: str
@@ -51,6 +52,7 @@ class Waiter(NamedTuple):
     created: float
     command: str
     pid: int
+    uid: int
 
 
 def owned_instances(db: sqlite3.Connection) -> frozenset[InstanceKey]:
@@ -111,6 +113,18 @@ def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
     db.executemany("INSERT INTO gpu_uses VALUES (?, ?)", words.items())
 
 
+def user_limits(db: sqlite3.Connection) -> dict[str, UserLimits]:
+    """The limits of users, by uid as text."""
+    return {uid: UserLimits(*rest) for uid, *rest in db.execute("SELECT * FROM user_limits ORDER BY uid")}
+
+
+def set_user_limits(db: sqlite3.Connection, uid: str, limits: UserLimits | None) -> None:
+    """Replace the limits of a user; None removes them."""
+    db.execute("DELETE FROM user_limits WHERE uid = ?", (uid,))
+    if limits is not None:
+        db.execute("INSERT INTO user_limits VALUES (?, ?, ?, ?)", (uid, *limits))
+
+
 def cordons(db: sqlite3.Connection) -> tuple[Cordon, ...]:
     """The cordoned GPUs."""
     rows = db.execute("SELECT gpu_uuid, user, reason, since FROM cordons ORDER BY gpu_uuid")
@@ -137,19 +151,19 @@ def open_plans(db: sqlite3.Connection) -> tuple[OpenPlan, ...]:
 
 
 def add_waiter(
-    db: sqlite3.Connection, waiter_id: str, request: Request, *, created: float, command: str, pid: int
+    db: sqlite3.Connection, waiter_id: str, request: Request, *, created: float, command: str, pid: int, uid: int
 ) -> None:
     """Put a request at the end of the queue."""
     db.execute(
-        "INSERT INTO waiters (id, request, created, command, pid) VALUES (?, ?, ?, ?, ?)",
-        (waiter_id, json.dumps(request_to_dict(request)), created, command, pid),
+        "INSERT INTO waiters (id, request, created, command, pid, uid) VALUES (?, ?, ?, ?, ?, ?)",
+        (waiter_id, json.dumps(request_to_dict(request)), created, command, pid, uid),
     )
 
 
 def restore_waiter(db: sqlite3.Connection, waiter: Waiter) -> None:
     """Put a request back into the queue at its old place."""
     db.execute(
-        "INSERT OR IGNORE INTO waiters (position, id, request, created, command, pid) VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT OR IGNORE INTO waiters (position, id, request, created, command, pid, uid) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (waiter.position, waiter.id, json.dumps(request_to_dict(waiter.request)), *waiter[3:]),
     )
 
@@ -161,5 +175,5 @@ def remove_waiter(db: sqlite3.Connection, waiter_id: str) -> bool:
 
 def waiters(db: sqlite3.Connection) -> tuple[Waiter, ...]:
     """The queue, in order of arrival."""
-    rows = db.execute("SELECT position, id, request, created, command, pid FROM waiters ORDER BY position")
+    rows = db.execute("SELECT position, id, request, created, command, pid, uid FROM waiters ORDER BY position")
     return tuple(Waiter(place, id, request_from_dict(json.loads(text)), *rest) for place, id, text, *rest in rows)

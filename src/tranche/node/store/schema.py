@@ -1,4 +1,4 @@
-"""The ledger's tables, and the migrations from older formats.
+"""The ledger's tables.
 
 The tables themselves enforce who may have what. Each memory slice of each GPU is a unit with one owner: an allocation, or a
 device that several allocations hold at once. So no device is held both exclusively and jointly. A shared device has an account of
@@ -8,12 +8,9 @@ one owner.
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Callable, Mapping
-from typing import Any
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 1
 
 ADOPT_SHARES = "adopt-shares"
 """A chore of a new ledger before its first grant: commands that a lost ledger knew may still run."""
@@ -34,7 +31,7 @@ CREATE TABLE devices (
     id TEXT PRIMARY KEY, gpu_uuid TEXT NOT NULL, use TEXT NOT NULL CHECK (use IN ('shared', 'divided')),
     memory INTEGER NOT NULL, memory_taken INTEGER NOT NULL DEFAULT 0 CHECK (memory_taken BETWEEN 0 AND memory),
     compute INTEGER NOT NULL, compute_taken INTEGER NOT NULL DEFAULT 0 CHECK (compute_taken BETWEEN 0 AND compute),
-    holders INTEGER NOT NULL DEFAULT 0 CHECK (holders >= 0)
+    holders INTEGER NOT NULL DEFAULT 0 CHECK (holders >= 0), sharing TEXT
 ) STRICT;
 CREATE TABLE units (
     gpu_uuid TEXT NOT NULL, unit INTEGER NOT NULL,
@@ -47,10 +44,10 @@ CREATE INDEX units_by_device ON units (device_id);
 CREATE TABLE parts (
     device_id TEXT NOT NULL REFERENCES devices(id), allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE,
     memory INTEGER NOT NULL CHECK (memory > 0), compute INTEGER NOT NULL CHECK (compute >= 0),
+    sharing TEXT NOT NULL,
     PRIMARY KEY (device_id, allocation_id)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX parts_by_allocation ON parts (allocation_id);
-CREATE TABLE chores (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE compute_units (
     device_id TEXT NOT NULL REFERENCES devices(id), unit INTEGER NOT NULL,
     allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, PRIMARY KEY (device_id, unit)
@@ -58,6 +55,8 @@ CREATE TABLE compute_units (
 CREATE INDEX compute_units_by_allocation ON compute_units (allocation_id);
 CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
     SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
+    SELECT RAISE(ABORT, 'the device is shared by another mechanism') FROM devices
+        WHERE id = NEW.device_id AND sharing IS NOT NEW.sharing;
     UPDATE devices SET memory_taken = memory_taken + NEW.memory, compute_taken = compute_taken + NEW.compute,
         holders = holders + 1 WHERE id = NEW.device_id;
 END;
@@ -74,12 +73,10 @@ CREATE TRIGGER compute_given_back AFTER DELETE ON compute_units BEGIN
     UPDATE devices SET compute_taken = compute_taken - 1, holders = holders - 1 WHERE id = OLD.device_id;
     DELETE FROM devices WHERE id = OLD.device_id AND holders = 0;
 END;
-"""
-
-_UNCHANGED_SINCE_VERSION_1 = """
+CREATE TABLE chores (name TEXT PRIMARY KEY) STRICT, WITHOUT ROWID;
 CREATE TABLE owned_instances (
     gpu_uuid TEXT NOT NULL, profile TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
-    PRIMARY KEY (gpu_uuid, profile, start, size)
+    requested INTEGER NOT NULL, PRIMARY KEY (gpu_uuid, profile, start, size)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE plans (
     id TEXT PRIMARY KEY, purpose TEXT NOT NULL, created REAL NOT NULL, session TEXT NOT NULL,
@@ -93,74 +90,40 @@ CREATE TABLE steps (
 CREATE TABLE changing_gpus (
     gpu_uuid TEXT PRIMARY KEY, plan_id TEXT NOT NULL REFERENCES plans(id) ON DELETE CASCADE
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE waiters (
-    position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, request TEXT NOT NULL,
-    created REAL NOT NULL, command TEXT NOT NULL, pid INTEGER NOT NULL
-) STRICT;
-CREATE TABLE events (
-    position INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, kind TEXT NOT NULL,
-    gpu_uuid TEXT NOT NULL, allocation_id TEXT NOT NULL, message TEXT NOT NULL
-) STRICT;
-"""
-
-_EVENT_COLUMNS = """
-ALTER TABLE events ADD COLUMN cause INTEGER;
-ALTER TABLE events ADD COLUMN data TEXT;
-"""
-
-_CHANGE_TOTALS = """
 CREATE TABLE change_totals (
     kind TEXT NOT NULL, outcome TEXT NOT NULL, bound REAL NOT NULL, changes INTEGER NOT NULL, seconds REAL NOT NULL,
     PRIMARY KEY (kind, outcome, bound)
 ) STRICT, WITHOUT ROWID;
-"""
-
-
-_SHARING = """
+CREATE TABLE waiters (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, request TEXT NOT NULL,
+    created REAL NOT NULL, command TEXT NOT NULL, pid INTEGER NOT NULL, uid INTEGER NOT NULL
+) STRICT;
+CREATE TABLE events (
+    position INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, kind TEXT NOT NULL,
+    gpu_uuid TEXT NOT NULL, allocation_id TEXT NOT NULL, message TEXT NOT NULL, cause INTEGER, data TEXT
+) STRICT;
 CREATE TABLE gpu_uses (
     gpu_uuid TEXT PRIMARY KEY, use TEXT NOT NULL CHECK (use IN ('auto', 'mig', 'shared', 'off'))
 ) STRICT, WITHOUT ROWID;
-ALTER TABLE devices ADD COLUMN sharing TEXT;
-ALTER TABLE parts ADD COLUMN sharing TEXT;
-DROP TRIGGER part_taken;
-CREATE TRIGGER part_taken AFTER INSERT ON parts BEGIN
-    SELECT RAISE(ABORT, 'the device is divided, not shared') FROM devices WHERE id = NEW.device_id AND use <> 'shared';
-    SELECT RAISE(ABORT, 'the device is shared by another mechanism') FROM devices
-        WHERE id = NEW.device_id AND sharing IS NOT NEW.sharing;
-    UPDATE devices SET memory_taken = memory_taken + NEW.memory, compute_taken = compute_taken + NEW.compute,
-        holders = holders + 1 WHERE id = NEW.device_id;
-END;
-"""
-
-
-_CORDONS = """
+CREATE TABLE user_limits (
+    uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER
+) STRICT, WITHOUT ROWID;
 CREATE TABLE cordons (
     gpu_uuid TEXT PRIMARY KEY, user TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL
 ) STRICT, WITHOUT ROWID;
 """
 
 
-_MADE_FOR_REQUESTS = "ALTER TABLE owned_instances ADD COLUMN requested INTEGER NOT NULL DEFAULT 0;\n"
-
-
 def create(db: sqlite3.Connection) -> None:
     """Make the tables in an empty database, within the caller's transaction."""
-    _run(db, _UNCHANGED_SINCE_VERSION_1)
-    _run(db, _EVENT_COLUMNS)
-    _run(db, _TABLES)
-    _run(db, _CHANGE_TOTALS)
-    _run(db, _SHARING)
-    _run(db, _CORDONS)
-    _run(db, _MADE_FOR_REQUESTS)
+    statement = ""
+    for line in _TABLES.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):  # executescript would end the caller's transaction
+            db.execute(statement)
+            statement = ""
     db.execute("INSERT INTO chores VALUES (?)", (ADOPT_SHARES,))
-    _set_version(db, SCHEMA_VERSION)
-
-
-def migrate(db: sqlite3.Connection, version: int) -> None:
-    """Migrate a ledger of an older format to this one, within the caller's transaction."""
-    for step in range(version, SCHEMA_VERSION):
-        _MIGRATIONS[step](db)
-    _set_version(db, SCHEMA_VERSION)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def lacks(db: sqlite3.Connection) -> tuple[str, ...]:
@@ -173,82 +136,3 @@ def lacks(db: sqlite3.Connection) -> tuple[str, ...]:
     finally:
         whole.close()
     return tuple(sorted(wanted - {row[0] for row in db.execute(columns)}))
-
-
-def _from_1_to_2(db: sqlite3.Connection) -> None:
-    """Add keepers other than processes, grants of several kinds, and devices with several holders."""
-    allocations = db.execute(
-        "SELECT id, request, phase, created, command, holder_pid, holder_started FROM allocations"
-    ).fetchall()
-    grants = db.execute("SELECT allocation_id, ordinal, gpu_uuid, profile, start, size FROM grants").fetchall()
-    for table in ("granted_units", "grants", "allocations"):
-        db.execute(f"DROP TABLE {table}")
-    _run(db, _EVENT_COLUMNS)
-    _run(db, _TABLES)
-    for *row, pid, started in allocations:
-        keeper = json.dumps({"kind": "process", "pid": pid, "started": started})
-        db.execute("INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?)", (*row, keeper))
-    for allocation_id, ordinal, gpu_uuid, profile, start, size in grants:
-        grant = _grant(gpu_uuid, profile, start, size)
-        db.execute("INSERT INTO grants VALUES (?, ?, ?)", (allocation_id, ordinal, json.dumps(grant)))
-        units = WHOLE_GPU_UNITS if start is None else range(start, start + size)
-        db.executemany("INSERT INTO units VALUES (?, ?, ?, NULL)", [(gpu_uuid, unit, allocation_id) for unit in units])
-
-
-def _from_2_to_3(db: sqlite3.Connection) -> None:
-    """Add totals of changes, without earlier changes."""
-    _run(db, _CHANGE_TOTALS)
-
-
-def _from_3_to_4(db: sqlite3.Connection) -> None:
-    """Add the administrator's policy, and the mechanism of each shared device."""
-    _run(db, _SHARING)
-    mechanisms = (
-        "SELECT json_extract(grant, '$.mechanism') FROM grants WHERE allocation_id = parts.allocation_id LIMIT 1"
-    )
-    db.execute(f"UPDATE parts SET sharing = ({mechanisms})")
-    db.execute("UPDATE devices SET sharing = (SELECT max(sharing) FROM parts WHERE device_id = devices.id)")
-
-
-def _from_4_to_5(db: sqlite3.Connection) -> None:
-    """Add cordons."""
-    _run(db, _CORDONS)
-
-
-def _from_5_to_6(db: sqlite3.Connection) -> None:
-    """Add which instances were made for requests. For older ones this is unknown, and a layout may want them."""
-    _run(db, _MADE_FOR_REQUESTS)
-
-
-def _grant(gpu_uuid: str, profile: str | None, start: int | None, size: int | None) -> dict[str, Any]:
-    whole = profile is None
-    return {
-        "gpuUUID": gpu_uuid,
-        "mechanism": "whole" if whole else "mig",
-        "isolation": "hard",
-        "profile": profile,
-        "placement": None if whole else {"start": start, "size": size},
-    }
-
-
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {
-    1: _from_1_to_2,
-    2: _from_2_to_3,
-    3: _from_3_to_4,
-    4: _from_4_to_5,
-    5: _from_5_to_6,
-}
-
-
-def _run(db: sqlite3.Connection, script: str) -> None:
-    """Run statements one by one: executescript would end the caller's transaction."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            db.execute(statement)
-            statement = ""
-
-
-def _set_version(db: sqlite3.Connection, version: int) -> None:
-    db.execute(f"PRAGMA user_version = {version}")

@@ -22,6 +22,7 @@ from tranche.planning.decide.answers import Preference, Reserved, answers, asked
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission
+from tranche.planning.decide.quota import refuse_beyond_limits
 from tranche.planning.steps.plan import Plan, with_daemons
 
 
@@ -72,7 +73,7 @@ def decide(
     """Grant the request on the cheapest GPU that can serve it now, or say what it waits for.
 
     GPUs in `reserved` may not be used. Raises GpuNotFound, ProfileUnknown, SharingUnavailable or DoesNotFit when no state of this
-    machine could ever serve the request.
+    machine could ever serve the request, and QuotaExceeded when its user may never hold so much.
     """
     found = offer(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
     return found.granted if isinstance(found, MachineOption) else found
@@ -89,6 +90,7 @@ def offer(
     )
     if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
         check_possible(view, request)
+        refuse_beyond_limits(view, request)
     thrifty = bool(why_thrifty(request, view.node.sharing, [each.here for each in asked]))
     best: list[tuple[Preference, int, Option]] = []
     for place, each in enumerate(asked):

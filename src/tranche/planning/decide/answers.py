@@ -19,11 +19,12 @@ from tranche.core.profile import size_rank
 from tranche.core.request import GpuMemory, GpuShare, Request
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState
-from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
+from tranche.planning.decide.candidates import Candidate, gpus_needed
 from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission, gpu_blocked, slice_obstacle, ways_alone
 from tranche.planning.decide.part_options import part_options
-from tranche.planning.decide.share_options import ShareOptions, accepted, rules_of
+from tranche.planning.decide.quota import candidates_within_limits
+from tranche.planning.decide.share_options import ShareOptions, accepted
 from tranche.planning.decide.tables import geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
 
@@ -122,8 +123,8 @@ class GpuFitList:
 def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_AskedGpu, ...]:
     """Put the request to every GPU of the view, in index order."""
     return tuple(
-        _AskedGpu(here, candidate(request, here.gpu, rules_of(view, here.gpu)), reserved.get(here.gpu.uuid, ""))
-        for here in tenancies(view)
+        _AskedGpu(here, found, reserved.get(here.gpu.uuid, ""))
+        for here, found in zip(tenancies(view), candidates_within_limits(view, request), strict=True)
     )
 
 

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     MEMORY_TOO_SMALL = "MemoryTooSmall"
     SHARING_UNAVAILABLE = "SharingUnavailable"
     POLICY = "Policy"
+    QUOTA = "Quota"
     GPU_LOST = "GpuLost"
     DRIVER_ERROR = "DriverError"
     MIG_MODE_CHANGE_PENDING = "MigModeChangePending"

@@ -2,29 +2,31 @@
 
 A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants. So a
 small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each other.
-A waiter that needs more GPUs than are open (not lost, cordoned or faulty) holds none up until that changes.
+A waiter that needs more GPUs than are open (not lost, cordoned or faulty) holds none up until that changes. Nor does a waiter
+with a user who already holds as much as the administrator allows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
-from tranche.planning.decide.candidates import Candidate, candidate, check_possible, gpus_needed
-from tranche.planning.decide.share_options import rules_of
+from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
+from tranche.planning.decide.quota import candidates_within_limits, refuse_beyond_limits
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A waiting request with its id."""
+    """A waiting request with its id, and the uid of its user, -1 if unknown."""
 
     id: str
     request: Request
+    uid: int = -1
 
 
 def may_start(
@@ -41,7 +43,7 @@ def may_start(
     for position, waiter in enumerate(waiters):
         if waiter.id == waiter_id:
             return decide(
-                view,
+                for_user(view, waiter),
                 waiter.request,
                 adopt_foreign_destroy=adopt_foreign_destroy,
                 reserved=reserved_for(view, waiters[:position]),
@@ -52,11 +54,11 @@ def may_start(
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
     """The UUIDs of the GPUs that the waiters want, each with the first waiter's id."""
     reserved: dict[str, str] = {}
-    for request, waiter_id in _first_of_each(waiters):
+    for waiter in _first_of_each(view, waiters):
         if len(reserved) == len(view.node.gpus):
             break
-        for uuid in _wanted(view, request):
-            reserved.setdefault(uuid, waiter_id)
+        for uuid in _wanted(for_user(view, waiter), waiter.request):
+            reserved.setdefault(uuid, waiter.id)
     return reserved
 
 
@@ -69,29 +71,31 @@ def startable(
     """The ids of the waiters that may start now, in order of arrival; `adopt_foreign_destroy` is that of `decide`."""
     reserved: dict[str, str] = {}
     # Among equal requests only the first can be startable: it reserves everything the others want.
-    for request, waiter_id in _first_of_each(waiters):
+    for waiter in _first_of_each(view, waiters):
         if len(reserved) == len(view.node.gpus):
             return
-        wanted = _wanted(view, request)
+        its_view = for_user(view, waiter)
+        wanted = _wanted(its_view, waiter.request)
         if not all(uuid in reserved for uuid in wanted):
-            decision = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+            decision = decide(its_view, waiter.request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
             if isinstance(decision, Granted):
-                yield waiter_id
+                yield waiter.id
         for uuid in wanted:
-            reserved.setdefault(uuid, waiter_id)
+            reserved.setdefault(uuid, waiter.id)
 
 
 def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:
     """What each waiter gets now, in order of arrival, or why it never can."""
     reserved: dict[str, str] = {}
-    known: dict[Request, Decision | TrancheError] = {}
+    known: dict[_Alike, Decision | TrancheError] = {}
     for waiter in waiters:
-        if waiter.request not in known:
-            known[waiter.request] = _outlook(view, waiter.request, reserved)
-        yield known[waiter.request]
+        alike, its_view = _alike(view, waiter), for_user(view, waiter)
+        if alike not in known:
+            known[alike] = _outlook(its_view, waiter.request, reserved)
+        yield known[alike]
         if len(reserved) < len(view.node.gpus):
             before = len(reserved)
-            for uuid in _wanted(view, waiter.request):
+            for uuid in _wanted(its_view, waiter.request):
                 reserved.setdefault(uuid, waiter.id)
             if len(reserved) > before:
                 known.clear()
@@ -104,21 +108,36 @@ def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision |
         return error
 
 
-def _first_of_each(waiters: Iterable[WaitingRequest]) -> Iterator[tuple[Request, str]]:
-    """Each distinct request, with the id of its first waiter."""
-    seen: set[Request] = set()
+def for_user(view: NodeView, waiter: WaitingRequest) -> NodeView:
+    """The view for a decision about that waiter."""
+    return replace(view, asker=waiter.uid) if view.limits else view
+
+
+_Alike = tuple[Request, int]
+
+
+def _alike(view: NodeView, waiter: WaitingRequest) -> _Alike:
+    """Equal for waiters that get the same answer. Users differ only where they have limits."""
+    return waiter.request, waiter.uid if view.limits else -1
+
+
+def _first_of_each(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[WaitingRequest]:
+    """The first waiter of each distinct request."""
+    seen: set[_Alike] = set()
     for waiter in waiters:
-        if waiter.request not in seen:
-            seen.add(waiter.request)
-            yield waiter.request, waiter.id
+        if (alike := _alike(view, waiter)) not in seen:
+            seen.add(alike)
+            yield waiter
 
 
 def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     try:
         check_possible(view, request)
+        refuse_beyond_limits(view, request)
     except TrancheError:
         return ()  # it can never start here, so it must not hold others up
-    wanted = tuple(gpu.uuid for gpu in view.node if isinstance(candidate(request, gpu, rules_of(view, gpu)), Candidate))
+    found = zip(view.node, candidates_within_limits(view, request), strict=True)
+    wanted = tuple(gpu.uuid for gpu, answer in found if isinstance(answer, Candidate))
     closed = {each.place.gpu_uuid for each in view.withheld if each.place.slot is None and not each.for_large}
     # With fewer open GPUs than it needs, it starts only after an administrator has acted: others need not wait for that.
     return wanted if len(set(wanted) - closed) >= gpus_needed(request) else ()

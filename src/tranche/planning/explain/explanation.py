@@ -16,6 +16,7 @@ from tranche.core.sharing import Sharing
 from tranche.planning.decide.allocate import Granted, decide
 from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
 from tranche.planning.decide.candidates import gpus_needed
+from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.options import PlanPermission
 from tranche.planning.decide.queue import WaitingRequest, reserved_for
 from tranche.planning.decide.share_options import accepted, rules_of
@@ -59,6 +60,9 @@ class Explanation:
             return f"{self.request} can start now: {self.granted.note}{later}"
         if self.impossible is not None:
             return self.impossible.message
+        texts = {each.text for each in self.answers.obstacles if each.reason is Reason.QUOTA}
+        if len(texts) == 1 and not self.answers.ready:
+            return f"{self.request} waits: {texts.pop()}"
         ready = self.answers.ready
         needed = gpus_needed(self.request)
         return f"{self.request} waits: it needs {needed} GPU{'s' if needed > 1 else ''} and {ready} can serve it now"

@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations, islice, zip_longest
 
-from tranche.core.allocation import Allocation, FractionalShare, NodeView, Slice, WholeGpu
+from tranche.core.allocation import (
+    Allocation,
+    ComputeSlice,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Slice,
+    WholeGpu,
+    memory_of,
+)
 from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
 from tranche.core.grid import placements, profiles_exclude
@@ -25,6 +34,7 @@ from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.foresee import with_granted, without
 from tranche.planning.decide.obstacle import Obstacle, Reason
 from tranche.planning.decide.options import PlanPermission
+from tranche.planning.decide.quota import candidates_within_limits, held_by_asker
 from tranche.planning.decide.share_options import rules_of
 from tranche.planning.occupancy.gpu_occupancy import tenancies, tenancy
 
@@ -136,9 +146,11 @@ def remedies(view: NodeView, request: Request, freedom: PlanPermission, reserved
     """What would help the request, which does not start now; empty without a known remedy."""
     question = _question(view, request, freedom, reserved)
     places = question.near.node.gpus
+    by_user = [*_other_slices(question), *_weaker_fences(question)]
+    if _beyond_quota(question):
+        return RemedyList((*by_user, *_own_ends(question)))
     found = [
-        *_other_slices(question),
-        *_weaker_fences(question),
+        *by_user,
         *_waits(question),
         *_uncordons(question),
         *_foreign(question),
@@ -243,6 +255,29 @@ def _waits(question: _Question) -> Iterator[Remedy]:
     holders = _fewest_holders(question)
     if holders is not None:
         yield Remedy(RemedyKind.WAIT, _wait_text(question.near, holders), None, *holders.named)
+
+
+def _beyond_quota(question: _Question) -> bool:
+    """Whether the limits of the user are in the way."""
+    answers = candidates_within_limits(question.view, question.request)
+    return any(isinstance(each, Obstacle) and each.reason is Reason.QUOTA for each in answers)
+
+
+def _own_ends(question: _Question) -> Iterator[Remedy]:
+    """The fewest of the user's own shares, largest first, after whose end the request could start."""
+    view = question.view
+    own = sorted(held_by_asker(view), key=lambda each: (-sum(_memory(view, grant) for grant in each.grants), each.id))
+    for count in range(1, len(own) + 1):
+        holders = _Holders(frozenset(each.id for each in own[:count]))
+        if question.granted(holders.gone_from(view)) is not None:
+            yield Remedy(RemedyKind.WAIT, _wait_text(view, holders), None, *holders.named)
+            return
+
+
+def _memory(view: NodeView, grant: Grant) -> int:
+    if isinstance(grant, FractionalShare):
+        return grant.memory
+    return memory_of(grant.inside if isinstance(grant, ComputeSlice) else grant, view.node.gpu(grant.gpu_uuid))
 
 
 def _uncordons(question: _Question) -> Iterator[Remedy]:

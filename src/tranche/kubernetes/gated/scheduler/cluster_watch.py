@@ -22,7 +22,7 @@ from tranche.kubernetes.gated.leases import (
     node_of,
 )
 from tranche.kubernetes.gated.scheduler.cluster_pods import ClusterPod, decode_cluster_pod
-from tranche.kubernetes.gated.scheduler.cluster_state import ClusterState
+from tranche.kubernetes.gated.scheduler.placer import ClusterState
 from tranche.kubernetes.rollout.ticket import version_number
 from tranche.kubernetes.telling.told_view import GPUS, generation_of, lease_name
 

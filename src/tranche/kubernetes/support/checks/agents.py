@@ -201,11 +201,10 @@ _WITHOUT = "Kubernetes refuses pods with annotations, and in a cluster without c
 
 def check_controllers(facts: ClusterFacts) -> Iterator[ClusterFinding]:
     """Each installed controller; a cluster may do without one."""
-    for each in facts.controllers:
-        yield _check(each)
+    return map(_controller, facts.controllers)
 
 
-def _check(each: ControllerFacts) -> ClusterFinding:
+def _controller(each: ControllerFacts) -> ClusterFinding:
     of = f"{each.ready} of {each.wanted}"
     hint = f"run kubectl --namespace={each.namespace} describe deployment {each.name}, and logs deployment/{each.name}"
     status, text = Status.FAIL, f"no replica of the controller {each} is ready: {_WITHOUT}"

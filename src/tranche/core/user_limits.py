@@ -1,0 +1,63 @@
+"""How much of a machine one user may hold at once, as the administrator limits it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tranche.core.errors import UsageError
+from tranche.core.quantity import format_memory, parse_memory
+
+_GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?", re.ASCII)
+_SHARES = re.compile(r"\d{1,6}", re.ASCII)
+EVERYONE = ""
+"""Stands for all users without limits of their own, except root."""
+_ROOT = "0"
+
+
+class UserLimits(NamedTuple):
+    """The most that one user may hold at once; None is no limit.
+
+    `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. `shares` is a number of allocations.
+    """
+
+    gpu_percent: int | None = None
+    memory: int | None = None
+    shares: int | None = None
+
+    @property
+    def gpus(self) -> str:
+        """The number of GPUs as an administrator writes it, such as `1.5`; "" without a limit."""
+        return "" if self.gpu_percent is None else f"{self.gpu_percent / 100:g}"
+
+    def __str__(self) -> str:
+        parts = []
+        if self.gpu_percent is not None:
+            parts.append(f"{self.gpus} GPU{'' if self.gpu_percent == 100 else 's'}")
+        if self.memory is not None:
+            parts.append(format_memory(self.memory))
+        if self.shares is not None:
+            parts.append(f"{self.shares} share{'' if self.shares == 1 else 's'}")
+        return ", ".join(parts) or "no limit"
+
+
+def limits_of(limits: Mapping[str, UserLimits], uid: int) -> UserLimits | None:
+    """The limits of a user, by uid in text; None without any, and for processes of no known user (-1)."""
+    if uid < 0:
+        return None
+    own = limits.get(str(uid))
+    return own if own is not None or str(uid) == _ROOT else limits.get(EVERYONE)
+
+
+def parse_limits(gpus: str | None, gpu_memory: str | None, shares: str | None) -> UserLimits:
+    """The limits in an administrator's words; raises UsageError."""
+    if gpus is not None and _GPUS.fullmatch(gpus) is None:
+        raise UsageError(f"'{gpus}' is not a number of GPUs", hint="write it as --gpus 2 or --gpus 1.5")
+    if shares is not None and _SHARES.fullmatch(shares) is None:
+        raise UsageError(f"'{shares}' is not a number of shares", hint="write it as --shares 4")
+    return UserLimits(
+        None if gpus is None else round(float(gpus) * 100),
+        None if gpu_memory is None else parse_memory(gpu_memory),
+        None if shares is None else int(shares),
+    )
