@@ -146,10 +146,18 @@ def test_an_idle_instance_is_reused_without_a_plan() -> None:
 
 
 def test_an_idle_slice_that_a_request_had_made_gives_way_where_another_place_costs_less() -> None:
-    gpu = gpu_on(A100, instances=[on_a100("1g.5gb", 0), on_a100("3g.20gb", 4)])
+    gpu = gpu_on(A100, instances=[on_a100("1g.5gb", 0), on_a100("2g.10gb", 4, used=True), on_a100("1g.10gb", 6)])
     ours = [gpu.key(each) for each in gpu.instances]
     decision = grant_now(view_of(gpu, owned=ours, requested=ours), parse_request(mig_profile="1g.5gb"))
-    assert [str(step) for step in decision.plan.steps] == ["destroy 3g.20gb at 4:4", "create 1g.5gb at 6:1"]
+    assert [str(step) for step in decision.plan.steps] == ["destroy 1g.10gb at 6:2", "create 1g.5gb at 6:1"]
+
+
+def test_a_slice_goes_beside_those_that_keep_their_gpu_longest() -> None:
+    """A GPU with one large slice is empty again when one holder leaves, a GPU with two small ones when both do."""
+    large = gpu_on(A100, 0, instances=[on_a100("4g.20gb", 0, used=True)])
+    small = gpu_on(A100, 1, instances=[on_a100("2g.10gb", 0, used=True), on_a100("2g.10gb", 2, used=True)])
+    decision = grant_now(view_of(large, small), parse_request(mig_profile="1g.5gb"))
+    assert decision.grants[0].gpu_uuid == small.uuid
 
 
 @pytest.mark.parametrize("start", [4, 5])

@@ -15,7 +15,7 @@ from tranche.core.grid import PlacedInstance, Placement, arrange
 from tranche.core.profile import parse_profile
 from tranche.core.request import parse_request
 from tranche.planning.decide.allocate import Granted, decide
-from tranche.planning.decide.tables import PlacementTable, PossiblePlacement, arrangeable, geometry_of
+from tranche.planning.decide.tables import PlacementTable, PossiblePlacement, arrangeable, geometry_of, place_cost
 
 
 def geometry(board: Board) -> PlacementTable:
@@ -76,3 +76,36 @@ def test_arrangeable_agrees_with_the_search_of_the_grid(data: st.DataObject) -> 
     shapes = tuple(sorted((PossiblePlacement(p.size, p.starts) for p in profiles), key=lambda shape: -shape.size))
     blocked = [PlacedInstance(parse_profile("1g.1gb"), Placement(bit, 1)) for bit in range(12) if mask >> bit & 1]
     assert arrangeable(shapes, mask) == (arrange(profiles, blocked) is not None)
+
+
+@pytest.mark.parametrize(
+    ("key", "taken", "place", "cost"),
+    [
+        # 1 of 7 starts of 1g, which counts twice, 1 of 4 of 1g with double memory, 1 of 2 of 3g, and the whole GPU.
+        ("A100-40GB", [], 0b0100_0000, (2 / 7 + 1 / 4 + 1 / 2 + 1) / 5.4),
+        # Also 1 of 3 of 2g and the one of 4g: each counts a fifth.
+        ("A100-40GB", [], 0b0000_0001, (2 / 7 + 1 / 4 + 1 / 3 / 5 + 1 / 2 + 1 / 5 + 1) / 5.4),
+        # Where a 4g ends, the whole GPU would be free; where two 2g must end, it is further away.
+        ("A100-40GB", [0b0000_1111], 0b0100_0000, (2 / 7 + 1 / 4 + 1 / 2 + 1 / 5) / 5.4),
+        ("A100-40GB", [0b0000_0011, 0b0000_1100], 0b0100_0000, (2 / 7 + 1 / 4 + 1 / 2 + 1 / 25) / 5.4),
+        ("A30-24GB", [], 0b0001, (2 / 4 + 1 / 2 + 1) / 4),
+        ("A30-24GB", [0b0010], 0b0001, (2 / 4 + 1 / 2 / 5 + 1 / 5) / 4),
+    ],
+)
+def test_a_place_costs_the_placements_that_it_takes(key: str, taken: list[int], place: int, cost: float) -> None:
+    assert place_cost(by_key(key), taken, place, 0) == pytest.approx(cost)
+
+
+@given(st.data())
+def test_a_place_costs_less_beside_more_instances_and_more_with_each_cut(data: st.DataObject) -> None:
+    table = geometry(data.draw(boards()))
+    slots = [mask for shape in table.shapes for mask in shape.masks]
+    place = data.draw(st.sampled_from(slots))
+    taken: list[int] = []
+    for other in data.draw(st.permutations(slots)):
+        if not other & place and not any(other & each for each in taken):
+            before = place_cost(table, taken, place, 0)
+            taken.append(other)
+            assert 0 < place_cost(table, taken, place, 0) <= before
+    assert place_cost(table, taken, place, 1) > place_cost(table, taken, place, 0)
+    assert place_cost(table, [*taken, place], place, 0) == place_cost(table, taken, place, 0)

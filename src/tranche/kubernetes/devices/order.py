@@ -80,20 +80,20 @@ def _sequence(devices: Sequence[NodeDevice], tenancy: GpuOccupancy) -> list[tupl
     free = {
         _start(each): each for each in devices if each.offered.slot in idle or not _mask(each) & tenancy.lasting_mask
     }
-    taken = tenancy.lasting_mask
+    taken = {each.placement.mask for each in tenancy.lasting}
     found = []
     while free:
         cost, start = min((_cost(each, taken, geometry, idle, tenancy), start) for start, each in free.items())
         device = free[start]
         found.append((cost, device))
-        taken |= _mask(device)
+        taken.add(_mask(device))
         free = {start: each for start, each in free.items() if not _mask(each) & _mask(device)}
     return found
 
 
 def _cost(
     device: NodeDevice,
-    taken: int,
+    taken: Collection[int],
     geometry: PlacementTable,
     idle: Collection[InstanceKey],
     tenancy: GpuOccupancy,
@@ -103,7 +103,7 @@ def _cost(
     there = device.offered.slot in idle
     in_the_way = () if there else tuple(each for each in tenancy.idle_owned if each.placement.mask & mask)
     mode, recut = not tenancy.gpu.mig_enabled, len(in_the_way) + (not there)
-    cost = place_cost(geometry, taken & ~mask, mask, recut)
+    cost = place_cost(geometry, taken, mask, recut)
     if device.kind is not OfferKind.SLICE or device.offered.placement.size == tenancy.gpu.memory_slices:
         return _Cost(mode, not there, len(in_the_way), cost)
     as_found = there and device.offered.slot not in tenancy.requested

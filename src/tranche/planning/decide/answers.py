@@ -142,6 +142,7 @@ def best_option(
     if isinstance(found, Obstacle) or not found:
         return None
     geometry = geometry_of(here.gpu.memory_slices, here.gpu.profiles)
+    lasting = {each.placement.mask for each in here.lasting}
 
     def preference(option: Option) -> Preference:
         taken = _toll(here, option, answer.part) * (_WEAKEST + 1) if thrifty else 0
@@ -158,7 +159,7 @@ def best_option(
             return (taken, mode, option.change, destroys, option.memory, 0.0)
         as_found = option.change <= OptionKind.FILL and not option.replaceable
         recut = destroys + (option.change is not OptionKind.NONE)
-        cost = place_cost(geometry, option.mask, slot.placement.mask, recut)
+        cost = place_cost(geometry, lasting, slot.placement.mask, recut)
         effort = OptionKind.NONE if as_found else OptionKind.CREATE
         return (taken, mode, effort, 0 if option.replaceable else destroys, option.memory, cost)
 

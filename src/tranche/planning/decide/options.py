@@ -32,9 +32,8 @@ class OptionKind(IntEnum):
 class Option:
     """One way to serve a request on one GPU.
 
-    `memory` is the granted bytes, of a part what the request asks for. `mask` is the memory slices taken for the foreseeable
-    future, before the grant. `left` is the bytes left in parts of a shared device after the grant. `replaceable` means that what
-    it reuses or destroys was made for a request, so Tranche may cut it freely.
+    `memory` is the granted bytes, of a part what the request asks for. `left` is the bytes left in parts of a shared device
+    after the grant. `replaceable` means that what it reuses or destroys was made for a request, so Tranche may cut it freely.
     """
 
     gpu: GpuState
@@ -42,7 +41,6 @@ class Option:
     change: OptionKind
     steps: tuple[Step, ...]
     memory: int
-    mask: int
     left: int = 0
     replaceable: bool = True
 
@@ -158,7 +156,7 @@ def gpu_blocked(tenancy: GpuOccupancy) -> Obstacle | None:
 def _whole(tenancy: GpuOccupancy, steps: tuple[Step, ...]) -> Option:
     gpu = tenancy.gpu
     change = OptionKind.MODE if steps else OptionKind.NONE
-    return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory, tenancy.lasting_mask)
+    return Option(gpu, WholeGpu(gpu.uuid), change, steps, gpu.memory)
 
 
 def _uncut_again(tenancy: GpuOccupancy, freedom: PlanPermission) -> tuple[Option, ...] | Obstacle:
@@ -256,11 +254,8 @@ def _slice(
     *,
     replaceable: bool = True,
 ) -> Option:
-    gpu = tenancy.gpu
-    # The slot itself may hold the reused foreign instance: it must not count as taken before the grant.
-    mask = tenancy.lasting_mask & ~spot.mask
-    slot = Slice(gpu.uuid, profile.name, spot)
-    return Option(gpu, slot, change, steps, profile.memory or 0, mask, replaceable=replaceable)
+    slot = Slice(tenancy.gpu.uuid, profile.name, spot)
+    return Option(tenancy.gpu, slot, change, steps, profile.memory or 0, replaceable=replaceable)
 
 
 def _create(gpu: GpuState, profile: GpuInstanceProfile, spot: Placement) -> CreateInstance:

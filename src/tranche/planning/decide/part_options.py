@@ -36,14 +36,14 @@ def part_options(tenancy: GpuOccupancy, wish: ShareOptions, freedom: PlanPermiss
         return blocked
     whole = WholeGpu(gpu.uuid)
     if not gpu.mig_enabled:
-        return (_fresh(gpu, whole, wish.ways[0], wish, OptionKind.FILL, tenancy.lasting_mask),)
+        return (_fresh(gpu, whole, wish.ways[0], wish, OptionKind.FILL),)
     inside = tuple(_inside(tenancy, wish, freedom)) if wish.inside else ()
     found = tuple(each for each in inside if isinstance(each, Option))
     if found:
         return found
     uncut = uncut_steps(tenancy, freedom)
     if not isinstance(uncut, Obstacle):
-        option = _fresh(gpu, whole, wish.ways[0], wish, OptionKind.MODE, tenancy.lasting_mask)
+        option = _fresh(gpu, whole, wish.ways[0], wish, OptionKind.MODE)
         return (replace(option, steps=uncut),)
     return next((each for each in inside if isinstance(each, Obstacle)), uncut)
 
@@ -88,17 +88,15 @@ def _found(answer: tuple[Option, ...] | Obstacle) -> tuple[Option | Obstacle, ..
 def _on_slice(gpu: GpuState, device: Slice, alone: Option, way: ShareOption, wish: ShareOptions) -> Option:
     """The first part of a slice, by the option that grants the slice exclusively."""
     change = max(alone.change, OptionKind.FILL)
-    option = _fresh(gpu, device, way, wish, change, alone.mask)
+    option = _fresh(gpu, device, way, wish, change)
     return replace(option, steps=alone.steps)
 
 
-def _fresh(
-    gpu: GpuState, device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions, change: OptionKind, mask: int
-) -> Option:
+def _fresh(gpu: GpuState, device: WholeGpu | Slice, way: ShareOption, wish: ShareOptions, change: OptionKind) -> Option:
     """The first part of a device."""
     part = _part(device, way, wish)
     left = capacity(way.sharing, memory_of(device, gpu)) - way.memory
-    return Option(gpu, part, change, (), wish.amount or part.memory, mask, left)
+    return Option(gpu, part, change, (), wish.amount or part.memory, left)
 
 
 def _joined(
@@ -112,7 +110,7 @@ def _joined(
         return found
     assert way is not None
     part = _part(device, way, wish)
-    return (Option(gpu, part, OptionKind.NONE, (), wish.amount or part.memory, tenancy.lasting_mask, found),)
+    return (Option(gpu, part, OptionKind.NONE, (), wish.amount or part.memory, found),)
 
 
 def _full(

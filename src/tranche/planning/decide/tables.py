@@ -1,8 +1,7 @@
-"""What a half-filled GPU is still good for: numbers for each occupancy mask of a board's memory-slice grid.
+"""The ways to cut a board, and what a place costs: which placements it takes from others.
 
 Whether an instance can be made depends only on the taken memory slices: on every board with a published geometry the placements
-imply the compute-slice limit. So a mask is enough. A board with seven compute slices has 192 of them. Values are computed on
-first use and kept.
+imply the compute-slice limit. So bit masks are enough. Costs are computed on first use and kept.
 """
 
 from __future__ import annotations
@@ -60,41 +59,37 @@ def arrangeable(shapes: tuple[PossiblePlacement, ...], mask: int) -> bool:
     return any(not slices & mask and arrangeable(shapes[1:], mask | slices) for slices in shapes[0].masks)
 
 
+# A placement that one instance takes counts a fifth: the instance may end. One that two take counts a fifth of that, and so on.
+_WHEN_ONE_ENDS = 0.2
+_RECUT = 0.025
+
+
+def place_cost(geometry: PlacementTable, taken: Iterable[int], place: int, recut: int) -> float:
+    """What the place takes from each profile, plus a little for each instance created or destroyed.
+
+    `taken` are the memory slices of each instance that stays, as bit masks; one that overlaps the place is the place itself.
+    `recut` counts what is created or destroyed, so that tiny gains do not cause cuts. Equal costs compare as equal.
+    """
+    others = tuple(sorted(each for each in taken if not each & place))
+    return round(_blocked(geometry, others, place) + _RECUT * recut, 9)
+
+
 @cache
-def potential(geometry: PlacementTable, mask: int) -> float:
-    """A score of an occupancy; only differences matter. The more a place lowers it, the worse the place.
-
-    It falls with fragmentation. The smallest footprint and the whole GPU count twice, because workloads ask for them most. It
-    rises a little if free slices are together on one GPU. The weights were found by a search on other arrivals than those of
-    `bench/acceptance.py`, over its seven mixes and six random ones; nothing depends on the mix.
-    """
-    unusable = _unusable(geometry, mask)
-    weighed = (sum(unusable) + unusable[0] + unusable[-1]) / (len(unusable) + 2)
-    free = (geometry.units - mask.bit_count()) / geometry.units
-    return _TOGETHER * free**2 - weighed / geometry.units
+def _blocked(geometry: PlacementTable, others: tuple[int, ...], place: int) -> float:
+    """The part of its placements that a profile loses to the place, averaged over the profiles. Nothing depends on the mix."""
+    lost = weights = 0.0
+    for shape in geometry.shapes:
+        weight = _weight(geometry, shape)
+        blocked = sum(_WHEN_ONE_ENDS ** sum(spot & each > 0 for each in others) for spot in shape.masks if spot & place)
+        lost += weight * blocked / len(shape.starts)
+        weights += weight
+    return lost / weights
 
 
-_TOGETHER = 0.075
-_RECUT = 0.02
-
-
-def place_cost(geometry: PlacementTable, mask: int, place: int, recut: int) -> float:
-    """What the GPU loses if the place is taken beside the mask, plus a little for each instance created or destroyed.
-
-    `recut` counts these instances, so that tiny gains do not cause cuts. Equal costs compare as equal.
-    """
-    return round(potential(geometry, mask) - potential(geometry, mask | place) + _RECUT * recut, 9)
-
-
-def _unusable(geometry: PlacementTable, mask: int) -> list[int]:
-    """For each footprint, how many free memory slices none of its free placements covers."""
-    free = geometry.units - mask.bit_count()
-    return [free - _coverable(shape.masks, mask).bit_count() for shape in geometry.shapes]
-
-
-def _coverable(placements: Iterable[int], mask: int) -> int:
-    covered = 0
-    for placement in placements:
-        if not placement & mask:
-            covered |= placement
-    return covered
+@cache
+def _weight(geometry: PlacementTable, shape: PossiblePlacement) -> float:
+    """The smallest profile counts twice, and one that fits only where another of its size fits too counts a fifth."""
+    if shape is geometry.shapes[0]:
+        return 2
+    wider = any(each.size == shape.size and set(each.starts) > set(shape.starts) for each in geometry.shapes)
+    return 0.2 if wider else 1

@@ -79,9 +79,14 @@ class GpuOccupancy(NamedTuple):
         return _mask(self.fixed)
 
     @property
+    def lasting(self) -> tuple[PlacedInstance, ...]:
+        """What takes its place for the foreseeable future: `fixed` and foreign instances."""
+        return self.fixed + tuple(each.place for each in self.idle_foreign)
+
+    @property
     def lasting_mask(self) -> int:
-        """The memory slices taken for the foreseeable future: `fixed` and foreign instances."""
-        return self.fixed_mask | _mask(each.place for each in self.idle_foreign)
+        """The memory slices under `lasting`, as a bit mask."""
+        return _mask(self.lasting)
 
     @property
     def untouched(self) -> bool:
