@@ -104,7 +104,8 @@ def test_a_copy_is_one_moment_of_a_ledger_that_is_written_all_the_time(tmp_path:
         for number in range(100_000):
             db.execute("BEGIN IMMEDIATE")
             for name in ("a", "b"):
-                db.execute("INSERT OR REPLACE INTO waiters VALUES (?, ?, '{}', ?, '', 0)", (ord(name), name, number))
+                row = (ord(name), name, number)
+                db.execute("INSERT OR REPLACE INTO waiters VALUES (?, ?, '{}', ?, '', 0, 0)", row)
             db.execute("COMMIT")
             time.sleep(0.002)
 
@@ -112,6 +113,8 @@ def test_a_copy_is_one_moment_of_a_ledger_that_is_written_all_the_time(tmp_path:
     try:
         seen: set[float] = set()
         while len(seen) < 20:
+            if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                child.result()  # raises why the writer has ended
             db = copied(path)
             numbers = {row[0] for row in db.execute("SELECT created FROM waiters")}
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
