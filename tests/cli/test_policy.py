@@ -80,12 +80,12 @@ def test_a_wrong_word_changes_nothing(
 
 def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachine) -> None:
     machine = make_machine("A100-40GB")
-    said = machine.tranche("policy", "limit", "--gpus", "1.5", "--gpu-memory", "40Gi").stderr
-    assert said == "all users without limits of their own, except root: 1.5 GPUs, 40 GiB\n"
-    assert machine.tranche("policy", "limit", "--user", "root", "--user", "4711", "--shares", "2").stderr == (
+    said = machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "40Gi").stderr
+    assert said == "all users without a quota of their own, except root: 1.5 GPUs, 40 GiB\n"
+    assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--shares", "2").stderr == (
         "root, 4711: 2 shares\n"
     )
-    assert machine.json("policy", "list")["limits"] == [
+    assert machine.json("policy", "list")["quotas"] == [
         {"user": None, "gpuPercent": 150, "memoryBytes": 40 * 2**30, "shares": None},
         {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2},
         {"user": "4711", "gpuPercent": None, "memoryBytes": None, "shares": 2},
@@ -96,13 +96,13 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
         ["root", "-", "-", "2"],
         ["4711", "-", "-", "2"],
     ]
-    assert machine.tranche("policy", "limit", "--user", "root", "--remove").stderr == "root: no limits\n"
-    told = [each for each in machine.json("events")["events"] if each["type"] == "LimitsChanged"]
+    assert machine.tranche("policy", "quota", "--user", "root", "--remove").stderr == "root: no quota\n"
+    told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [
         "every other user: 1.5 GPUs, 40 GiB",
         "root: 2 shares",
         "4711: 2 shares",
-        "root: no limits of their own any more",
+        "root: no quota any more",
     ]
     assert told[1]["data"] == {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2}
 
@@ -121,5 +121,5 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
 )
 def test_a_wrong_limit_changes_nothing(make_machine: MakeMachine, arguments: tuple[str, ...], message: str) -> None:
     machine = make_machine("T4")
-    assert message in machine.tranche("policy", "limit", *arguments, code=2).stderr
-    assert machine.json("policy", "list")["limits"] == []
+    assert message in machine.tranche("policy", "quota", *arguments, code=2).stderr
+    assert machine.json("policy", "list")["quotas"] == []

@@ -86,7 +86,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     record = machine.folder / "decisions.jsonl"
     machine.tranche("run", "--gpus", "9", "--record", str(record), "--", "true", code=31)
     replayed = machine.json("replay", str(record))
-    machine.tranche("policy", "limit", "--shares", "9")
+    machine.tranche("policy", "quota", "--shares", "9")
     policy = machine.json("policy", "list")
     printed: dict[str, dict[str, Any]] = {
         "GpuList": gpus,
@@ -121,7 +121,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "Version": machine.json("version"),
         "PolicyList": policy,
         "PolicyGpu": policy["gpus"][0],
-        "UserLimit": policy["limits"][0],
+        "UserQuota": policy["quotas"][0],
     }
     described = described_objects()
     for name, document in printed.items():

@@ -19,11 +19,11 @@ from tranche.core.events import (
     GpuUncordoned,
     HeldTwice,
     LimitExceeded,
-    LimitsChanged,
     LimitsLost,
     PlanRecovered,
     PlanUndone,
     PolicyChanged,
+    QuotaChanged,
     ReleaseBegun,
     RequestCancelled,
     ServerEnded,
@@ -79,8 +79,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         GpuCordoned("ada", "", ACTOR),
         GpuUncordoned("ada", ACTOR),
         PolicyChanged("", None),
-        LimitsChanged("ann", 150, 1 << 40, None),
-        LimitsChanged("", None, None, None),
+        QuotaChanged("ann", 150, 1 << 40, None),
+        QuotaChanged("", None, None, None),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 

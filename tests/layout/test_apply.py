@@ -7,10 +7,12 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from tests.layout.conftest import Bench, cut_of, cuts
+from tests.machines import wait_until
 from tranche.core.state import MigMode, NodeState
 
 MakeBench = Callable[..., Bench]
@@ -260,6 +262,43 @@ def test_a_change_that_is_told_to_end_is_undone_before_the_command_ends(
         said = ended.stderr.read()
     assert (ended.returncode, said.splitlines()[-1]) == (143, "interrupted: the change has been undone")
     assert cuts(b.observe()) == before
+
+
+def ended_by_sigterm(b: Bench, *arguments: str, at: Callable[[], bool]) -> tuple[int, str]:
+    """The exit code and the last words of an apply that is told to end as soon as `at` holds."""
+    with subprocess.Popen(
+        b.command("apply", *arguments),
+        env=b.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    ) as ended:
+        wait_until(at, ended)
+        ended.send_signal(signal.SIGTERM)
+        assert ended.stderr is not None
+        said = ended.stderr.read()
+    return ended.returncode, said.splitlines()[-1]
+
+
+def test_a_change_that_is_told_to_end_when_it_is_made_stays_and_says_so(bench: MakeBench, tmp_path: Path) -> None:
+    b = bench(boards=("H100-80GB-SXM",))
+    begun, hooks = tmp_path / "begun", tmp_path / "hooks.yaml"
+    script = f"touch {begun}; sleep 2"
+    hooks.write_text(
+        f"version: v1\nhooks:\n  apply-exit:\n  - workdir: /tmp\n    command: /bin/sh\n    args: ['-c', '{script}']\n"
+    )
+    found = ended_by_sigterm(b, "-c", "all-balanced", "--hooks-file", str(hooks), at=begun.exists)
+    assert found == (143, "interrupted: the change was made before")
+    assert names(cut_of(b.observe().gpus[0])) == Counter({"1g.10gb": 2, "2g.20gb": 1, "3g.40gb": 1})
+
+
+def test_what_an_interrupted_change_cannot_undo_is_said(bench: MakeBench) -> None:
+    b = bench(boards=("H100-80GB-SXM",))
+    b.apply("-c", "all-enabled")
+    b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1)
+    b.machine.inject_error("nvmlComputeInstanceDestroy", 999, calls=100)
+    code, said = ended_by_sigterm(b, "-c", "all-1g.10gb", at=lambda: len(cut_of(b.observe().gpus[0])) >= 2)
+    assert (code, said.startswith("interrupted: undoing the change failed, so some of it stays: ")) == (143, True), said
 
 
 def test_a_killed_change_is_undone_by_the_next_command(bench: MakeBench) -> None:

@@ -111,7 +111,7 @@ class Life:
             self.fail_start,
             self.illegal_address,
             self.break_limits,
-            self.change_limits,
+            self.change_quotas,
         ]
         act = self.random.choice([*any_time, *([self.refuse_limits] if self.shared is Shared.LIMITS else by_mps)])
         self.said.append(act.__name__)
@@ -193,7 +193,7 @@ class Life:
         """The driver does not do what it is told about the next limit."""
         self.machine.machine.inject_error("mpsSetLimit", 999)
 
-    def change_limits(self) -> None:
+    def change_quotas(self) -> None:
         """A tenant comes to the daemon's socket, and tells it other limits."""
         daemons = MpsDaemonManager(StateFolder(self.machine.state_dir), self.machine.environment)
         for record in self.records:

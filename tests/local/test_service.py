@@ -710,7 +710,7 @@ def test_a_user_gets_a_part_of_a_gpu_by_a_daemon_that_serves_every_user() -> Non
 
 
 def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachine) -> None:
-    shared.machine.tranche("policy", "limit", "--user", str(NOBODY), "--shares", "1")
+    shared.machine.tranche("policy", "quota", "--user", str(NOBODY), "--shares", "1")
     mine, _ = shared.hold()
     second = shared.start("run", *HALF, "--", "true")
     wait_until(lambda: len(shared.waiters()) == 1, second)
@@ -729,9 +729,9 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
 
 
 def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:
-    shared.machine.tranche("policy", "limit", "--gpus", "0.5")
+    shared.machine.tranche("policy", "quota", "--gpus", "0.5")
     code, _, err = shared.run("run", "--gpus", "1", "--", "true")
     assert (code, "more than this user may ever hold" in err) == (QuotaExceeded.exit_code, True)
     assert shared.machine.tranche("run", "--gpus", "1", "--", "true").returncode == 0, "root has no limits of everyone"
-    shared.machine.tranche("policy", "limit", "--remove")
+    shared.machine.tranche("policy", "quota", "--remove")
     assert shared.run("run", "--gpus", "1", "--", "true")[0] == 0

@@ -20,7 +20,7 @@ from tranche.core.quantity import GIB
 from tranche.core.request import Request, parse_request
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode
-from tranche.core.user_limits import EVERYONE, UserLimits, limits_of, parse_limits
+from tranche.core.user_quota import EVERYONE, UserQuota, parse_quota, quota_of
 from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.decide.foresee import without
 from tranche.planning.decide.obstacle import Reason
@@ -32,11 +32,11 @@ A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 ANN, BOB = 1001, 1002
 
 
-def empty(gpus: int = 1, **limits: UserLimits) -> NodeView:
+def empty(gpus: int = 1, **quotas: UserQuota) -> NodeView:
     """A100s in MIG mode; `ann` and `bob` name users, `others` everyone."""
     names = {"ann": str(ANN), "bob": str(BOB), "others": EVERYONE}
     view = view_of(*(gpu_on(A100, number, mode=MigMode.ENABLED, instances=[]) for number in range(gpus)))
-    return replace(view, limits={names[name]: each for name, each in limits.items()}, asker=ANN)
+    return replace(view, quotas={names[name]: each for name, each in quotas.items()}, asker=ANN)
 
 
 def given_to(view: NodeView, uid: int, granted: Granted, request: Request) -> NodeView:
@@ -56,21 +56,21 @@ def filled(view: NodeView, uid: int, request: Request) -> tuple[NodeView, int]:
 @pytest.mark.parametrize(
     ("limits", "request_", "count"),
     [
-        (UserLimits(gpu_percent=100), parse_request(mig_profile="1g.5gb"), 7),
-        (UserLimits(gpu_percent=99), parse_request(mig_profile="1g.5gb"), 6),
-        (UserLimits(gpu_percent=150), parse_request(mig_profile="3g.20gb"), 3),
-        (UserLimits(gpu_percent=114), parse_request(mig_profile="4g.20gb"), 1),  # 4 of 7 compute slices, twice 57.1 %
-        (UserLimits(gpu_percent=200), parse_request(gpus="1"), 2),
-        (UserLimits(memory=40 * GIB), parse_request(mig_profile="3g.20gb"), 2),
-        (UserLimits(memory=39 * GIB), parse_request(mig_profile="3g.20gb"), 1),
-        (UserLimits(shares=3), parse_request(mig_profile="1g.5gb"), 3),
-        (UserLimits(shares=1), parse_request(gpus="3"), 1),
-        (UserLimits(200, 12 * GIB, 9), parse_request(mig_profile="1g.5gb"), 2),
-        (UserLimits(), parse_request(gpus="1"), 4),
+        (UserQuota(gpu_percent=100), parse_request(mig_profile="1g.5gb"), 7),
+        (UserQuota(gpu_percent=99), parse_request(mig_profile="1g.5gb"), 6),
+        (UserQuota(gpu_percent=150), parse_request(mig_profile="3g.20gb"), 3),
+        (UserQuota(gpu_percent=114), parse_request(mig_profile="4g.20gb"), 1),  # 4 of 7 compute slices, twice 57.1 %
+        (UserQuota(gpu_percent=200), parse_request(gpus="1"), 2),
+        (UserQuota(memory=40 * GIB), parse_request(mig_profile="3g.20gb"), 2),
+        (UserQuota(memory=39 * GIB), parse_request(mig_profile="3g.20gb"), 1),
+        (UserQuota(shares=3), parse_request(mig_profile="1g.5gb"), 3),
+        (UserQuota(shares=1), parse_request(gpus="3"), 1),
+        (UserQuota(200, 12 * GIB, 9), parse_request(mig_profile="1g.5gb"), 2),
+        (UserQuota(), parse_request(gpus="1"), 4),
     ],
     ids=str,
 )
-def test_a_user_gets_so_many_and_another_user_the_rest(limits: UserLimits, request_: Request, count: int) -> None:
+def test_a_user_gets_so_many_and_another_user_the_rest(limits: UserQuota, request_: Request, count: int) -> None:
     view, got = filled(empty(4, ann=limits), ANN, request_)
     assert got == count
     others, _ = filled(empty(4), ANN, request_)
@@ -78,16 +78,16 @@ def test_a_user_gets_so_many_and_another_user_the_rest(limits: UserLimits, reque
 
 
 def test_own_limits_take_the_place_of_everyones_and_root_has_only_its_own() -> None:
-    limits = {EVERYONE: UserLimits(shares=1), str(ANN): UserLimits(gpu_percent=100)}
-    assert limits_of(limits, ANN) == UserLimits(gpu_percent=100)
-    assert limits_of(limits, BOB) == UserLimits(shares=1)
-    assert limits_of(limits, 0) is None
-    assert limits_of(limits, -1) is None
-    assert limits_of({**limits, "0": UserLimits(shares=2)}, 0) == UserLimits(shares=2)
+    limits = {EVERYONE: UserQuota(shares=1), str(ANN): UserQuota(gpu_percent=100)}
+    assert quota_of(limits, ANN) == UserQuota(gpu_percent=100)
+    assert quota_of(limits, BOB) == UserQuota(shares=1)
+    assert quota_of(limits, 0) is None
+    assert quota_of(limits, -1) is None
+    assert quota_of({**limits, "0": UserQuota(shares=2)}, 0) == UserQuota(shares=2)
 
 
 def test_what_a_user_may_never_hold_is_refused_at_once() -> None:
-    view = empty(2, ann=UserLimits(gpu_percent=150))
+    view = empty(2, ann=UserQuota(gpu_percent=150))
     with pytest.raises(QuotaExceeded, match=r"holds 0, and this is 2 more"):
         decide(view, parse_request(gpus="2"))
     view = given_to(view, ANN, _granted(view, parse_request(gpus="1")), parse_request(gpus="1"))
@@ -103,7 +103,7 @@ def _granted(view: NodeView, request: Request) -> Granted:
 
 
 def test_a_part_that_the_limit_allows_is_given_where_a_slice_would_exceed_it() -> None:
-    view = sharing(empty(4, ann=UserLimits(memory=4 * GIB)))
+    view = sharing(empty(4, ann=UserQuota(memory=4 * GIB)))
     decision = _granted(view, parse_request(gpu_memory="2Gi"))
     (grant,) = decision.grants
     assert isinstance(grant, FractionalShare)
@@ -116,7 +116,7 @@ def sharing(view: NodeView) -> NodeView:
 
 
 def test_a_request_beyond_the_limit_holds_no_other_up_and_starts_when_a_share_ends() -> None:
-    view = empty(1, ann=UserLimits(shares=1))
+    view = empty(1, ann=UserQuota(shares=1))
     view = given_to(view, ANN, _granted(view, parse_request(mig_profile="1g.5gb")), parse_request(mig_profile="1g.5gb"))
     waiters = [
         WaitingRequest("ann", parse_request(mig_profile="2g.10gb"), ANN),
@@ -131,7 +131,7 @@ def test_a_request_beyond_the_limit_holds_no_other_up_and_starts_when_a_share_en
 
 
 def test_the_explanation_says_which_limit_and_whose_end_helps() -> None:
-    view = empty(2, ann=UserLimits(gpu_percent=100))
+    view = empty(2, ann=UserQuota(gpu_percent=100))
     for profile in ("1g.5gb", "3g.20gb", "2g.10gb"):
         request = parse_request(mig_profile=profile)
         view = given_to(view, ANN, _granted(view, request), request)
@@ -145,7 +145,7 @@ def test_the_explanation_says_which_limit_and_whose_end_helps() -> None:
 
 
 limits_ = st.builds(
-    UserLimits,
+    UserQuota,
     st.none() | st.integers(10, 400),
     st.none() | st.integers(1, 200).map(lambda gib: gib * GIB),
     st.none() | st.integers(1, 5),
@@ -156,7 +156,7 @@ limits_ = st.builds(
 def test_no_user_ever_holds_more_than_the_limits(data: st.DataObject) -> None:
     view = data.draw(sharing_views())
     view = replace(view, allocations=tuple(map(_of_nobody, view.allocations)))
-    view = replace(view, limits=data.draw(st.dictionaries(st.sampled_from([str(ANN), str(BOB), EVERYONE]), limits_)))
+    view = replace(view, quotas=data.draw(st.dictionaries(st.sampled_from([str(ANN), str(BOB), EVERYONE]), limits_)))
     for number in range(data.draw(st.integers(1, 8))):
         uid, request = data.draw(st.sampled_from([ANN, BOB])), data.draw(requests_for(view))
         try:
@@ -165,7 +165,7 @@ def test_no_user_ever_holds_more_than_the_limits(data: st.DataObject) -> None:
             continue
         if isinstance(decision, Granted):
             view = given_to(view, uid, decision, request)
-            assert _held(view, uid) <= _most(view.limits, uid), number
+            assert _held(view, uid) <= _most(view.quotas, uid), number
 
 
 def _of_nobody(allocation: Allocation) -> Allocation:
@@ -181,8 +181,8 @@ class _Totals(tuple[Fraction, int, int]):
         return all(limit is None or mine <= limit for mine, limit in zip(self, most, strict=True))
 
 
-def _most(limits: Mapping[str, UserLimits], uid: int) -> tuple[Fraction | None, int | None, int | None]:
-    percent, memory, shares = limits_of(limits, uid) or UserLimits()
+def _most(limits: Mapping[str, UserQuota], uid: int) -> tuple[Fraction | None, int | None, int | None]:
+    percent, memory, shares = quota_of(limits, uid) or UserQuota()
     return None if percent is None else Fraction(percent, 100), memory, shares
 
 
@@ -206,7 +206,7 @@ def _counted(grant: Grant, gpu: GpuState) -> tuple[Fraction, int]:
 
 @given(st.data())
 def test_waiters_beyond_their_limits_change_nothing_for_others(data: st.DataObject) -> None:
-    view = replace(data.draw(sharing_views()), limits={str(ANN): UserLimits(shares=0)})
+    view = replace(data.draw(sharing_views()), quotas={str(ANN): UserQuota(shares=0)})
     asked = data.draw(st.lists(requests_for(view), min_size=1, max_size=4))
     bobs = [WaitingRequest(f"b-{number}", request, BOB) for number, request in enumerate(asked)]
     anns = [WaitingRequest(f"a-{number}", request, ANN) for number, request in enumerate(asked)]
@@ -223,7 +223,7 @@ def _same(outlook: object) -> object:
 def test_without_a_limit_in_the_way_nothing_changes(data: st.DataObject) -> None:
     view = data.draw(sharing_views())
     request = data.draw(requests_for(view))
-    limited = replace(view, limits={str(ANN): UserLimits(10**6, 10**18, 10**6), str(BOB): UserLimits(1)}, asker=ANN)
+    limited = replace(view, quotas={str(ANN): UserQuota(10**6, 10**18, 10**6), str(BOB): UserQuota(1)}, asker=ANN)
     try:
         expected = decide(view, request)
     except TrancheError as error:
@@ -234,15 +234,15 @@ def test_without_a_limit_in_the_way_nothing_changes(data: st.DataObject) -> None
 
 
 def test_a_recorded_view_keeps_the_limits() -> None:
-    view = replace(empty(1, ann=UserLimits(50), others=UserLimits(memory=GIB, shares=2)), asker=BOB)
+    view = replace(empty(1, ann=UserQuota(50), others=UserQuota(memory=GIB, shares=2)), asker=BOB)
     assert view_from_dict(json.loads(json.dumps(view_to_dict(view)))) == view
 
 
 def test_limits_are_read_as_they_are_written() -> None:
-    assert parse_limits("1.5", "40G", "8") == UserLimits(150, 40 * 10**9, 8)
-    assert str(parse_limits("1.5", "40Gi", "8")) == "1.5 GPUs, 40 GiB, 8 shares"
-    assert str(UserLimits(100, None, 1)) == "1 GPU, 1 share"
-    assert str(UserLimits()) == "no limit"
+    assert parse_quota("1.5", "40G", "8") == UserQuota(150, 40 * 10**9, 8)
+    assert str(parse_quota("1.5", "40Gi", "8")) == "1.5 GPUs, 40 GiB, 8 shares"
+    assert str(UserQuota(100, None, 1)) == "1 GPU, 1 share"
+    assert str(UserQuota()) == "no limit"
     for wrong in (
         ("1.234", None, None),
         ("-1", None, None),
@@ -251,4 +251,4 @@ def test_limits_are_read_as_they_are_written() -> None:
         (None, None, "2.5"),
     ):
         with pytest.raises(UsageError):
-            parse_limits(*wrong)
+            parse_quota(*wrong)

@@ -254,7 +254,7 @@ def _apply_saved(host: Host, saved: Plan, hooks: HookRunner, wanted: WaitLimit, 
 def _undone_by_signals(
     host: Host, hooks: HookRunner, wanted: WaitLimit, carry_out: Callable[[Change], Changed]
 ) -> Changed:
-    """Carry out a change. A signal that tells this process to end undoes it first, and ends the process then."""
+    """Carry out a change. A signal that tells this process to end undoes what is not yet complete, and ends it then."""
     narrator = ProgressReporter()
     change = Change(
         host,
@@ -269,7 +269,10 @@ def _undone_by_signals(
         with heeding_signals():
             return carry_out(change)
     except WaitInterrupted as stop:
-        say("interrupted: " + ("the change has been undone" if narrator.begun else "nothing was changed"))
+        said = "the change has been undone" if narrator.begun else "nothing was changed"
+        if stop.left:
+            said = f"undoing the change failed, so some of it stays: {stop.left}"
+        say(f"interrupted: {'the change was made before' if change.made else said}")
         sys.exit(stop.exit_code)
 
 

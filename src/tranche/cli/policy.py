@@ -17,10 +17,10 @@ from tranche.core.quantity import format_memory
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
-from tranche.core.user_limits import EVERYONE, UserLimits, parse_limits
+from tranche.core.user_quota import EVERYONE, UserQuota, parse_quota
 from tranche.local.queue import Queue
 from tranche.node.files.files import read_document, told_of
-from tranche.node.policy_change import change_limits, change_policy
+from tranche.node.policy_change import change_policy, change_quotas
 from tranche.node.store import records
 from tranche.node.store.register import user_name
 
@@ -36,7 +36,7 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list the sharing policies of GPUs, and the limits of users.
+    """Set and list the sharing policies of GPUs, and the quotas of users.
 
     A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and Tranche obeys
     it in every decision. The help of `tranche policy set` explains the policies.
@@ -110,7 +110,7 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 @output_option()
 @click.pass_obj
 def list_(settings: Settings, /, output: str) -> None:
-    """List the policy of each GPU, and the limits of users.
+    """List the policy of each GPU, and the quotas of users.
 
     SET FOR shows where the policy comes from: gpu, all, or nothing for the default.
 
@@ -120,10 +120,10 @@ def list_(settings: Settings, /, output: str) -> None:
     with open_host(settings, reading=True) as host:
         node = look_at(host).node
         with host.ledger.read() as db:
-            policy, limits = records.sharing_policy(db), records.user_limits(db)
+            policy, quotas = records.sharing_policy(db), records.user_quotas(db)
     if output == "json":
         every = None if policy.every is None else str(policy.every)
-        print_json("PolicyList", sharing=every, gpus=_documents(policy, node), limits=_limit_documents(limits))
+        print_json("PolicyList", sharing=every, gpus=_documents(policy, node), quotas=_quota_documents(quotas))
         return
     print_table(
         ("GPU", "MODEL", "SHARING", "SET FOR", "TIMESLICE"),
@@ -132,7 +132,7 @@ def list_(settings: Settings, /, output: str) -> None:
             for gpu in node
         ],
     )
-    if limits:
+    if quotas:
         show("")
         print_table(
             ("USER", "GPUS", "GPU MEMORY", "SHARES"),
@@ -143,25 +143,25 @@ def list_(settings: Settings, /, output: str) -> None:
                     "-" if each.memory is None else format_memory(each.memory),
                     "-" if each.shares is None else each.shares,
                 )
-                for uid, each in limits.items()
+                for uid, each in quotas.items()
             ],
         )
 
 
-@command.command("limit", cls=TrancheCommand)
+@command.command("quota", cls=TrancheCommand)
 @click.option(
     "--user",
     "users",
     metavar="USER",
     multiple=True,
-    help="User, by name or uid; repeatable. Default: all users without limits of their own, except root.",
+    help="User, by name or uid; repeatable. Default: all users without a quota of their own, except root.",
 )
 @click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
 @click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
 @click.option("--shares", metavar="N", help="Most shares at once.")
-@click.option("--remove", is_flag=True, help="Remove the limits.")
+@click.option("--remove", is_flag=True, help="Remove the quota.")
 @click.pass_obj
-def limit(
+def quota(
     settings: Settings,
     /,
     users: tuple[str, ...],
@@ -170,27 +170,27 @@ def limit(
     shares: str | None,
     remove: bool,
 ) -> None:
-    """Limit how much one user may hold at once.
+    """Set how much one user may hold at once.
 
-    The limits replace the user's earlier ones. They apply to commands of the machine, not to pods. A request beyond
-    them waits, and requests behind it do not. Existing shares stay.
+    The quota replaces the user's earlier one. It applies to commands of the machine, not to pods. A request beyond it
+    waits, and requests behind it do not. Existing shares stay.
 
     \b
-    $ tranche policy limit --gpus 2 --shares 8
-    $ tranche policy limit --user ann --gpus 4
+    $ tranche policy quota --gpus 2 --shares 8
+    $ tranche policy quota --user ann --gpus 4
     """
     given = [each for each in (gpus, gpu_memory, shares) if each is not None]
     if bool(given) is remove:
         raise UsageError(
-            "give at least one limit, or --remove without a limit", hint="for example: tranche policy limit --gpus 2"
+            "give at least one limit, or --remove without a limit", hint="for example: tranche policy quota --gpus 2"
         )
     named = [_user(each) for each in users] or [(EVERYONE, "")]
-    limits = None if remove else parse_limits(gpus, gpu_memory, shares)
+    wanted = None if remove else parse_quota(gpus, gpu_memory, shares)
     with open_host(settings) as host:
-        change_limits(host, named, limits, clock=time.time)
+        change_quotas(host, named, wanted, clock=time.time)
         Queue(host).ring_next()
-    who = ", ".join(name for _, name in named) or "all users without limits of their own, except root"
-    say(f"{who}: {'no limits' if limits is None else limits}")
+    who = ", ".join(name for _, name in named) or "all users without a quota of their own, except root"
+    say(f"{who}: {'no quota' if wanted is None else wanted}")
 
 
 def _user(text: str) -> tuple[str, str]:
@@ -249,8 +249,8 @@ def _documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
     ]
 
 
-def _limit_documents(limits: Mapping[str, UserLimits]) -> list[dict[str, Any]]:
-    """The limits by user; `user` is None for those without limits of their own."""
+def _quota_documents(quotas: Mapping[str, UserQuota]) -> list[dict[str, Any]]:
+    """The limits by user; `user` is None for those without a quota of their own."""
     return [
         {
             "user": user_name(int(uid)) if uid else None,
@@ -258,7 +258,7 @@ def _limit_documents(limits: Mapping[str, UserLimits]) -> list[dict[str, Any]]:
             "memoryBytes": each.memory,
             "shares": each.shares,
         }
-        for uid, each in limits.items()
+        for uid, each in quotas.items()
     ]
 
 

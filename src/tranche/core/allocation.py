@@ -26,7 +26,7 @@ from tranche.core.sharing import (
     Sharing,
 )
 from tranche.core.state import DaemonState, GpuInstance, GpuState, InstanceKey, NodeState
-from tranche.core.user_limits import UserLimits
+from tranche.core.user_quota import UserQuota
 
 
 class Phase(StrEnum):
@@ -268,7 +268,7 @@ class NodeView:
 
     `requested` is the subset of `owned` that was made for requests; an idle one may give way to a better place. `changing` names
     the GPUs that a layout change is re-cutting; they take no grants. `uses` maps GPU UUIDs to the administrator's policy.
-    `withheld` places take no new grants, even if they have holders. `limits` maps uids as text to limits of users; `asker` is the
+    `withheld` places take no new grants, even if they have holders. `quotas` maps uids as text to quotas of users; `asker` is the
     uid of the user that the decision is for, -1 if unknown.
 
     Invariants: grants overlap only as parts of one device, by one mechanism. A GPU granted whole carries no other grant.
@@ -281,7 +281,7 @@ class NodeView:
     uses: Mapping[str, GpuPolicy] = field(default_factory=dict)
     withheld: tuple[WithheldDevice, ...] = ()
     requested: frozenset[InstanceKey] = frozenset()
-    limits: Mapping[str, UserLimits] = field(default_factory=dict)
+    quotas: Mapping[str, UserQuota] = field(default_factory=dict)
     asker: int = -1
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:

@@ -29,7 +29,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "index": (0, 4095),
     "numa_node": (-1, _LARGEST),  # on Linux, -1 means none
     "uid": (-1, 2**32 - 1),  # -1 means unknown
-    "asker": (-1, -1),  # limits of a machine's users are not those of its pods
+    "asker": (-1, -1),  # a machine's quotas are for its users, not for its pods
     **dict.fromkeys(("memory", "memory_free", "memory_reserved", "amount", "limit", "other_memory"), _BYTES),
     **dict.fromkeys(("memory_slices", "slices", "start", "starts", "size"), _SLICES),
     "compute": _PERCENT,
@@ -44,7 +44,7 @@ _COUNTS: Mapping[str, int] = {
     **dict.fromkeys(("gpus", "profiles", "compute_profiles", "starts", "instances", "compute_instances"), 64),
     **dict.fromkeys(("processes", "stray_processes", "others"), _PROCESSES),
     "grants": 256,
-    "limits": 0,
+    "quotas": 0,
 }
 """The most entries of a field, by its name; `_MANY` for others."""
 _LONGEST = 4096

@@ -209,13 +209,13 @@ class PolicyChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsChanged:
-    """The administrator limited what a user may hold, or all users without limits of their own (""); all None removes it.
+class QuotaChanged:
+    """The administrator set the quota of a user, or of all users without one of their own (""); all None removes it.
 
     `gpu_percent` is in hundredths of a GPU, `memory` in bytes.
     """
 
-    kind: ClassVar = "LimitsChanged"
+    kind: ClassVar = "QuotaChanged"
     user: str
     gpu_percent: int | None
     memory: int | None
@@ -274,7 +274,7 @@ EventData = (
     | FaultShared
     | ServerEnded
     | PolicyChanged
-    | LimitsChanged
+    | QuotaChanged
     | GpuCordoned
     | GpuUncordoned
     | BootEnded

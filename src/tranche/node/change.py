@@ -51,6 +51,8 @@ class Change:
         self._exit_hook_failed = exit_hook_failed
         self._clock = clock
         self._sleep = sleep
+        self.made = False
+        """Whether the GPUs are as declared: what follows, such as a hook, changes none of them."""
 
     def to_layout(self, decide: Callable[[NodeView], LayoutDecision], *, mode_only: bool = False) -> LayoutDecision:
         """Carry out a decision; returns the last one. Raises GpuBusy or WaitTimeout when something in use blocks it."""
@@ -125,6 +127,7 @@ class Change:
         while True:
             try:
                 act(self._patience.with_others(self._clock() - begun))
+                self.made = True
                 return
             except GpuBusy as error:
                 if not self._patience.wait:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tranche.core.allocation import Cordon
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
-from tranche.core.user_limits import UserLimits
+from tranche.core.user_quota import UserQuota
 from tranche.node.host import Host
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
@@ -33,16 +33,16 @@ def change_policy(
     return after
 
 
-def change_limits(
-    host: Host, users: Sequence[tuple[str, str]], limits: UserLimits | None, *, clock: Callable[[], float]
+def change_quotas(
+    host: Host, users: Sequence[tuple[str, str]], quota: UserQuota | None, *, clock: Callable[[], float]
 ) -> None:
-    """Limit these users, each by uid as text and by name, from the next decision on; None removes the limits."""
+    """Set the quota of these users, each by uid as text and by name, from the next decision on; None removes it."""
     with host.ledger.write() as db:
-        before = records.user_limits(db)
+        before = records.user_quotas(db)
         for uid, name in users:
-            if before.get(uid) != limits:
-                records.set_user_limits(db, uid, limits)
-                chronicle.limits_changed(db, clock(), name, limits)
+            if before.get(uid) != quota:
+                records.set_user_quota(db, uid, quota)
+                chronicle.quota_changed(db, clock(), name, quota)
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:

@@ -20,7 +20,7 @@ from tranche.hardware.driver import DeviceVisibility
 from tranche.node.execution import guards
 from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.deciding import taking_gpu
-from tranche.node.locks.interrupts import interruptible, uninterruptible
+from tranche.node.locks.interrupts import WaitInterrupted, interruptible, uninterruptible
 from tranche.node.store import chronicle, journal
 from tranche.node.store.records import disown_instances, own_instance, owned_instances
 from tranche.planning.steps import (
@@ -143,6 +143,9 @@ class Executor:
                     lambda gpu_uuid: self._run_gpu(plan_id, records, gpu_uuid, allocation_id, progress, failed),
                     stop=failed.set,
                 )
+            except WaitInterrupted as stop:
+                stop.left = _in_words(self.undo(plan_id, allocation_id=allocation_id, held=True))
+                raise
             except BaseException:
                 self.undo(plan_id, allocation_id=allocation_id, held=True)
                 raise
@@ -291,13 +294,16 @@ class Executor:
 
 def _partly_undone(error: TrancheError, left: Sequence[TrancheError]) -> TrancheError:
     """The error of a plan that could not be undone everywhere."""
-    why = "; ".join(dict.fromkeys(each.message for each in left))
     found = type(error)(
-        f"{error.message}; undoing the change failed too, so some of it stays: {why}",
+        f"{error.message}; undoing the change failed too, so some of it stays: {_in_words(left)}",
         hint="see what is there with: tranche gpus, then apply a layout again",
     )
     found.gpu_uuid = error.gpu_uuid
     return found
+
+
+def _in_words(errors: Sequence[TrancheError]) -> str:
+    return "; ".join(dict.fromkeys(each.message for each in errors))
 
 
 def _record_ownership(db: sqlite3.Connection, ownership: Mapping[InstanceKey, bool], *, requested: bool) -> None:

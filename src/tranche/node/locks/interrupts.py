@@ -17,11 +17,15 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 class WaitInterrupted(BaseException):
-    """A signal told this process to end while it waited: its place in the queue, or its plan, must still be cleaned up."""
+    """A signal told this process to end while it waited: its place in the queue, or its plan, must still be cleaned up.
+
+    `left` says what an undone plan could not put back, in words.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.exit_code = 128 + number
+        self.left = ""
 
 
 class _Signals:

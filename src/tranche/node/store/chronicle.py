@@ -16,7 +16,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.keeper import Actor, ProcessKeeper
 from tranche.core.sharing import GpuPolicy, Sharing
 from tranche.core.state import GpuState
-from tranche.core.user_limits import UserLimits
+from tranche.core.user_quota import UserQuota
 from tranche.planning.steps import Step
 
 if TYPE_CHECKING:
@@ -217,12 +217,12 @@ def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str
     _write(db, time, PolicyChanged(gpu_uuid, None if use is None else str(use)), message, gpu_uuid=gpu_uuid)
 
 
-def limits_changed(db: sqlite3.Connection, time: float, user: str, limits: UserLimits | None) -> None:
-    """The administrator limited a user by name, or everyone ("")."""
-    from tranche.core.events import LimitsChanged
+def quota_changed(db: sqlite3.Connection, time: float, user: str, quota: UserQuota | None) -> None:
+    """The administrator set the quota of a user by name, or of everyone ("")."""
+    from tranche.core.events import QuotaChanged
 
-    message = f"{user or 'every other user'}: {'no limits of their own any more' if limits is None else limits}"
-    _write(db, time, LimitsChanged(user, *(limits or UserLimits())), message)
+    message = f"{user or 'every other user'}: {'no quota any more' if quota is None else quota}"
+    _write(db, time, QuotaChanged(user, *(quota or UserQuota())), message)
 
 
 def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor | None) -> None:

@@ -19,7 +19,7 @@ from tranche.core.request import Request
 from tranche.core.sharing import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
-from tranche.core.user_limits import UserLimits
+from tranche.core.user_quota import UserQuota
 from tranche.core.wire import request_from_dict, request_to_dict
 
 
@@ -113,16 +113,16 @@ def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
     db.executemany("INSERT INTO gpu_uses VALUES (?, ?)", words.items())
 
 
-def user_limits(db: sqlite3.Connection) -> dict[str, UserLimits]:
-    """The limits of users, by uid as text."""
-    return {uid: UserLimits(*rest) for uid, *rest in db.execute("SELECT * FROM user_limits ORDER BY uid")}
+def user_quotas(db: sqlite3.Connection) -> dict[str, UserQuota]:
+    """The quotas of users, by uid as text."""
+    return {uid: UserQuota(*rest) for uid, *rest in db.execute("SELECT * FROM user_quotas ORDER BY uid")}
 
 
-def set_user_limits(db: sqlite3.Connection, uid: str, limits: UserLimits | None) -> None:
-    """Replace the limits of a user; None removes them."""
-    db.execute("DELETE FROM user_limits WHERE uid = ?", (uid,))
-    if limits is not None:
-        db.execute("INSERT INTO user_limits VALUES (?, ?, ?, ?)", (uid, *limits))
+def set_user_quota(db: sqlite3.Connection, uid: str, quota: UserQuota | None) -> None:
+    """Replace the quota of a user; None removes it."""
+    db.execute("DELETE FROM user_quotas WHERE uid = ?", (uid,))
+    if quota is not None:
+        db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?)", (uid, *quota))
 
 
 def cordons(db: sqlite3.Connection) -> tuple[Cordon, ...]:

@@ -22,7 +22,7 @@ from tranche.planning.decide.answers import Preference, Reserved, answers, asked
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission
-from tranche.planning.decide.quota import refuse_beyond_limits
+from tranche.planning.decide.quota import refuse_beyond_quota
 from tranche.planning.steps.plan import Plan, with_daemons
 
 
@@ -90,7 +90,7 @@ def offer(
     )
     if sum(isinstance(each.candidate, Candidate) for each in asked) < needed:
         check_possible(view, request)
-        refuse_beyond_limits(view, request)
+        refuse_beyond_quota(view, request)
     thrifty = bool(why_thrifty(request, view.node.sharing, [each.here for each in asked]))
     best: list[tuple[Preference, int, Option]] = []
     for place, each in enumerate(asked):

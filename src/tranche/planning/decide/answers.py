@@ -23,7 +23,7 @@ from tranche.planning.decide.candidates import Candidate, gpus_needed
 from tranche.planning.decide.obstacle import CommonReason, Obstacle, Reason, more_alike, obstacle
 from tranche.planning.decide.options import Option, OptionKind, PlanPermission, gpu_blocked, slice_obstacle, ways_alone
 from tranche.planning.decide.part_options import part_options
-from tranche.planning.decide.quota import candidates_within_limits
+from tranche.planning.decide.quota import candidates_within_quota
 from tranche.planning.decide.share_options import ShareOptions, accepted
 from tranche.planning.decide.tables import geometry_of, place_cost
 from tranche.planning.occupancy.gpu_occupancy import GpuOccupancy, tenancies
@@ -124,7 +124,7 @@ def asked_gpus(view: NodeView, request: Request, reserved: Reserved) -> tuple[_A
     """Put the request to every GPU of the view, in index order."""
     return tuple(
         _AskedGpu(here, found, reserved.get(here.gpu.uuid, ""))
-        for here, found in zip(tenancies(view), candidates_within_limits(view, request), strict=True)
+        for here, found in zip(tenancies(view), candidates_within_quota(view, request), strict=True)
     )
 
 

@@ -17,7 +17,7 @@ from tranche.core.request import Request
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
-from tranche.planning.decide.quota import candidates_within_limits, refuse_beyond_limits
+from tranche.planning.decide.quota import candidates_within_quota, refuse_beyond_quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +110,15 @@ def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision |
 
 def for_user(view: NodeView, waiter: WaitingRequest) -> NodeView:
     """The view for a decision about that waiter."""
-    return replace(view, asker=waiter.uid) if view.limits else view
+    return replace(view, asker=waiter.uid) if view.quotas else view
 
 
 _Alike = tuple[Request, int]
 
 
 def _alike(view: NodeView, waiter: WaitingRequest) -> _Alike:
-    """Equal for waiters that get the same answer. Users differ only where they have limits."""
-    return waiter.request, waiter.uid if view.limits else -1
+    """Equal for waiters that get the same answer. Users differ only where they have quotas."""
+    return waiter.request, waiter.uid if view.quotas else -1
 
 
 def _first_of_each(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[WaitingRequest]:
@@ -133,10 +133,10 @@ def _first_of_each(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterato
 def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     try:
         check_possible(view, request)
-        refuse_beyond_limits(view, request)
+        refuse_beyond_quota(view, request)
     except TrancheError:
         return ()  # it can never start here, so it must not hold others up
-    found = zip(view.node, candidates_within_limits(view, request), strict=True)
+    found = zip(view.node, candidates_within_quota(view, request), strict=True)
     wanted = tuple(gpu.uuid for gpu, answer in found if isinstance(answer, Candidate))
     closed = {each.place.gpu_uuid for each in view.withheld if each.place.slot is None and not each.for_large}
     # With fewer open GPUs than it needs, it starts only after an administrator has acted: others need not wait for that.

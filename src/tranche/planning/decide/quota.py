@@ -1,4 +1,4 @@
-"""What a user may still get: the administrator's limits, less what the user holds.
+"""What a user may still get: the administrator's quota, less what the user holds.
 
 A slice counts as its part of the GPU's memory or of its compute, the larger one; all its memory counts. A part of a shared device
 counts with the memory that CUDA's context takes of it. So seven 1g slices are one GPU.
@@ -26,7 +26,7 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import Request
 from tranche.core.sharing import ALL_COMPUTE
 from tranche.core.state import GpuState
-from tranche.core.user_limits import UserLimits, limits_of
+from tranche.core.user_quota import UserQuota, quota_of
 from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.share_options import rules_of
@@ -55,33 +55,33 @@ def held_by_asker(view: NodeView) -> tuple[Allocation, ...]:
     )
 
 
-def candidates_within_limits(view: NodeView, request: Request) -> tuple[Candidate | Obstacle, ...]:
+def candidates_within_quota(view: NodeView, request: Request) -> tuple[Candidate | Obstacle, ...]:
     """Each GPU's candidate, as far as the user may still get it; the obstacle is the quota where the user may not."""
     found = tuple(candidate(request, gpu, rules_of(view, gpu)) for gpu in view.node)
-    limits = limits_of(view.limits, view.asker)
-    if limits is None:
+    quota = quota_of(view.quotas, view.asker)
+    if quota is None:
         return found
     held = _held(view)
     needed = gpus_needed(request)
-    return tuple(_within(each, gpu, limits, held, needed) for each, gpu in zip(found, view.node, strict=True))
+    return tuple(_within(each, gpu, quota, held, needed) for each, gpu in zip(found, view.node, strict=True))
 
 
-def refuse_beyond_limits(view: NodeView, request: Request) -> None:
+def refuse_beyond_quota(view: NodeView, request: Request) -> None:
     """Raises QuotaExceeded when the user could not get the request even while holding nothing."""
-    if limits_of(view.limits, view.asker) is None:
+    if quota_of(view.quotas, view.asker) is None:
         return
-    alone = candidates_within_limits(replace(view, allocations=()), request)
+    alone = candidates_within_quota(replace(view, allocations=()), request)
     beyond = [each for each in alone if isinstance(each, Obstacle) and each.reason is Reason.QUOTA]
     possible = sum(isinstance(each, Candidate) or each.reason is Reason.GPU_LOST for each in alone)
     if beyond and possible < gpus_needed(request):
         raise QuotaExceeded(
             f"{request} is more than this user may ever hold: {beyond[0].text}",
-            hint="ask for less; the limits are in: tranche policy list",
+            hint="ask for less; the quotas are in: tranche policy list",
         )
 
 
 def _held(view: NodeView) -> _Amount:
-    from fractions import Fraction  # a slow import, and most machines have no limits
+    from fractions import Fraction  # a slow import, and most machines have no quotas
 
     gpus = {gpu.uuid: gpu for gpu in view.node}
     found = _Amount(Fraction(0), 0)
@@ -93,14 +93,14 @@ def _held(view: NodeView) -> _Amount:
 
 
 def _within(
-    found: Candidate | Obstacle, gpu: GpuState, limits: UserLimits, held: _Amount, needed: int
+    found: Candidate | Obstacle, gpu: GpuState, quota: UserQuota, held: _Amount, needed: int
 ) -> Candidate | Obstacle:
     if isinstance(found, Obstacle):
         return found
     beyond: list[str] = []
 
     def allowed(grant: Grant) -> bool:
-        why = _beyond(limits, held, _amount(grant, gpu)._replace(shares=0), needed)
+        why = _beyond(quota, held, _amount(grant, gpu), needed)
         beyond.extend([why] if why else [])
         return not why
 
@@ -119,19 +119,19 @@ def _within(
     return replace(found, profile=profile, whole=whole, part=part)
 
 
-def _beyond(limits: UserLimits, held: _Amount, asked: _Amount, times: int) -> str:
-    """Which limit the user would exceed with so many times more, in words; "" for none."""
+def _beyond(quota: UserQuota, held: _Amount, asked: _Amount, times: int) -> str:
+    """What of the quota the user would exceed with so many times more, in words; "" for nothing."""
     from fractions import Fraction
 
     after = held.plus(asked, times)
-    if limits.shares is not None and held.shares >= limits.shares:
-        return f"the user may hold {UserLimits(shares=limits.shares)} at once, and holds {held.shares}"
-    if limits.gpu_percent is not None and after.gpus > Fraction(limits.gpu_percent, 100):
-        most, now, more = UserLimits(limits.gpu_percent), _decimal(held.gpus), _decimal(times * asked.gpus)
+    if quota.shares is not None and held.shares >= quota.shares:
+        return f"the user may hold {UserQuota(shares=quota.shares)} at once, and holds {held.shares}"
+    if quota.gpu_percent is not None and after.gpus > Fraction(quota.gpu_percent, 100):
+        most, now, more = UserQuota(quota.gpu_percent), _decimal(held.gpus), _decimal(times * asked.gpus)
         return f"the user may hold {most} at once, holds {now}, and this is {more} more"
-    if limits.memory is not None and after.memory > limits.memory:
+    if quota.memory is not None and after.memory > quota.memory:
         now, more = format_memory(held.memory), format_memory(times * asked.memory)
-        return f"the user may hold {UserLimits(memory=limits.memory)} at once, holds {now}, and this is {more} more"
+        return f"the user may hold {UserQuota(memory=quota.memory)} at once, holds {now}, and this is {more} more"
     return ""
 
 

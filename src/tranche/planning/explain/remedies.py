@@ -34,7 +34,7 @@ from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.foresee import with_granted, without
 from tranche.planning.decide.obstacle import Obstacle, Reason
 from tranche.planning.decide.options import PlanPermission
-from tranche.planning.decide.quota import candidates_within_limits, held_by_asker
+from tranche.planning.decide.quota import candidates_within_quota, held_by_asker
 from tranche.planning.decide.share_options import rules_of
 from tranche.planning.occupancy.gpu_occupancy import tenancies, tenancy
 
@@ -258,8 +258,8 @@ def _waits(question: _Question) -> Iterator[Remedy]:
 
 
 def _beyond_quota(question: _Question) -> bool:
-    """Whether the limits of the user are in the way."""
-    answers = candidates_within_limits(question.view, question.request)
+    """Whether the quota of the user is in the way."""
+    answers = candidates_within_quota(question.view, question.request)
     return any(isinstance(each, Obstacle) and each.reason is Reason.QUOTA for each in answers)
 
 

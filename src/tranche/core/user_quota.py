@@ -1,4 +1,4 @@
-"""How much of a machine one user may hold at once, as the administrator limits it."""
+"""How much of a machine one user may hold at once, as the administrator sets it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tranche.core.quantity import format_memory, parse_memory
 _GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?", re.ASCII)
 _SHARES = re.compile(r"\d{1,6}", re.ASCII)
 EVERYONE = ""
-"""Stands for all users without limits of their own, except root."""
+"""Stands for all users without a quota of their own, except root."""
 _ROOT = "0"
 
 
-class UserLimits(NamedTuple):
+class UserQuota(NamedTuple):
     """The most that one user may hold at once; None is no limit.
 
     `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. `shares` is a number of allocations.
@@ -42,21 +42,21 @@ class UserLimits(NamedTuple):
         return ", ".join(parts) or "no limit"
 
 
-def limits_of(limits: Mapping[str, UserLimits], uid: int) -> UserLimits | None:
-    """The limits of a user, by uid in text; None without any, and for processes of no known user (-1)."""
+def quota_of(quotas: Mapping[str, UserQuota], uid: int) -> UserQuota | None:
+    """The quota of a user, by uid in text; None without one, and for processes of no known user (-1)."""
     if uid < 0:
         return None
-    own = limits.get(str(uid))
-    return own if own is not None or str(uid) == _ROOT else limits.get(EVERYONE)
+    own = quotas.get(str(uid))
+    return own if own is not None or str(uid) == _ROOT else quotas.get(EVERYONE)
 
 
-def parse_limits(gpus: str | None, gpu_memory: str | None, shares: str | None) -> UserLimits:
-    """The limits in an administrator's words; raises UsageError."""
+def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None) -> UserQuota:
+    """The quota in an administrator's words; raises UsageError."""
     if gpus is not None and _GPUS.fullmatch(gpus) is None:
         raise UsageError(f"'{gpus}' is not a number of GPUs", hint="write it as --gpus 2 or --gpus 1.5")
     if shares is not None and _SHARES.fullmatch(shares) is None:
         raise UsageError(f"'{shares}' is not a number of shares", hint="write it as --shares 4")
-    return UserLimits(
+    return UserQuota(
         None if gpus is None else round(float(gpus) * 100),
         None if gpu_memory is None else parse_memory(gpu_memory),
         None if shares is None else int(shares),
