@@ -55,7 +55,7 @@ class SharedMachine:
         self.machine = machine
         self.service: subprocess.Popen[str] | None = None
         self._started: list[subprocess.Popen[str]] = []
-        self._held: list[int] = []
+        self.held: list[int] = []
 
     def serve(self) -> subprocess.Popen[str]:
         before = self.served
@@ -103,8 +103,8 @@ class SharedMachine:
         line = process.stdout.readline()
         if not line:
             raise AssertionError(process.communicate()[1] + "\n".join(self.log))
-        self._held.append(int(line))
-        return process, self._held[-1]
+        self.held.append(int(line))
+        return process, self.held[-1]
 
     def shares(self) -> list[dict[str, object]]:
         found: list[dict[str, object]] = self.machine.json("ps")["allocations"]
@@ -115,7 +115,7 @@ class SharedMachine:
         return found
 
     def end(self) -> None:
-        for pid in self._held:
+        for pid in self.held:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for process in [*self._started, *([self.service] if self.service else [])]:
@@ -306,6 +306,23 @@ def test_a_stopped_client_is_not_granted_a_share_until_it_goes_on(shared: Shared
     assert shared.shares() == []
     stopped.send_signal(signal.SIGCONT)
     assert stopped.wait(60) == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_command_of_a_user_ends_at_its_time_also_if_its_client_is_stopped(
+    shared: SharedMachine, stopped: bool
+) -> None:
+    process = shared.start("run", "-q", *HALF, "--time", "2s", "--", "sh", "-c", "echo $$; sleep 600 & exec sleep 600")
+    assert process.stdout is not None
+    shared.held.append(int(process.stdout.readline()))
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: shared.shares() == [])
+    if stopped:
+        process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.stderr is not None
+    assert "the time limit of 2s is over" in process.stderr.read()
 
 
 def test_a_share_outlives_service_and_request_process_and_client(shared: SharedMachine) -> None:
@@ -724,7 +741,7 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
     assert (code, "nothing is free" in err) == (NoRoom.exit_code, True)
     for process in (other, mine):
         process.kill()
-    os.kill(shared._held[0], signal.SIGKILL)
+    os.kill(shared.held[0], signal.SIGKILL)
     assert second.wait(60) == 0
 
 

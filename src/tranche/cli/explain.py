@@ -15,10 +15,10 @@ import click
 from tranche.cli import completion
 from tranche.cli.options import asked_as_person, target_options
 from tranche.cli.output import print_json, print_table, show
-from tranche.cli.request_options import adopt_foreign_option, request_options
+from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
-from tranche.core.quantity import format_memory
+from tranche.core.quantity import format_duration, format_memory
 from tranche.core.request import parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
@@ -41,6 +41,7 @@ _POD_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", re.ASCII)
 @click.command(cls=TrancheCommand)
 @click.argument("waiter_id", metavar="[ID|pod/NAME]", default="", shell_complete=completion.waiting_ids)
 @request_options
+@time_option
 @adopt_foreign_option
 @target_options
 @output_option()
@@ -90,11 +91,12 @@ def command(
             waiter, queue = _waiting(waiter_id, queue)
             asked, uid = waiter.request, waiter.uid
         waiters = as_asked(attending(host.places, queue, time.time()))
-    answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=adopt_foreign == "destroy")
+    foreign, now = adopt_foreign == "destroy", time.time()
+    answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=foreign, now=now)
     if output == "json":
         print_json("Explanation", **explanation_document(answer, len(waiters), names))
     else:
-        _print(answer, view.node, names)
+        _print(answer, view.node, names, now)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
@@ -129,7 +131,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:
+def _print(answer: Explanation, node: NodeState, names: NameTable, now: float) -> None:
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -141,6 +143,9 @@ def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:
     said = reasons(answer, names)
     if said and said.count("; ") < len(answer.gpus) - 1:
         show(f"  {said}")
+    if answer.starts_by is not None:
+        within = format_duration(round(answer.starts_by - now))
+        show(f"  It starts within {within}, when others have reached their time limits.")
     show()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), _gpu_rows(answer.gpus, node, names))
     if answer.answers.unnamed:

@@ -43,6 +43,12 @@ request_options = together(
 )
 """The options that parse_request takes."""
 
+time_option = click.option(
+    "--time",
+    metavar="TIME",
+    help="End the command after TIME, such as 45m, 4h or 1d12h. Default: no limit.",
+)
+
 adopt_foreign_option = click.option(
     "--adopt-foreign",
     type=click.Choice(["keep", "destroy"]),

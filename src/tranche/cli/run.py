@@ -12,7 +12,7 @@ import click
 
 from tranche.cli.options import TIMEOUT_HELP, DurationType
 from tranche.cli.output import say, warn
-from tranche.cli.request_options import adopt_foreign_option, request_options
+from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.core.request import parse_request
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @request_options
+@time_option
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in the queue if nothing fits.")
 @click.option(
     "--timeout",
@@ -60,6 +61,10 @@ def command(
     Request the share with one of --gpus, --gpu, --gpu-memory and --mig-profile. If nothing fits, the request waits in
     the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Tranche
     releases the share when the command ends, and exits with the command's exit code.
+
+    With --time, Tranche warns 10 minutes and 1 minute before the end. Then it sends SIGTERM to the command and what the
+    command started, and SIGKILL 30 seconds later. A command with a time limit may start before others that wait
+    longer, if it ends before the first of them can start.
 
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py

@@ -98,6 +98,15 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def format_duration(seconds: int) -> str:
+    """Seconds as a short text that parse_duration reads back: `45s`, `10m`, `1h30m`."""
+    words = ""
+    for unit in "dhms":
+        count, seconds = divmod(seconds, int(_SECONDS[unit]))
+        words += f"{count}{unit}" if count else ""
+    return words or "0s"
+
+
 def format_memory(amount: int) -> str:
     """Bytes as GiB with at most two decimals, or MiB below one GiB: `19.62 GiB`, `40 GiB`, `512 MiB`."""
     if amount >= GIB:

@@ -53,7 +53,7 @@ SLOT = fields("gpuUUID", "profile", placement=PLACEMENT)
 PROCESS = fields("pid", "memoryBytes", name=program)
 REQUEST = fields(
     "gpus", "gpu", "gpuMemoryBytes", "migProfile", "count", "computePercent", "isolation",
-    "gpuModel",
+    "gpuModel", "timeLimitSeconds",
 )  # fmt: skip
 GRANT = fields(
     "gpuUUID", "mechanism", "isolation", "profile", "memoryBytes", "computePercent", "memoryLimitBytes", "unlimited",

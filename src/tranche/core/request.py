@@ -1,7 +1,7 @@
 """Requests of workloads: one grammar for the whole product.
 
 Exactly one of `--gpus N`, `--gpu SHARE`, `--gpu-memory AMOUNT` and `--mig-profile NAME`, with `--count`, `--compute`,
-`--isolation` and `--gpu-model` beside it. The canonical text of a request is the options that make it.
+`--isolation`, `--gpu-model` and `--time` beside it. The canonical text of a request is the options that make it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 
 from tranche.core.errors import UsageError
 from tranche.core.profile import ProfileName, parse_profile
-from tranche.core.quantity import format_fraction, memory_option, parse_fraction, parse_memory
+from tranche.core.quantity import (
+    format_duration,
+    format_fraction,
+    memory_option,
+    parse_duration,
+    parse_fraction,
+    parse_memory,
+)
 from tranche.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -79,7 +86,8 @@ Demand = WholeGpus | GpuShare | GpuMemory | MigSlice
 class Request:
     """One workload's demand and conditions. `gpu_model` matches a case-insensitive part of the product name.
 
-    `count` is how many such shares it takes, each on another GPU. `compute` is a ceiling in percent.
+    `count` is how many such shares it takes, each on another GPU. `compute` is a ceiling in percent. `time_limit` is in seconds
+    from the command's start.
     """
 
     demand: Demand
@@ -87,6 +95,7 @@ class Request:
     gpu_model: str = ""
     count: int = 1
     compute: int | None = None
+    time_limit: int | None = None
 
     def __str__(self) -> str:
         text = str(self.demand)
@@ -98,6 +107,8 @@ class Request:
             text += f" --isolation {self.isolation}"
         if self.gpu_model:
             text += f" --gpu-model '{self.gpu_model}'" if " " in self.gpu_model else f" --gpu-model {self.gpu_model}"
+        if self.time_limit is not None:
+            text += f" --time {format_duration(self.time_limit)}"
         return text
 
 
@@ -111,6 +122,7 @@ def parse_request(
     compute: str | None = None,
     isolation: str = "soft",
     gpu_model: str = "",
+    time: str | None = None,
 ) -> Request:
     """The request that the options make; raises UsageError unless there is exactly one demand and the options are compatible."""
     given = [text for text in (gpus, gpu, gpu_memory, mig_profile) if text is not None]
@@ -147,6 +159,7 @@ def parse_request(
         gpu_model.strip(),
         1 if count is None else _parse_shares(count, demand),
         None if compute is None else _parse_percent(compute),
+        None if time is None else parse_time_limit(time),
     )
     _refuse_contradiction(request)
     return request
@@ -167,6 +180,17 @@ def _parse_shares(text: str, demand: Demand) -> int:
 def _parse_percent(text: str) -> int:
     digits = text.strip().removesuffix("%").rstrip()
     return _whole(text, "compute ceiling", "write it as a whole number of percent, from 1 to 100", digits, most=100)
+
+
+def parse_time_limit(text: str) -> int:
+    """The seconds of a `--time`; raises UsageError for less than one."""
+    try:
+        seconds = round(parse_duration(text))
+    except UsageError as error:
+        raise UsageError(f"--time: {error.message}", hint=error.hint) from error
+    if seconds < 1:
+        raise UsageError(f"--time {text} is less than a second", hint="write it as 45m, 4h or 1h30m")
+    return seconds
 
 
 def _whole(text: str, what: str, hint: str, digits: str = "", most: int = 10**18) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tranche.core.wire import grant_to_dict, request_to_dict
+from tranche.documents import describe
 from tranche.documents.holder_names import NO_NAMES, NameTable
 from tranche.documents.machine import key_document
 from tranche.documents.overview import obstacle_document
@@ -40,6 +41,7 @@ def explanation_document(answer: Explanation, waiters_ahead: int, names: NameTab
         "message": answer.summary,
         "reasons": reasons(answer, names) or None,
         "waitersAhead": waiters_ahead,
+        "startsBy": None if answer.starts_by is None else describe.timestamp(answer.starts_by),
         "grants": [] if granted is None else [grant_to_dict(each) for each in granted.grants],
         "steps": []
         if granted is None

@@ -135,8 +135,8 @@ def _obstacle(failure: _Failure) -> Obstacle:
 
 _IMPOSSIBLE = (DoesNotFit, GpuNotFound, ProfileUnknown, SharingUnavailable)
 
-Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, Decision | TrancheError], None]
-"""Receives a view, the waiters in order, the id decided about, whether foreign idle instances may go, and the outcome."""
+Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, float, Decision | TrancheError], None]
+"""Receives a view, the waiters in order, the id decided about, whether foreign idle instances may go, the time, the outcome."""
 
 
 def as_asked(queue: Sequence[records.Waiter]) -> list[WaitingRequest]:
@@ -259,8 +259,9 @@ class Queue:
         if not self._host.waiters():
             return
         view = self._host.view(seconds=_COURTESY_SECONDS)
-        waiters = as_asked(attending(self._host.places, self._host.waiters(), self._clock()))
-        for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy):
+        now = self._clock()
+        waiters = as_asked(attending(self._host.places, self._host.waiters(), now))
+        for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy, now=now):
             if ring(self._host.places.wakeup_pipe(waiter_id)):
                 return
 
@@ -367,14 +368,15 @@ class Queue:
     ) -> Decision:
         """Decide without the GPUs on which the plan failed; raises their failure if no other GPU can ever serve."""
         left = failed.left_out_of(view)
-        there = as_asked(attending(self._host.places, queue, self._clock(), but=waiter_id))
+        now = self._clock()
+        there = as_asked(attending(self._host.places, queue, now, but=waiter_id))
         outcome: Decision | TrancheError
         try:
-            outcome = may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy)
+            outcome = may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy, now=now)
         except TrancheError as error:
             outcome = error
         if self._record is not None and not isinstance(outcome, AllocationUnknown):
-            self._record(left, there, waiter_id, self._adopt_foreign_destroy, outcome)
+            self._record(left, there, waiter_id, self._adopt_foreign_destroy, now, outcome)
         if not isinstance(outcome, TrancheError):
             return outcome
         if isinstance(outcome, _IMPOSSIBLE) and (failure := failed.error(request)) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,9 +21,7 @@ class DecisionLog:
     cannot be written; deciding goes on.
     """
 
-    def __init__(
-        self, path: Path, *, failed: Callable[[OSError], None], clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, path: Path, *, failed: Callable[[OSError], None]) -> None:
         try:
             # A pipe without a reader must not keep the command from its share.
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
@@ -32,7 +29,6 @@ class DecisionLog:
         except OSError as error:
             raise UsageError(f"cannot record decisions in {path}: {error.strerror}") from error
         self._failed = failed
-        self._clock = clock
         self._last: Outcome | None = None
 
     def close(self) -> None:
@@ -45,6 +41,7 @@ class DecisionLog:
         waiters: Sequence[WaitingRequest],
         waiter_id: str,
         adopt_foreign_destroy: bool,
+        now: float,
         decision: Decision | TrancheError,
     ) -> None:
         """Record the decision about the waiter and its inputs."""
@@ -54,8 +51,8 @@ class DecisionLog:
         if isinstance(outcome, Waiting) and outcome == self._last:
             return
         self._last = outcome
-        question = RecordedRequest(view, tuple(waiters), waiter_id, adopt_foreign_destroy)
-        line = json.dumps(decision_to_dict(RecordedDecision(self._clock(), question, outcome))) + "\n"
+        question = RecordedRequest(view, tuple(waiters), waiter_id, adopt_foreign_destroy, now)
+        line = json.dumps(decision_to_dict(RecordedDecision(now, question, outcome))) + "\n"
         try:
             os.write(self._descriptor, line.encode())
         except OSError as error:

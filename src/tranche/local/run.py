@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
 from tranche.core.errors import TrancheError
@@ -16,6 +17,7 @@ from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
+from tranche.local.child import beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
 from tranche.local.watches import watching_limits, watching_outside, watching_use
@@ -27,6 +29,9 @@ from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
 from tranche.node.store import chronicle
+
+if TYPE_CHECKING:
+    from tranche.local.time_limit import TimeLimit
 
 _AFTERMATH_SECONDS = 0.25
 _BY_SIGNAL = 128
@@ -70,7 +75,8 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         )
         asked.workload.note_children()
         try:
-            code = _run_in_share(host, held, asked.workload, reporter)
+            limit = _time_limit(host, held, asked.workload, reporter)
+            code = _run_in_share(host, held, asked.workload, reporter, limit)
         except BaseException:
             ignore_signals()
             _give_back(queue, held, asked.workload, reporter, why="the command could not be run")
@@ -80,6 +86,9 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
                 host.view(seconds=_LOST_SECONDS, thorough=True)
         try:
             why = f"the command ended with exit code {code}"
+            if limit is not None:
+                limit.end_orphans()
+                why += ", because its time limit was over" if limit.over else ""
             _give_back(queue, held, asked.workload, reporter, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             reporter.kept(error)
@@ -96,7 +105,17 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         ignore_signals()
 
 
-def _run_in_share(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> int:
+def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> TimeLimit | None:
+    if held.allocation.request.time_limit is None:
+        return None
+    from tranche.local.time_limit import TimeLimit  # most commands have none
+
+    return TimeLimit(host, held.allocation, workload, reporter.time_limit)
+
+
+def _run_in_share(
+    host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter, limit: TimeLimit | None
+) -> int:
     """Run the command to its end while watching its share; returns its exit code."""
     allocation = held.allocation
     with ExitStack() as stack:
@@ -119,6 +138,8 @@ def _run_in_share(host: Host, held: HeldAllocation, workload: Workload, reporter
         stack.enter_context(watching_use(allocation, host.observe_gpu, watch.above))
         confined = f"{VISIBLE}={share[VISIBLE]}"
         stack.enter_context(watching_outside(allocation, confined, host.driver.observe, reporter.outside))
+        if limit is not None:
+            stack.enter_context(beside("time", limit.enforce))
         code = workload.run(held, share, lambda pid: host.set_holder(held, pid), interrupt_if_told)
         ignore_signals()
         return code

@@ -52,6 +52,10 @@ class RunReporter:
             f"{format_memory(part.memory)}: Tranche now counts it as unlimited"
         )
 
+    def time_limit(self, text: str) -> None:
+        """The command's time is over, or nearly so."""
+        self._warn(text)
+
     def server_ended(self, why: str) -> None:
         """The daemon's server ended under the share's programs; `why` says why they fail."""
         self._warn(why)

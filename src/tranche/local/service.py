@@ -44,6 +44,7 @@ MOST_OF_A_USER = 80
 MOST_RUNS_OF_A_USER = 64
 MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
+_TELLS_WITHIN_SECONDS = 5.0
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 10.0
 _ORDER_SECONDS = 60.0
@@ -439,7 +440,8 @@ class ClientWorkload:
     ) -> int:
         """Let the client start the command, and return the exit code that the client tells; that of SIGHUP if it goes.
 
-        The command waits until its pid is registered and it is in the share's control group.
+        A client that is stopped when its command ends cannot tell, and counts as gone soon after. The command waits until its pid
+        is registered and it is in the share's control group.
         """
         starting()
         self._stack.close()
@@ -457,6 +459,9 @@ class ClientWorkload:
             move_into(held.group.folder, child.pid)
         started(child.pid)
         self._connection.send({"event": "admitted"})
+        with suppress(ProcessLookupError), open(os.pidfd_open(child.pid), "rb") as command:
+            if not self._connection.await_end(command.fileno(), _TELLS_WITHIN_SECONDS):
+                return _CLIENT_GONE
         code = self._told("ended")
         return _CLIENT_GONE if code is None else code
 

@@ -71,7 +71,7 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
             hint="run the command on the machine itself, outside any container",
         )
     remains = remains_of(places, allocation.id, keeper)
-    pids = _living(keeper) or [each.pid for each in remains.certain]
+    pids = living(keeper) or [each.pid for each in remains.certain]
     return ReleasePreview(allocation, keeper, tuple(pids), remains)
 
 
@@ -121,7 +121,7 @@ def take_back(
     for _ in range(_ROUNDS):
         if not pids and not remains.locked:
             break
-        last = _end_all(pids, grace, ending) or last
+        last = end_processes(pids, grace, ending) or last
         ended += pids
         _await_owner(lock)
         remains = remains_of(host.places, allocation_id, keeper)
@@ -153,10 +153,10 @@ def _living_now(host: Host, allocation_id: str) -> list[int]:
     """The living processes that the register names for the allocation now."""
     with host.ledger.read() as db:
         keepers = [each.keeper for each in register.allocations(db) if each.id == allocation_id]
-    return [pid for keeper in keepers if isinstance(keeper, ProcessKeeper) for pid in _living(keeper)]
+    return [pid for keeper in keepers if isinstance(keeper, ProcessKeeper) for pid in living(keeper)]
 
 
-def _living(keeper: ProcessKeeper) -> list[int]:
+def living(keeper: ProcessKeeper) -> list[int]:
     """The living processes of a keeper, if they are known to descend from the share's command."""
     if keeper.suspected:
         return []
@@ -206,7 +206,7 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
     return GpuBusy(f"{what} is in use by a process that cannot be seen from here: {command}", hint=hint)
 
 
-def _end_all(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
+def end_processes(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
     """End the processes; returns the last signal sent, 0 if none is alive.
 
     Before each signal, `drained` receives the processes that the signal kills outright. Raises PermissionDenied, before anything

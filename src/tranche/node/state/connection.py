@@ -99,6 +99,19 @@ class ServiceConnection:
                 f"the service has not answered within {seconds:g} s", hint="ask an administrator to restart it"
             )
 
+    def await_end(self, process: int, seconds: float) -> bool:
+        """Sleep until the peer has sent something or has gone; False if it stays silent for so long after that process's end.
+
+        `process` is a pidfd.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(process, select.POLLIN)
+        if self._socket.fileno() in dict(poll.poll()):
+            return True
+        poll.unregister(process)
+        return bool(poll.poll(seconds * 1000))
+
     def await_hangup(self, process: int, stop: int) -> bool:
         """Sleep until the peer has gone, or until the descriptor `stop` is readable; returns whether the peer has gone.
 

@@ -130,6 +130,11 @@ def set_keeper(db: sqlite3.Connection, allocation_id: str, keeper: Keeper) -> No
     db.execute("UPDATE allocations SET keeper = ? WHERE id = ?", (json.dumps(keeper_to_dict(keeper)), allocation_id))
 
 
+def set_request(db: sqlite3.Connection, allocation_id: str, request: Request) -> None:
+    """Replace an allocation's request, which asks for the same share."""
+    db.execute("UPDATE allocations SET request = ? WHERE id = ?", (json.dumps(request_to_dict(request)), allocation_id))
+
+
 def set_grants(db: sqlite3.Connection, allocation_id: str, grants: Sequence[Grant]) -> None:
     """Update an allocation's grants. What each takes of its device stays unchanged."""
     db.executemany(

@@ -8,7 +8,7 @@ with a user who already holds as much as the administrator allows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tranche.core.allocation import NodeView
@@ -35,20 +35,41 @@ def may_start(
     waiter_id: str,
     *,
     adopt_foreign_destroy: bool = False,
+    now: float | None = None,
 ) -> Decision:
     """What that waiter gets now; `waiters` is in order of arrival, and `adopt_foreign_destroy` is that of `decide`.
 
-    Raises AllocationUnknown when the id is not among them, and what `decide` raises when the request can never be served.
+    A waiter with a time limit may pass earlier ones only with `now`, in seconds since the epoch. Raises AllocationUnknown when
+    the id is not among them, and what `decide` raises when the request can never be served.
     """
     for position, waiter in enumerate(waiters):
         if waiter.id == waiter_id:
-            return decide(
-                for_user(view, waiter),
-                waiter.request,
-                adopt_foreign_destroy=adopt_foreign_destroy,
-                reserved=reserved_for(view, waiters[:position]),
+            ahead = waiters[:position]
+            return decide_behind(
+                view, waiter, ahead, reserved_for(view, ahead), now, adopt_foreign_destroy=adopt_foreign_destroy
             )
     raise AllocationUnknown(f"no request {waiter_id} waits")
+
+
+def decide_behind(
+    view: NodeView,
+    waiter: WaitingRequest,
+    ahead: Iterable[WaitingRequest],
+    reserved: Reserved,
+    now: float | None,
+    *,
+    adopt_foreign_destroy: bool = False,
+) -> Decision:
+    """What the waiter gets behind those `ahead`, for whom GPUs are `reserved`; the rest as for `may_start`."""
+    its_view, request = for_user(view, waiter), waiter.request
+    found = decide(its_view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+    if isinstance(found, Granted) or now is None or request.time_limit is None or not reserved:
+        return found
+    from tranche.planning.decide.backfill import backfill  # most requests have no time limit
+
+    first: Mapping[str, tuple[int, Request]] = {each.id: (each.uid, each.request) for each in ahead}
+    passing = backfill(its_view, request, reserved, first, now, adopt_foreign_destroy=adopt_foreign_destroy)
+    return found if passing is None else passing
 
 
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
@@ -67,21 +88,24 @@ def startable(
     waiters: Iterable[WaitingRequest],
     *,
     adopt_foreign_destroy: bool = False,
+    now: float | None = None,
 ) -> Iterator[str]:
-    """The ids of the waiters that may start now, in order of arrival; `adopt_foreign_destroy` is that of `decide`."""
+    """The ids of the waiters that may start now, in order of arrival; the rest as for `may_start`."""
     reserved: dict[str, str] = {}
+    ahead: list[WaitingRequest] = []
     # Among equal requests only the first can be startable: it reserves everything the others want.
     for waiter in _first_of_each(view, waiters):
-        if len(reserved) == len(view.node.gpus):
-            return
-        its_view = for_user(view, waiter)
-        wanted = _wanted(its_view, waiter.request)
-        if not all(uuid in reserved for uuid in wanted):
-            decision = decide(its_view, waiter.request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+        may_pass = now is not None and waiter.request.time_limit is not None
+        if len(reserved) == len(view.node.gpus) and not may_pass:
+            continue
+        wanted = _wanted(for_user(view, waiter), waiter.request)
+        if wanted and (may_pass or not all(uuid in reserved for uuid in wanted)):
+            decision = decide_behind(view, waiter, ahead, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy)
             if isinstance(decision, Granted):
                 yield waiter.id
         for uuid in wanted:
             reserved.setdefault(uuid, waiter.id)
+        ahead.append(waiter)
 
 
 def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:

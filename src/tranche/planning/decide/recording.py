@@ -122,12 +122,13 @@ Outcome = Granted | Waiting | Impossible
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """The inputs of a decision about a waiting request; `waiters` are in order of arrival."""
+    """The inputs of a decision about a waiting request; `waiters` are in order of arrival, `now` is seconds since the epoch."""
 
     view: NodeView
     waiters: tuple[WaitingRequest, ...]
     waiter_id: str
     adopt_foreign_destroy: bool = False
+    now: float | None = None
 
     @property
     def request(self) -> Request:
@@ -152,6 +153,7 @@ def answer(question: RecordedRequest) -> Outcome:
             question.waiters,
             question.waiter_id,
             adopt_foreign_destroy=question.adopt_foreign_destroy,
+            now=question.now,
         )
     except TrancheError as error:
         return Impossible(error.reason, error.message)

@@ -13,12 +13,12 @@ from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.errors import TrancheError
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
-from tranche.planning.decide.allocate import Granted, decide
-from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
+from tranche.planning.decide.allocate import Granted
+from tranche.planning.decide.answers import GpuFit, GpuFitList, Reserved, answers, asked_gpus
 from tranche.planning.decide.candidates import gpus_needed
 from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.options import PlanPermission
-from tranche.planning.decide.queue import WaitingRequest, reserved_for
+from tranche.planning.decide.queue import WaitingRequest, decide_behind, reserved_for
 from tranche.planning.decide.share_options import accepted, rules_of
 from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyList, remedies, stronger
 
@@ -27,7 +27,8 @@ from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyList, rem
 class Explanation:
     """`granted` is what the request gets now. Otherwise it waits or, with `impossible`, this machine can never serve it.
 
-    `passed_over` explains, for each accepted mechanism stronger than its part's, why it was not used.
+    `starts_by` is when a waiting request that is the next to start does so at the latest, in seconds since the epoch; None if
+    time limits do not tell. `passed_over` explains, for each accepted mechanism stronger than its part's, why it was not used.
     """
 
     request: Request
@@ -36,6 +37,7 @@ class Explanation:
     answers: GpuFitList
     advice: RemedyList
     passed_over: Mapping[Sharing, str] = field(default_factory=dict)
+    starts_by: float | None = None
 
     @property
     def gpus(self) -> tuple[GpuFit, ...]:
@@ -74,14 +76,19 @@ def explain(
     waiters: Sequence[WaitingRequest] = (),
     *,
     adopt_foreign_destroy: bool = False,
+    now: float | None = None,
 ) -> Explanation:
-    """Explain what the request would get now, behind the waiters. Raises nothing that `decide` raises."""
+    """Explain what the request would get now, behind the waiters. Raises nothing that `decide` raises.
+
+    `now`, in seconds since the epoch, is for time limits, as in `may_start`.
+    """
     reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
     impossible: TrancheError | None = None
     try:
-        decision = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
+        me = WaitingRequest("", request, view.asker)
+        decision = decide_behind(view, me, waiters, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy)
         granted = decision if isinstance(decision, Granted) else None
     except TrancheError as error:
         impossible = error
@@ -89,7 +96,18 @@ def explain(
         shares = any(isinstance(grant, FractionalShare) for grant in granted.grants)
         more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
-    return Explanation(request, None, impossible, found, remedies(view, request, freedom, reserved))
+    starts = None if impossible is not None or now is None else _starts_by(view, request, reserved, now)
+    helps = remedies(view, request, freedom, reserved)
+    return Explanation(request, None, impossible, found, helps, starts_by=starts)
+
+
+def _starts_by(view: NodeView, request: Request, reserved: Reserved, now: float) -> float | None:
+    limited = any(each.request.time_limit is not None for each in view.allocations)
+    if not limited or reserved:
+        return None
+    from tranche.planning.decide.backfill import Foresight  # most machines have no time limits
+
+    return Foresight(view, now).starts_by(request, view.asker)
 
 
 def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:

@@ -1,0 +1,144 @@
+"""The time limit of a share: warnings before the end, then the end of the command and of what it started.
+
+Time counts on a clock that nobody can set, and that runs while the machine is suspended. The ledger has the limit, so an
+administrator can extend it while the command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from tranche.core.allocation import Allocation
+from tranche.core.errors import TrancheError
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.quantity import format_duration
+from tranche.local.termination import end_processes, living
+from tranche.node.host import Host
+from tranche.node.mps.mps_daemons import drain
+from tranche.node.processes.processes import Process, find_traces, holders_of
+from tranche.node.store import register
+from tranche.planning.decide.backfill import GRACE_SECONDS
+
+WARNINGS_SECONDS = (600.0, 60.0)
+_LONGEST_SLEEP_SECONDS = 60.0
+_ROUNDS = 5
+_POLL_SECONDS = 0.1
+
+
+def boot_clock() -> float:
+    """Seconds since the machine started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Command(Protocol):
+    pid: int
+
+    def orphans(self) -> Sequence[Process]:
+        """The launcher's living children that the command left; call it only when the command has ended."""
+        ...
+
+
+class TimeLimit:
+    """The limit of one share, whose request has one, from now on. `warn` receives sentences for the user, from another thread."""
+
+    def __init__(
+        self,
+        host: Host,
+        allocation: Allocation,
+        workload: _Command,
+        warn: Callable[[str], None],
+        *,
+        warnings: Sequence[float] = WARNINGS_SECONDS,
+        grace: float = GRACE_SECONDS,
+        clock: Callable[[], float] = boot_clock,
+    ) -> None:
+        assert allocation.request.time_limit is not None
+        self.over = False
+        """Whether the time is over, and the command was told to end."""
+        self._host, self._allocation, self._workload = host, allocation, workload
+        self._warn, self._warnings, self._grace, self._clock = warn, warnings, grace, clock
+        self._seconds = allocation.request.time_limit
+        self._began = clock()
+
+    def enforce(self, stop: int) -> None:
+        """Warn, and end the command in time. Returns when that is done, or when the descriptor `stop` is readable."""
+        poll = select.poll()
+        poll.register(stop, select.POLLIN)
+        while True:
+            left = self._left()
+            until = max((each for each in (*self._warnings, 0.0) if each < left), default=0.0)
+            if poll.poll(max(0.0, min(left - until, _LONGEST_SLEEP_SECONDS)) * 1000):
+                return
+            if self._left() > until:
+                continue  # the limit was extended, or the sleep was only a part
+            if until:
+                self._warn(
+                    f"{format_duration(round(until))} left: then the time limit of {format_duration(self._seconds)} is over, "
+                    "and Tranche ends this command"
+                )
+            else:
+                self._end(poll)
+                return
+
+    def end_orphans(self) -> None:
+        """When the time is over and the command has ended, end what the command left."""
+        for _ in range(_ROUNDS if self.over else 0):
+            pids = [each.pid for each in self._workload.orphans()]
+            if not pids or not self._end_processes(pids):
+                return
+
+    def _left(self) -> float:
+        """The seconds left, by the limit that the ledger has now, or had when it was last readable."""
+        with suppress(TrancheError):
+            found = self._now()
+            if found is not None and found.request.time_limit is not None:
+                self._seconds = found.request.time_limit
+        return self._began + self._seconds - self._clock()
+
+    def _now(self) -> Allocation | None:
+        with self._host.ledger.read() as db:
+            return next((each for each in register.allocations(db) if each.id == self._allocation.id), None)
+
+    def _end(self, stop: select.poll) -> None:
+        """End the command, which may not have started yet, and go on until nothing of it is left."""
+        self.over = True
+        self._warn(
+            f"the time limit of {format_duration(self._seconds)} is over: Tranche sends SIGTERM to this command, and SIGKILL "
+            f"after {self._grace:g} s"
+        )
+        while True:
+            if pids := self._command_and_its_processes():
+                if not self._end_processes(pids):
+                    return
+            elif stop.poll(_POLL_SECONDS * 1000):
+                return
+
+    def _command_and_its_processes(self) -> list[int]:
+        try:
+            found = self._now()
+        except TrancheError:
+            found = None
+        keeper = (found or self._allocation).keeper
+        if found is None or not isinstance(keeper, ProcessKeeper):
+            return []
+        lock = self._host.places.allocation(found.id)
+        pids = [*living(keeper), *holders_of(lock)]
+        with suppress(OSError):
+            uid = os.stat(lock).st_uid
+            traces = find_traces(found.id, uid=uid, since=keeper.started, key_digest=keeper.key_digest)
+            pids += [each.pid for each in traces.inherited]
+        return [pid for pid in dict.fromkeys(pids) if pid not in (os.getpid(), self._workload.pid)]
+
+    def _end_processes(self, pids: Sequence[int]) -> bool:
+        """Whether they could be ended."""
+        try:
+            end_processes(pids, self._grace, lambda doomed: drain(self._host.daemons, self._allocation, doomed))
+        except (TrancheError, OSError) as error:
+            self._warn(f"the command cannot be ended at its time limit: {error}")
+            return False
+        return True

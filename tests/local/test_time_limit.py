@@ -1,0 +1,116 @@
+"""A command with a time limit ends at that time, with everything that it started, and its user is warned before."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.local.test_left_behind import starting, starting_stranger
+from tests.machines import TestMachine, machine_in, wait_until
+from tests.node.machines import node_of
+from tests.node.processes import isolated
+from tranche.core.profile import parse_profile
+from tranche.core.request import MigSlice, Request
+from tranche.local.child import beside
+from tranche.local.queue import Queue
+from tranche.local.time_limit import TimeLimit
+from tranche.node.locks.deciding import WaitLimit
+from tranche.node.processes.processes import process_at
+from tranche.node.store import register
+
+WHOLE = ("--mig-profile", "7g.40gb")
+
+
+@pytest.fixture
+def a100(tmp_path: Path) -> Iterator[TestMachine]:
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        yield machine
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "daemon.pid"
+    yield path
+    if path.exists():
+        with suppress(ProcessLookupError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("left", [starting, starting_stranger])
+def test_the_command_and_all_that_it_started_end(
+    a100: TestMachine, told: Path, left: Callable[[Path, str], tuple[str, ...]]
+) -> None:
+    done = a100.tranche("run", "-q", *WHOLE, "--time", "2s", "--", *left(told, "exec sleep 600"), code=143)
+    assert "the time limit of 2s is over" in done.stderr
+    assert process_at(int(told.read_text())) is None
+    assert a100.json("ps")["allocations"] == []
+    last = a100.json("events")["events"][-1]
+    assert last["message"].endswith("143, because its time limit was over")
+
+
+def test_a_command_may_end_in_its_own_way(a100: TestMachine) -> None:
+    script = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('ready', flush=True); time.sleep(600)"
+    done = a100.tranche("run", "-q", *WHOLE, "--time", "2s", "--", sys.executable, "-c", script, code=7)
+    assert done.stdout == "ready\n"
+
+
+def test_a_command_that_ends_in_time_is_left_alone(a100: TestMachine) -> None:
+    done = a100.tranche("run", "-q", *WHOLE, "--time", "10m", "--", "true")
+    assert done.stderr == ""
+    assert a100.json("events")["events"][-1]["message"].endswith("exit code 0")
+
+
+def as_many(said: list[str], count: int) -> bool:
+    return len(said) == count
+
+
+class _Launcher:
+    pid = 0
+
+    def orphans(self) -> tuple[()]:
+        return ()
+
+
+@isolated
+@pytest.mark.parametrize("extended", [False, True])
+def test_warnings_come_before_the_end_and_follow_an_extension(tmp_path: Path, extended: bool) -> None:
+    node = node_of(tmp_path, "A100-40GB")
+    request = Request(MigSlice(parse_profile("7g.40gb")), time_limit=1000)
+    now, said, more = [0.0], list[str](), 1000.0 if extended else 0.0
+    with node.host() as host:
+        held = Queue(host).acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
+        child = subprocess.Popen(["sleep", "600"])
+        host.set_holder(held, child.pid)
+        limit = TimeLimit(host, held.allocation, _Launcher(), said.append, grace=5.0, clock=lambda: now[0])
+        if extended:
+            with host.ledger.write() as db:
+                register.set_request(db, held.allocation.id, replace(request, time_limit=2000))
+        try:
+            for count, at in enumerate((400.0, 940.0, 1000.0), start=1):
+                now[0] = at + more - 0.1
+                with beside("time", limit.enforce):
+                    time.sleep(0.3)
+                    assert len(said) == count - 1
+                    assert child.poll() is None
+                    now[0] = at + more
+                    wait_until(partial(as_many, said, count))
+            child.wait(60)
+        finally:
+            child.kill()
+            child.wait()
+    end = "33m20s" if extended else "16m40s"
+    assert [line.partition(":")[0] for line in said] == ["10m left", "1m left", f"the time limit of {end} is over"]
+    assert child.returncode == -signal.SIGTERM
+    assert limit.over
+    assert threading.active_count() == 1

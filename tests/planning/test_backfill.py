@@ -1,0 +1,176 @@
+"""A request with a time limit may start before earlier ones, and never delays the first of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.planning.test_allocate import allocated
+from tests.strategies import FAMILY_BOARDS, gpu_on, view_of
+from tranche.core.allocation import NodeView
+from tranche.core.errors import TrancheError
+from tranche.core.request import Request, parse_request
+from tranche.core.state import MigMode
+from tranche.planning.decide.allocate import Granted, Waiting, decide
+from tranche.planning.decide.backfill import Foresight, free_by
+from tranche.planning.decide.foresee import without
+from tranche.planning.decide.queue import WaitingRequest, may_start, startable
+from tranche.planning.decide.recording import (
+    RecordedDecision,
+    RecordedRequest,
+    answer,
+    decision_from_dict,
+    decision_to_dict,
+)
+from tranche.planning.explain.explanation import explain
+
+A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
+NOW = 1_000_000.0
+MINUTE, HOUR = 60, 3600
+
+
+def machine(gpus: int, *, mode: MigMode = MigMode.DISABLED) -> NodeView:
+    return view_of(*(gpu_on(A100, number, mode=mode, instances=[]) for number in range(gpus)))
+
+
+def holding(view: NodeView, created: float, **options: str) -> NodeView:
+    """The view after the grant of that request at that time."""
+    request = parse_request(**options)
+    granted = decide(view, request)
+    assert isinstance(granted, Granted)
+    return given_at(view, request, granted, created)
+
+
+def given_at(view: NodeView, request: Request, granted: Granted, created: float) -> NodeView:
+    after = allocated(view, granted, request)
+    *others, new = after.allocations
+    return replace(after, allocations=(*others, new._replace(created=created, id=f"a-{len(others)}-{created}")))
+
+
+def queue_of(*requests: Request) -> list[WaitingRequest]:
+    return [WaitingRequest(f"w-{number}", each) for number, each in enumerate(requests)]
+
+
+BOTH, ONE = parse_request(gpus="2"), parse_request(gpus="1")
+
+
+@pytest.mark.parametrize(
+    ("limit", "starts"), [("30m", True), ("58m", True), ("62m", False), ("5h", False), (None, False)]
+)
+def test_a_command_passes_the_first_only_if_it_ends_before_that_can_start(limit: str | None, starts: bool) -> None:
+    view = holding(machine(2), NOW, gpus="1", time="1h")
+    waiters = queue_of(BOTH, parse_request(gpus="1", time=limit))
+    assert isinstance(may_start(view, waiters, "w-1", now=NOW + MINUTE), Granted) is starts
+    assert list(startable(view, waiters, now=NOW + MINUTE)) == (["w-1"] if starts else [])
+    assert explain(view, waiters[1].request, waiters[:1], now=NOW + MINUTE).fits is starts
+    assert isinstance(may_start(view, waiters, "w-1"), Waiting), "without the time nobody passes"
+
+
+def test_nobody_passes_a_request_whose_start_is_unknown() -> None:
+    unlimited = holding(machine(2), NOW, gpus="1")
+    overdue = holding(machine(2), NOW - 2 * HOUR, gpus="1", time="1h")
+    for view in (unlimited, overdue):
+        waiters = queue_of(BOTH, parse_request(gpus="1", time="1m"))
+        assert Foresight(view, NOW).starts_by(BOTH) is None
+        assert isinstance(may_start(view, waiters, "w-1", now=NOW), Waiting)
+
+
+def test_a_long_command_passes_where_the_first_finds_room_beside_it() -> None:
+    view = holding(holding(machine(3), NOW, gpus="1", time="1h"), NOW, gpus="1", time="2h")
+    two, three = queue_of(BOTH, parse_request(gpus="1", time="9h")), queue_of(parse_request(gpus="3"), ONE)
+    assert isinstance(may_start(view, two, "w-1", now=NOW), Waiting)
+    assert Foresight(view, NOW).starts_by(BOTH) == NOW + HOUR + 90
+    assert Foresight(view, NOW).starts_by(three[0].request) == NOW + 2 * HOUR + 90
+    quarter = parse_request(mig_profile="1g.5gb", time="9h")
+    beside = holding(machine(2, mode=MigMode.ENABLED), NOW, mig_profile="4g.20gb", time="1h")
+    beside = holding(beside, NOW, mig_profile="7g.40gb", time="1h")
+    first = parse_request(mig_profile="7g.40gb")
+    assert isinstance(may_start(beside, queue_of(first, quarter), "w-1", now=NOW), Granted)
+
+
+def test_a_request_that_waits_is_told_when_it_starts_at_the_latest() -> None:
+    view = holding(holding(machine(2), NOW, gpus="1", time="1h"), NOW, gpus="1", time="2h")
+    assert explain(view, ONE, now=NOW).starts_by == NOW + HOUR + 90
+    assert explain(view, BOTH, now=NOW).starts_by == NOW + 2 * HOUR + 90
+    assert explain(view, BOTH).starts_by is None
+    assert explain(view, ONE, queue_of(BOTH), now=NOW).starts_by is None, "others go first"
+    assert explain(machine(2), ONE, now=NOW).starts_by is None, "it starts now"
+
+
+def test_a_decision_with_its_time_is_replayed() -> None:
+    view = holding(machine(2), NOW, gpus="1", time="1h")
+    question = RecordedRequest(view, tuple(queue_of(BOTH, parse_request(gpus="1", time="5m"))), "w-1", now=NOW)
+    record = RecordedDecision(NOW, question, answer(question))
+    assert isinstance(record.outcome, Granted)
+    again = decision_from_dict(decision_to_dict(record))
+    assert again == record
+    assert answer(again.question) == record.outcome
+
+
+def earliest(view: NodeView, request: Request, now: float) -> float:
+    """When the request can start at the latest: one end after the other, as slow and plain as can be."""
+    ends = sorted({free_by(each) for each in view.allocations if free_by(each) < math.inf})
+    for end in (-math.inf, *ends):
+        try:
+            there = without(view, [each.id for each in view.allocations if free_by(each) <= end])
+            if isinstance(decide(there, request), Granted):
+                return max(end, now)
+        except TrancheError:
+            return math.inf
+    return math.inf
+
+
+demands = st.sampled_from(
+    [{"gpus": "1"}, {"gpus": "2"}, {"gpus": "3"}]
+    + [{"mig_profile": name} for name in ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")]
+    + [{"gpu": "0.4"}, {"gpu_memory": "10G"}]
+)
+limits = st.sampled_from([None, "5m", "20m", "1h", "3h"])
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Request, float, float]:
+    """A request, the seconds until it is made, and how long its command runs."""
+    limit = draw(limits)
+    request = parse_request(**draw(demands), time=limit)
+    most = 4 * HOUR if request.time_limit is None else request.time_limit
+    return request, draw(st.integers(0, 40)) * MINUTE, draw(st.integers(1, 100)) * most / 100
+
+
+@given(st.lists(jobs(), min_size=3, max_size=9), st.integers(2, 3))
+def test_what_is_promised_to_the_first_never_moves_later(asked: list[tuple[Request, float, float]], gpus: int) -> None:
+    view, now, queue = machine(gpus), NOW, list[WaitingRequest]()
+    arrivals, running = list(enumerate(asked)), dict[str, float]()
+    lengths = {f"j-{number}": length for number, (_, _, length) in enumerate(asked)}
+    promised: dict[str, float] = {}
+    arriving = NOW
+    while arrivals or running:
+        due = min(running.values(), default=math.inf)
+        if arrivals and arriving + arrivals[0][1][1] <= due:
+            number, (request, wait, _) = arrivals.pop(0)
+            now = arriving = arriving + wait
+            queue.append(WaitingRequest(f"j-{number}", request))
+        else:
+            now = due
+            over = [id for id, end in running.items() if end <= now]
+            view = without(view, over)
+            running = {id: end for id, end in running.items() if id not in over}
+        while queue:
+            first = queue[0]
+            start = earliest(view, first.request, now)
+            assert start <= promised.get(first.id, math.inf), "the promise moved later"
+            promised[first.id] = start
+            next_id = next(startable(view, queue, now=now), None)
+            if next_id is None:
+                break
+            waiter = next(each for each in queue if each.id == next_id)
+            granted = may_start(view, queue, next_id, now=now)
+            assert isinstance(granted, Granted)
+            assert now <= promised.get(next_id, math.inf)
+            view = given_at(view, waiter.request, granted, now)
+            running[view.allocations[-1].id] = now + lengths[next_id]
+            queue.remove(waiter)
