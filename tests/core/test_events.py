@@ -32,6 +32,7 @@ from tranche.core.events import (
     ShareReleased,
     SharingRefused,
     StepDone,
+    TimeExtended,
     UndoIncomplete,
     event_data_from_dict,
     event_data_to_dict,
@@ -81,6 +82,7 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         PolicyChanged("", None),
         QuotaChanged("ann", 150, 1 << 40, None),
         QuotaChanged("", None, None, None),
+        TimeExtended(7200),
         BootEnded("b", "7*19", "HardwareError"),
     ]
 

@@ -325,6 +325,29 @@ def test_a_command_of_a_user_ends_at_its_time_also_if_its_client_is_stopped(
     assert "the time limit of 2s is over" in process.stderr.read()
 
 
+def test_users_extend_their_own_commands_while_no_request_waits_for_the_gpu(shared: SharedMachine) -> None:
+    process = shared.start("run", "-q", *HALF, "--time", "10m", "--", "sh", "-c", "echo $$; exec sleep 600")
+    assert process.stdout is not None
+    shared.held.append(int(process.stdout.readline()))
+    (share,) = shared.shares()
+    id = str(share["id"])
+    code, _, error = shared.run("extend", id, "1h", uid=OTHER)
+    assert (code, error.partition("\n")[0]) == (22, f"error: allocation {id} belongs to another user")
+    assert shared.run("extend", id[:5], "1h") == (0, "", f"{id}: the time limit is 1h10m now; it was 10m\n")
+    whole = shared.start("run", "-q", "--gpus", "1", "--", "true", uid=OTHER)
+    wait_until(lambda: len(shared.waiters()) == 1, whole)
+    code, _, error = shared.run("extend", id, "1h")
+    assert code == 32
+    assert "waits for a GPU of allocation" in error
+    assert f"{id}: the time limit is 2h10m now; it was 1h10m\n" in shared.machine.tranche("extend", id, "1h").stderr
+    assert shared.shares()[0]["request"]["timeLimitSeconds"] == 7800  # type: ignore[index]
+    whole.terminate()
+    shared.hold(OTHER)
+    other = next(str(each["id"]) for each in shared.shares() if each["id"] != id)
+    assert shared.run("extend", other, "1h", uid=OTHER)[0] == 2
+    assert shared.run("extend", "feedbeef", "1h")[0] == 34
+
+
 def test_a_share_outlives_service_and_request_process_and_client(shared: SharedMachine) -> None:
     """Each is killed in turn; the share lasts as long as the command, is given to nobody else, and is free after it."""
     client, pid = shared.hold()

@@ -30,6 +30,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "release": ("tranche.cli.release", "Release a share or cancel a waiting request"),
         "events": ("tranche.cli.events", "List the events of this machine, newest last"),
         "doctor": ("tranche.cli.doctor", "Check this machine or a cluster for problems"),
+        "extend": ("tranche.cli.extend", "Give a running command more time"),
         "cordon": ("tranche.cli.cordon:cordon", "Stop allocating GPUs to new requests"),
         "uncordon": ("tranche.cli.cordon:uncordon", "Allocate cordoned GPUs to requests again"),
         "policy": ("tranche.cli.policy", "Set and list the sharing policies of GPUs"),

@@ -223,6 +223,14 @@ class QuotaChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeExtended:
+    """The time limit of a running command was extended; `time_limit` is the new one, in seconds."""
+
+    kind: ClassVar = "TimeExtended"
+    time_limit: int
+
+
+@dataclass(frozen=True, slots=True)
 class GpuCordoned:
     """An administrator cordoned a GPU; the reason may be empty."""
 
@@ -275,6 +283,7 @@ EventData = (
     | ServerEnded
     | PolicyChanged
     | QuotaChanged
+    | TimeExtended
     | GpuCordoned
     | GpuUncordoned
     | BootEnded
@@ -320,6 +329,7 @@ _CODECS: Mapping[str, _Codec] = {
     "failed_gpu": _Codec("failedGpu"),
     "gpu_percent": _Codec("gpuPercent"),
     "memory": _Codec("memoryBytes"),
+    "time_limit": _Codec("timeLimitSeconds"),
     "gpu_uuid": _Codec("gpuUUID"),
     "device_uuid": _Codec("deviceUUID"),
     "step": _Codec("step", dict),

@@ -67,7 +67,7 @@ STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
 BEFORE = fields("mode", "slices", "owned")
 EVENT_DATA = fields(
     "planId", "waiterId", "pid", "reason", "failedGpu", "bootId", "gpuUUID", "sharing",
-    "gpuPercent", "memoryBytes", "shares",
+    "gpuPercent", "memoryBytes", "shares", "timeLimitSeconds",
     step=STEP, request=REQUEST, grants=GRANT, keeper=KEEPER,
 )  # fmt: skip
 

@@ -183,13 +183,10 @@ def _parse_percent(text: str) -> int:
 
 
 def parse_time_limit(text: str) -> int:
-    """The seconds of a `--time`; raises UsageError for less than one."""
-    try:
-        seconds = round(parse_duration(text))
-    except UsageError as error:
-        raise UsageError(f"--time: {error.message}", hint=error.hint) from error
+    """The seconds of a time limit; raises UsageError for less than one."""
+    seconds = round(parse_duration(text))
     if seconds < 1:
-        raise UsageError(f"--time {text} is less than a second", hint="write it as 45m, 4h or 1h30m")
+        raise UsageError(f"a time limit of '{text}' is less than a second", hint="write it as 45m, 4h or 1h30m")
     return seconds
 
 

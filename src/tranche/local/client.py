@@ -76,6 +76,16 @@ class ServiceClient:
             ignore_signals()
             self._connection.close()
 
+    def extend(self, allocation_id: str, time: str) -> int:
+        """Ask for more time for a command, written as for `tranche extend`; returns the exit code. Raises the service's error."""
+        self._connection.send(
+            {"version": VERSION, "method": "extend", "parameters": {"allocation": allocation_id, "time": time}}
+        )
+        self._connection.await_answer(2 * ANSWERS_WITHIN_SECONDS)
+        self._await("over")
+        self._connection.close()
+        return self._code or 0
+
     def _run_in_share(
         self, path: str, command: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
     ) -> int:

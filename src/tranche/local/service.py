@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 
 from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
-from tranche.core.request import Request, parse_request
+from tranche.core.request import Request, parse_request, parse_time_limit
 from tranche.hardware.process_stat import PROC, process_environment
 from tranche.local.child import beside
+from tranche.local.extension import extend
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
 from tranche.node.held import HeldAllocation
@@ -305,8 +306,15 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
         message, files = received
         for each in files:
             os.close(each)
-        if _method(message) == "ledger":
+        method = _method(message)
+        if method == "ledger":
             _send_ledger(connection, service.ledger)
+            return
+        if method == "extend":
+            allocation_id, seconds = _parse_extension(message)
+            with service.open_host(peer.uid) as host:
+                tell("note")(extend(host, allocation_id, seconds, peer.uid))
+            connection.send({"event": "over", "code": 0})
             return
         if full:
             raise NoRoom(
@@ -351,11 +359,21 @@ def _method(message: Mapping[str, Any]) -> str:
             hint="use the version of Tranche that the service runs",
         )
     method = str(message.get("method"))[:_LONGEST_OPTION]
-    if method not in ("run", "ledger"):
-        raise UsageError(f"the service has no method {method!r}", hint="it has two: run and ledger")
+    if method not in ("run", "extend", "ledger"):
+        raise UsageError(f"the service has no method {method!r}", hint="it has three: run, extend and ledger")
     if method == "ledger" and (unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))):
         raise UsageError(f"the service does not know these fields of the request: {one_line(', '.join(unknown))}")
     return method
+
+
+def _parse_extension(message: Mapping[str, Any]) -> tuple[str, int]:
+    """The allocation and the seconds that the message names; UsageError for anything else."""
+    match message:
+        case {"parameters": {"allocation": str(allocation_id), "time": str(text), **more}, **rest} if (
+            not more and set(rest) == {"version", "method"} and len(allocation_id) + len(text) <= _LONGEST_OPTION
+        ):
+            return allocation_id, parse_time_limit(text)
+    raise UsageError("the request lacks a field, or a field has the wrong type")
 
 
 def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit]:

@@ -225,6 +225,15 @@ def quota_changed(db: sqlite3.Connection, time: float, user: str, quota: UserQuo
     _write(db, time, QuotaChanged(user, *(quota or UserQuota())), message)
 
 
+def time_extended(db: sqlite3.Connection, time: float, allocation_id: str, time_limit: int) -> None:
+    """The time limit of a running command was extended to so many seconds."""
+    from tranche.core.events import TimeExtended
+    from tranche.core.quantity import format_duration
+
+    message = f"the time limit is {format_duration(time_limit)} now"
+    _write(db, time, TimeExtended(time_limit), message, allocation_id=allocation_id)
+
+
 def cordoned(db: sqlite3.Connection, gpu: GpuState, word: Cordon, actor: Actor | None) -> None:
     """An administrator cordoned a GPU."""
     from tranche.core.events import GpuCordoned
