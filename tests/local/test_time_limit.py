@@ -25,6 +25,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.local.child import beside
 from tranche.local.queue import Queue
 from tranche.local.time_limit import TimeLimit
+from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.processes import process_at
 from tranche.node.store import register
@@ -75,13 +76,6 @@ def as_many(said: list[str], count: int) -> bool:
     return len(said) == count
 
 
-class _Launcher:
-    pid = 0
-
-    def orphans(self) -> tuple[()]:
-        return ()
-
-
 @isolated
 @pytest.mark.parametrize("extended", [False, True])
 def test_warnings_come_before_the_end_and_follow_an_extension(tmp_path: Path, extended: bool) -> None:
@@ -92,7 +86,9 @@ def test_warnings_come_before_the_end_and_follow_an_extension(tmp_path: Path, ex
         held = Queue(host).acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
         child = subprocess.Popen(["sleep", "600"])
         host.set_holder(held, child.pid)
-        limit = TimeLimit(host, held.allocation, _Launcher(), said.append, grace=5.0, clock=lambda: now[0])
+        limit = TimeLimit(
+            host, held.allocation, OwnWorkload(["sleep"], os.environ), said.append, grace=5.0, clock=lambda: now[0]
+        )
         if extended:
             with host.ledger.write() as db:
                 register.set_request(db, held.allocation.id, replace(request, time_limit=2000))

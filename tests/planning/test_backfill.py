@@ -27,6 +27,7 @@ from tranche.planning.decide.recording import (
     decision_to_dict,
 )
 from tranche.planning.explain.explanation import explain
+from tranche.planning.explain.remedies import RemedyKind
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
 NOW = 1_000_000.0
@@ -101,6 +102,19 @@ def test_a_request_that_waits_is_told_when_it_starts_at_the_latest() -> None:
     assert explain(machine(2), ONE, now=NOW).starts_by is None, "it starts now"
 
 
+def test_a_request_that_is_too_long_is_told_which_time_limit_would_do() -> None:
+    view = holding(machine(2), NOW, gpus="1", time="1h")
+    for asked in (ONE, parse_request(gpus="1", time="5h")):
+        remedy = explain(view, asked, queue_of(BOTH), now=NOW + MINUTE).remedies[0]
+        assert remedy.kind is RemedyKind.TIME_LIMIT
+        assert remedy.request == parse_request(gpus="1", time="59m")
+        assert explain(view, remedy.request, queue_of(BOTH), now=NOW + MINUTE).fits
+    unlimited = holding(machine(2), NOW, gpus="1")
+    assert all(
+        each.kind is not RemedyKind.TIME_LIMIT for each in explain(unlimited, ONE, queue_of(BOTH), now=NOW).remedies
+    )
+
+
 def test_a_decision_with_its_time_is_replayed() -> None:
     view = holding(machine(2), NOW, gpus="1", time="1h")
     question = RecordedRequest(view, tuple(queue_of(BOTH, parse_request(gpus="1", time="5m"))), "w-1", now=NOW)
@@ -164,6 +178,9 @@ def test_what_is_promised_to_the_first_never_moves_later(asked: list[tuple[Reque
             start = earliest(view, first.request, now)
             assert start <= promised.get(first.id, math.inf), "the promise moved later"
             promised[first.id] = start
+            last, ahead = queue[-1], queue[:-1]
+            starts = isinstance(may_start(view, queue, last.id, now=now), Granted)
+            assert explain(view, last.request, ahead, now=now).fits is starts
             next_id = next(startable(view, queue, now=now), None)
             if next_id is None:
                 break

@@ -104,6 +104,8 @@ def _try_remedies(view: NodeView, request: Request) -> None:
     assert positions == sorted(positions)
     for remedy in explanation.remedies:
         match remedy.kind:
+            case RemedyKind.TIME_LIMIT:
+                raise AssertionError("no request is ahead")
             case RemedyKind.OTHER_SLICE | RemedyKind.WEAKER_FENCE:
                 assert remedy.request is not None
                 assert isinstance(decide(view, remedy.request), Granted)

@@ -11,16 +11,16 @@ import select
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
 from tranche.local.termination import end_processes, living
+from tranche.local.workload import Workload
 from tranche.node.host import Host
 from tranche.node.mps.mps_daemons import drain
-from tranche.node.processes.processes import Process, find_traces, holders_of
+from tranche.node.processes.processes import find_traces, holders_of
 from tranche.node.store import register
 from tranche.planning.decide.backfill import GRACE_SECONDS
 
@@ -35,14 +35,6 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class _Command(Protocol):
-    pid: int
-
-    def orphans(self) -> Sequence[Process]:
-        """The launcher's living children that the command left; call it only when the command has ended."""
-        ...
-
-
 class TimeLimit:
     """The limit of one share, whose request has one, from now on. `warn` receives sentences for the user, from another thread."""
 
@@ -50,7 +42,7 @@ class TimeLimit:
         self,
         host: Host,
         allocation: Allocation,
-        workload: _Command,
+        workload: Workload,
         warn: Callable[[str], None],
         *,
         warnings: Sequence[float] = WARNINGS_SECONDS,

@@ -93,6 +93,20 @@ def backfill(
     return None
 
 
+def longest_limit(
+    view: NodeView, request: Request, reserved: Reserved, first: Mapping[str, tuple[int, Request]], now: float
+) -> int | None:
+    """The longest time limit, in whole minutes, with which `backfill` would grant the request; None if none would do."""
+    found = (
+        Foresight(view, now).starts_by(wanted, uid) for uid, wanted in (first[id] for id in set(reserved.values()))
+    )
+    for start in sorted({each for each in found if each is not None}, reverse=True):
+        limit = int(start - now - _CUT_SECONDS - GRACE_SECONDS) // 60 * 60
+        if limit > 0 and backfill(view, replace(request, time_limit=limit), reserved, first, now) is not None:
+            return limit
+    return None
+
+
 def _still(after: Foresight, start: float | None, uid: int, request: Request) -> bool:
     return start is not None and after.fits(request, uid, start)
 

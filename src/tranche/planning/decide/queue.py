@@ -67,9 +67,13 @@ def decide_behind(
         return found
     from tranche.planning.decide.backfill import backfill  # most requests have no time limit
 
-    first: Mapping[str, tuple[int, Request]] = {each.id: (each.uid, each.request) for each in ahead}
-    passing = backfill(its_view, request, reserved, first, now, adopt_foreign_destroy=adopt_foreign_destroy)
+    passing = backfill(its_view, request, reserved, by_id(ahead), now, adopt_foreign_destroy=adopt_foreign_destroy)
     return found if passing is None else passing
+
+
+def by_id(waiters: Iterable[WaitingRequest]) -> Mapping[str, tuple[int, Request]]:
+    """The user and the request behind each id."""
+    return {each.id: (each.uid, each.request) for each in waiters}
 
 
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:

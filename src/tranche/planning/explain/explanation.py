@@ -7,20 +7,21 @@ with the same waiters before it, grants it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import FractionalShare, NodeView
 from tranche.core.errors import TrancheError
+from tranche.core.quantity import format_duration
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.planning.decide.allocate import Granted
-from tranche.planning.decide.answers import GpuFit, GpuFitList, Reserved, answers, asked_gpus
+from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
 from tranche.planning.decide.candidates import gpus_needed
 from tranche.planning.decide.obstacle import Reason
 from tranche.planning.decide.options import PlanPermission
-from tranche.planning.decide.queue import WaitingRequest, decide_behind, reserved_for
+from tranche.planning.decide.queue import WaitingRequest, by_id, decide_behind, reserved_for
 from tranche.planning.decide.share_options import accepted, rules_of
-from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyList, remedies, stronger
+from tranche.planning.explain.remedies import NO_ADVICE, Remedy, RemedyKind, RemedyList, remedies, stronger
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +97,24 @@ def explain(
         shares = any(isinstance(grant, FractionalShare) for grant in granted.grants)
         more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
-    starts = None if impossible is not None or now is None else _starts_by(view, request, reserved, now)
     helps = remedies(view, request, freedom, reserved)
-    return Explanation(request, None, impossible, found, helps, starts_by=starts)
+    if impossible is not None or now is None or not _any_limit(view):
+        return Explanation(request, None, impossible, found, helps)
+    from tranche.planning.decide.backfill import Foresight, longest_limit  # most machines have no time limits
+
+    if not reserved:
+        starts = Foresight(view, now).starts_by(request, view.asker)
+        return Explanation(request, None, None, found, helps, starts_by=starts)
+    limit = longest_limit(view, request, reserved, by_id(waiters), now)
+    if limit is not None:
+        text = f"set a time limit of at most {format_duration(limit)}: --time {format_duration(limit)}"
+        first = Remedy(RemedyKind.TIME_LIMIT, text, replace(request, time_limit=limit))
+        helps = replace(helps, remedies=(first, *helps.remedies))
+    return Explanation(request, None, None, found, helps)
 
 
-def _starts_by(view: NodeView, request: Request, reserved: Reserved, now: float) -> float | None:
-    limited = any(each.request.time_limit is not None for each in view.allocations)
-    if not limited or reserved:
-        return None
-    from tranche.planning.decide.backfill import Foresight  # most machines have no time limits
-
-    return Foresight(view, now).starts_by(request, view.asker)
+def _any_limit(view: NodeView) -> bool:
+    return any(each.request.time_limit is not None for each in view.allocations)
 
 
 def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
