@@ -18,7 +18,7 @@ from tranche.cli.output import print_json, print_table, show
 from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, full_id, look_at, open_host, output_option
 from tranche.core.errors import AllocationUnknown, UsageError
-from tranche.core.quantity import format_duration, format_memory
+from tranche.core.quantity import format_memory
 from tranche.core.request import parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
@@ -96,7 +96,7 @@ def command(
     if output == "json":
         print_json("Explanation", **explanation_document(answer, len(waiters), names))
     else:
-        _print(answer, view.node, names, now)
+        _print(answer, view.node, names)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
@@ -131,7 +131,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState, names: NameTable, now: float) -> None:
+def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -144,8 +144,7 @@ def _print(answer: Explanation, node: NodeState, names: NameTable, now: float) -
     if said and said.count("; ") < len(answer.gpus) - 1:
         show(f"  {said}")
     if answer.starts_by is not None:
-        within = format_duration(round(answer.starts_by - now))
-        show(f"  It starts within {within}, when others have reached their time limits.")
+        show(f"  it starts by {describe.local_time(answer.starts_by)}, when others have reached their time limits")
     show()
     print_table(("GPU", "REASON", "MISSING", "HELD BY", "WHY"), _gpu_rows(answer.gpus, node, names))
     if answer.answers.unnamed:

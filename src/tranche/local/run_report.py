@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
 from tranche.core.quantity import format_memory
 from tranche.core.state import GpuProcess, GpuState
+from tranche.documents import describe
 from tranche.node.held import HeldAllocation
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.planning.decide.allocate import Waiting
@@ -25,7 +26,8 @@ class RunReporter:
     def waiting(self, outcome: Waiting, ahead: int, reasons: str) -> None:
         """There is no share yet; `ahead` requests are ahead, and `reasons` says why in words."""
         turn = f"{ahead} ahead in the queue" if ahead else "next in the queue"
-        self._say(f"waiting, {turn}: {reasons}")
+        by = "" if outcome.starts_by is None else f"; it starts by {describe.local_time(outcome.starts_by)}"
+        self._say(f"waiting, {turn}: {reasons}{by}")
 
     def cancelled(self, error: Exception) -> None:
         """The request was cancelled while it waited."""

@@ -42,12 +42,14 @@ class Waiting:
 
     `obstacles` has one for each GPU that cannot serve it, in index order. On a large machine it has one for each group of GPUs
     with similar obstacles, and `unnamed` counts the GPUs of omitted groups. `ready` GPUs could serve one of its shares now, but
-    are too few.
+    are too few. `starts_by` is when the first of a queue starts at the latest, in seconds since the epoch; None if time limits do
+    not tell.
     """
 
     obstacles: tuple[Obstacle, ...]
     unnamed: int = 0
     ready: int = 0
+    starts_by: float | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def backfill(
 def longest_limit(
     view: NodeView, request: Request, reserved: Reserved, first: Mapping[str, tuple[int, Request]], now: float
 ) -> int | None:
-    """The longest time limit, in whole minutes, with which `backfill` would grant the request; None if none would do."""
+    """The longest time limit, in whole minutes, with which `backfill` would grant the request; None if none would."""
     found = (
         Foresight(view, now).starts_by(wanted, uid) for uid, wanted in (first[id] for id in set(reserved.values()))
     )

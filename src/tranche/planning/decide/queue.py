@@ -63,10 +63,14 @@ def decide_behind(
     """What the waiter gets behind those `ahead`, for whom GPUs are `reserved`; the rest as for `may_start`."""
     its_view, request = for_user(view, waiter), waiter.request
     found = decide(its_view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
-    if isinstance(found, Granted) or now is None or request.time_limit is None or not reserved:
+    if isinstance(found, Granted) or now is None or all(each.request.time_limit is None for each in view.allocations):
         return found
-    from tranche.planning.decide.backfill import backfill  # most requests have no time limit
+    from tranche.planning.decide.backfill import Foresight, backfill  # most machines have no time limits
 
+    if not reserved:
+        return replace(found, starts_by=Foresight(its_view, now).starts_by(request, waiter.uid))
+    if request.time_limit is None:
+        return found
     passing = backfill(its_view, request, reserved, by_id(ahead), now, adopt_foreign_destroy=adopt_foreign_destroy)
     return found if passing is None else passing
 

@@ -87,10 +87,12 @@ def explain(
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
     impossible: TrancheError | None = None
+    starts: float | None = None
     try:
         me = WaitingRequest("", request, view.asker)
         decision = decide_behind(view, me, waiters, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy)
         granted = decision if isinstance(decision, Granted) else None
+        starts = None if isinstance(decision, Granted) else decision.starts_by
     except TrancheError as error:
         impossible = error
     if granted is not None:
@@ -98,23 +100,16 @@ def explain(
         more = stronger(view, request, freedom, reserved) if shares else NO_ADVICE
         return Explanation(request, granted, None, found, more, _passed_over(view, request, granted))
     helps = remedies(view, request, freedom, reserved)
-    if impossible is not None or now is None or not _any_limit(view):
-        return Explanation(request, None, impossible, found, helps)
-    from tranche.planning.decide.backfill import Foresight, longest_limit  # most machines have no time limits
+    limit = None
+    if impossible is None and now is not None and any(each.request.time_limit is not None for each in view.allocations):
+        from tranche.planning.decide.backfill import longest_limit  # most machines have no time limits
 
-    if not reserved:
-        starts = Foresight(view, now).starts_by(request, view.asker)
-        return Explanation(request, None, None, found, helps, starts_by=starts)
-    limit = longest_limit(view, request, reserved, by_id(waiters), now)
+        limit = longest_limit(view, request, reserved, by_id(waiters), now)
     if limit is not None:
         text = f"set a time limit of at most {format_duration(limit)}: --time {format_duration(limit)}"
         first = Remedy(RemedyKind.TIME_LIMIT, text, replace(request, time_limit=limit))
         helps = replace(helps, remedies=(first, *helps.remedies))
-    return Explanation(request, None, None, found, helps)
-
-
-def _any_limit(view: NodeView) -> bool:
-    return any(each.request.time_limit is not None for each in view.allocations)
+    return Explanation(request, None, impossible, found, helps, starts_by=starts)
 
 
 def _passed_over(view: NodeView, request: Request, granted: Granted) -> Mapping[Sharing, str]:
