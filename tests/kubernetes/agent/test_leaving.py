@@ -46,7 +46,7 @@ from tranche.kubernetes.api.kubeconfig import ApiServer
 from tranche.kubernetes.api.objects import KubeNode
 from tranche.kubernetes.claims.vocabulary import FREE_LABELS, KEEP_ANNOTATION, PLACING_LABEL
 from tranche.kubernetes.device_plugin.allocate import CDI_KIND
-from tranche.kubernetes.dra.registration import PluginSocketFiles
+from tranche.kubernetes.dra.registration import PluginSocketFiles, socket_folder
 from tranche.kubernetes.feature_labels.labels import feature_labels
 from tranche.kubernetes.mig_manager.drain import CORDON_ANNOTATION
 from tranche.kubernetes.mig_manager.exclusion import CLAIM_PREFIX
@@ -277,6 +277,18 @@ def test_the_cdi_specification_goes_with_the_agent_and_no_other_file(tmp_path: P
     take_files_along(tmp_path, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["vendor.example-gpu.json"]
     take_files_along(tmp_path / "none", tmp_path / "none")
+
+
+def test_files_that_cannot_be_removed_do_not_stop_the_agent_from_cleaning_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    no_folder = tmp_path / "cdi"
+    no_folder.write_text("")
+    kubelets = tmp_path / "kubelet"
+    socket_folder(kubelets).mkdir(parents=True)
+    take_files_along(no_folder, kubelets)
+    assert not socket_folder(kubelets).exists()
+    assert [record.message for record in caplog.records] == ["CDI files of containers stay"]
 
 
 def test_the_folder_of_the_drivers_sockets_goes_with_the_last_agent(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tranche.core.errors import KubernetesForbidden, KubernetesNotFound, TrancheError
+from tranche.core.errors import CdiUnavailable, KubernetesForbidden, KubernetesNotFound, TrancheError
 from tranche.hardware.cdi import CdiSpec, write_spec
 from tranche.hardware.nodes import ContainerEdits
 from tranche.kubernetes.api.client import ClusterClient, KubeClient
@@ -216,9 +216,12 @@ async def last_look_at(connection: ApiConnection, namespace: str, daemon_set: st
 def take_files_along(cdi_folder: Path, kubelet_folder: Path) -> None:
     """Remove the files that the agent left for new containers, and its folder in the kubelet's if that is empty.
 
-    The state folder stays: it records who holds what.
+    The state folder stays: it records who holds what. So does a file that cannot be removed, and the agent goes on cleaning up.
     """
-    write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)
+    try:
+        write_spec(CdiSpec(CDI_KIND, (), ContainerEdits()), cdi_folder)
+    except CdiUnavailable as error:
+        _log.warning("CDI files of containers stay", extra={"error": error.message})
     with suppress(OSError):  # another agent's socket is in it, or it was never made
         socket_folder(kubelet_folder).rmdir()
 
