@@ -80,31 +80,37 @@ def test_a_wrong_word_changes_nothing(
 
 def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachine) -> None:
     machine = make_machine("A100-40GB")
-    said = machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "40Gi").stderr
-    assert said == "all users without a quota of their own, except root: 1.5 GPUs, 40 GiB\n"
+    said = machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "40Gi", "--time", "90m").stderr
+    assert said == "all users without a quota of their own, except root: 1.5 GPUs, 40 GiB, 1h30m for each command\n"
     assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--shares", "2").stderr == (
         "root, 4711: 2 shares\n"
     )
     assert machine.json("policy", "list")["quotas"] == [
-        {"user": None, "gpuPercent": 150, "memoryBytes": 40 * 2**30, "shares": None},
-        {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2},
-        {"user": "4711", "gpuPercent": None, "memoryBytes": None, "shares": 2},
+        {"user": None, "gpuPercent": 150, "memoryBytes": 40 * 2**30, "shares": None, "timeLimitSeconds": 5400},
+        {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2, "timeLimitSeconds": None},
+        {"user": "4711", "gpuPercent": None, "memoryBytes": None, "shares": 2, "timeLimitSeconds": None},
     ]
     table = machine.tranche("policy", "list").stdout.splitlines()
     assert [line.split() for line in table[-3:]] == [
-        ["(others)", "1.5", "40", "GiB", "-"],
-        ["root", "-", "-", "2"],
-        ["4711", "-", "-", "2"],
+        ["(others)", "1.5", "40", "GiB", "-", "1h30m"],
+        ["root", "-", "-", "2", "-"],
+        ["4711", "-", "-", "2", "-"],
     ]
     assert machine.tranche("policy", "quota", "--user", "root", "--remove").stderr == "root: no quota\n"
     told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [
-        "every other user: 1.5 GPUs, 40 GiB",
+        "every other user: 1.5 GPUs, 40 GiB, 1h30m for each command",
         "root: 2 shares",
         "4711: 2 shares",
         "root: no quota any more",
     ]
-    assert told[1]["data"] == {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2}
+    assert told[1]["data"] == {
+        "user": "root",
+        "gpuPercent": None,
+        "memoryBytes": None,
+        "shares": 2,
+        "timeLimitSeconds": None,
+    }
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,8 @@ def some(view: NodeView, request: Request) -> list[EventData]:
         GpuCordoned("ada", "", ACTOR),
         GpuUncordoned("ada", ACTOR),
         PolicyChanged("", None),
-        QuotaChanged("ann", 150, 1 << 40, None),
-        QuotaChanged("", None, None, None),
+        QuotaChanged("ann", 150, 1 << 40, None, 3600),
+        QuotaChanged("", None, None, None, None),
         TimeExtended(7200),
         BootEnded("b", "7*19", "HardwareError"),
     ]

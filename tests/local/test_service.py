@@ -325,6 +325,16 @@ def test_a_command_of_a_user_ends_at_its_time_also_if_its_client_is_stopped(
     assert "the time limit of 2s is over" in process.stderr.read()
 
 
+def test_a_quota_gives_a_users_command_its_time_limit(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "quota", "--time", "2s")
+    code, _, error = shared.run("run", *HALF, "--", "sleep", "600")
+    assert code == 128 + signal.SIGTERM
+    assert "hard isolation, for at most 2s" in error
+    assert "the time limit of 2s is over" in error
+    code, _, error = shared.run("run", *HALF, "--time", "3s", "--", "true")
+    assert (code, "may run a command for at most 2s" in error) == (37, True)
+
+
 def test_users_extend_their_own_commands_while_no_request_waits_for_the_gpu(shared: SharedMachine) -> None:
     process = shared.start("run", "-q", *HALF, "--time", "10m", "--", "sh", "-c", "echo $$; exec sleep 600")
     assert process.stdout is not None

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from tests.planning.test_allocate import allocated
 from tests.strategies import FAMILY_BOARDS, gpu_on, view_of
 from tranche.core.allocation import NodeView
-from tranche.core.errors import TrancheError
+from tranche.core.errors import QuotaExceeded, TrancheError
 from tranche.core.request import Request, parse_request
 from tranche.core.state import MigMode
+from tranche.core.user_quota import EVERYONE, UserQuota
 from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.decide.backfill import Foresight, free_by
 from tranche.planning.decide.foresee import without
-from tranche.planning.decide.queue import WaitingRequest, may_start, startable
+from tranche.planning.decide.queue import WaitingRequest, may_start, outlooks, startable
 from tranche.planning.decide.recording import (
     RecordedDecision,
     RecordedRequest,
@@ -197,3 +198,23 @@ def test_what_is_promised_to_the_first_never_moves_later(asked: list[tuple[Reque
             view = given_at(view, waiter.request, granted, now)
             running[view.allocations[-1].id] = now + lengths[next_id]
             queue.remove(waiter)
+
+
+def test_a_users_quota_gives_a_time_limit_and_refuses_a_longer_one() -> None:
+    view = replace(
+        holding(machine(2), NOW, gpus="1", time="1h"), quotas={EVERYONE: UserQuota(time_limit=1800)}, asker=7
+    )
+    waiters = [WaitingRequest("w-0", BOTH, 7), WaitingRequest("w-1", ONE, 7)]
+    assert isinstance(may_start(view, waiters, "w-1", now=NOW), Granted)
+    assert list(startable(view, waiters, now=NOW)) == ["w-1"]
+    explanation = explain(view, ONE, waiters[:1], now=NOW)
+    assert explanation.fits
+    assert explanation.request.time_limit == 1800
+    long = parse_request(gpus="1", time="31m")
+    assert isinstance(explain(view, long, now=NOW).impossible, QuotaExceeded)
+    late = [WaitingRequest("w-0", long, 7), WaitingRequest("w-1", ONE, 7)]
+    with pytest.raises(QuotaExceeded, match="may run a command for at most 30m"):
+        may_start(view, late, "w-0", now=NOW)
+    assert isinstance(next(outlooks(view, late)), QuotaExceeded)
+    assert list(startable(view, late, now=NOW)) == ["w-1"], "it holds nobody up"
+    assert isinstance(may_start(view, [WaitingRequest("w-0", long, 0)], "w-0", now=NOW), Granted), "root has no quota"

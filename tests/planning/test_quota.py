@@ -182,7 +182,7 @@ class _Totals(tuple[Fraction, int, int]):
 
 
 def _most(limits: Mapping[str, UserQuota], uid: int) -> tuple[Fraction | None, int | None, int | None]:
-    percent, memory, shares = quota_of(limits, uid) or UserQuota()
+    percent, memory, shares, _ = quota_of(limits, uid) or UserQuota()
     return None if percent is None else Fraction(percent, 100), memory, shares
 
 

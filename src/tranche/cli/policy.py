@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pwd
 import re
-import time
 from collections.abc import Mapping
+from time import time as clock
 from typing import Any
 
 import click
@@ -13,7 +13,7 @@ import click
 from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
-from tranche.core.quantity import format_memory
+from tranche.core.quantity import format_duration, format_memory
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
@@ -86,7 +86,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
         node = look_at(host).node
         with told_of(file):
             policy = parse_policy(document, node)
-        change_policy(host.ledger, lambda before: policy, node, clock=time.time)
+        change_policy(host.ledger, lambda before: policy, node, clock=clock)
     say(
         f"the policy names {len(policy.gpus)} GPUs"
         + ("" if policy.every is None else f"; all others have sharing={policy.every}")
@@ -135,13 +135,14 @@ def list_(settings: Settings, /, output: str) -> None:
     if quotas:
         show("")
         print_table(
-            ("USER", "GPUS", "GPU MEMORY", "SHARES"),
+            ("USER", "GPUS", "GPU MEMORY", "SHARES", "TIME"),
             [
                 (
                     user_name(int(uid)) if uid else "(others)",
                     each.gpus or "-",
                     "-" if each.memory is None else format_memory(each.memory),
                     "-" if each.shares is None else each.shares,
+                    "-" if each.time_limit is None else format_duration(each.time_limit),
                 )
                 for uid, each in quotas.items()
             ],
@@ -159,6 +160,9 @@ def list_(settings: Settings, /, output: str) -> None:
 @click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
 @click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
 @click.option("--shares", metavar="N", help="Most shares at once.")
+@click.option(
+    "--time", metavar="TIME", help="Longest time of a command, such as 8h, and the time limit of one without."
+)
 @click.option("--remove", is_flag=True, help="Remove the quota.")
 @click.pass_obj
 def quota(
@@ -168,6 +172,7 @@ def quota(
     gpus: str | None,
     gpu_memory: str | None,
     shares: str | None,
+    time: str | None,
     remove: bool,
 ) -> None:
     """Set how much one user may hold at once.
@@ -179,15 +184,15 @@ def quota(
     $ tranche policy quota --gpus 2 --shares 8
     $ tranche policy quota --user ann --gpus 4
     """
-    given = [each for each in (gpus, gpu_memory, shares) if each is not None]
+    given = [each for each in (gpus, gpu_memory, shares, time) if each is not None]
     if bool(given) is remove:
         raise UsageError(
             "give at least one limit, or --remove without a limit", hint="for example: tranche policy quota --gpus 2"
         )
     named = [_user(each) for each in users] or [(EVERYONE, "")]
-    wanted = None if remove else parse_quota(gpus, gpu_memory, shares)
+    wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time)
     with open_host(settings) as host:
-        change_quotas(host, named, wanted, clock=time.time)
+        change_quotas(host, named, wanted, clock=clock)
         Queue(host).ring_next()
     who = ", ".join(name for _, name in named) or "all users without a quota of their own, except root"
     say(f"{who}: {'no quota' if wanted is None else wanted}")
@@ -211,7 +216,7 @@ def _change(settings: Settings, gpus: tuple[str, ...], use: GpuPolicy | None) ->
         def change(before: SharingPolicy) -> SharingPolicy:
             return before.with_word(uuids, use)
 
-        after = change_policy(host.ledger, change, node, clock=time.time)
+        after = change_policy(host.ledger, change, node, clock=clock)
     say(_said(after, node, uuids))
 
 
@@ -257,6 +262,7 @@ def _quota_documents(quotas: Mapping[str, UserQuota]) -> list[dict[str, Any]]:
             "gpuPercent": each.gpu_percent,
             "memoryBytes": each.memory,
             "shares": each.shares,
+            "timeLimitSeconds": each.time_limit,
         }
         for uid, each in quotas.items()
     ]

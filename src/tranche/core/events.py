@@ -212,7 +212,7 @@ class PolicyChanged:
 class QuotaChanged:
     """The administrator set the quota of a user, or of all users without one of their own (""); all None removes it.
 
-    `gpu_percent` is in hundredths of a GPU, `memory` in bytes.
+    `gpu_percent` is in hundredths of a GPU, `memory` in bytes, `time_limit` in seconds.
     """
 
     kind: ClassVar = "QuotaChanged"
@@ -220,6 +220,7 @@ class QuotaChanged:
     gpu_percent: int | None
     memory: int | None
     shares: int | None
+    time_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

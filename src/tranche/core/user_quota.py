@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from tranche.core.errors import UsageError
-from tranche.core.quantity import format_memory, parse_memory
+from tranche.core.quantity import format_duration, format_memory, parse_memory
+from tranche.core.request import Request, parse_time_limit
 
 _GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?", re.ASCII)
 _SHARES = re.compile(r"\d{1,6}", re.ASCII)
@@ -20,11 +22,13 @@ class UserQuota(NamedTuple):
     """The most that one user may hold at once; None is no limit.
 
     `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. `shares` is a number of allocations.
+    `time_limit`, in seconds, is the longest of one command, and that of a request without one.
     """
 
     gpu_percent: int | None = None
     memory: int | None = None
     shares: int | None = None
+    time_limit: int | None = None
 
     @property
     def gpus(self) -> str:
@@ -39,6 +43,8 @@ class UserQuota(NamedTuple):
             parts.append(format_memory(self.memory))
         if self.shares is not None:
             parts.append(f"{self.shares} share{'' if self.shares == 1 else 's'}")
+        if self.time_limit is not None:
+            parts.append(f"{format_duration(self.time_limit)} for each command")
         return ", ".join(parts) or "no limit"
 
 
@@ -50,7 +56,15 @@ def quota_of(quotas: Mapping[str, UserQuota], uid: int) -> UserQuota | None:
     return own if own is not None or str(uid) == _ROOT else quotas.get(EVERYONE)
 
 
-def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None) -> UserQuota:
+def within_time(request: Request, quotas: Mapping[str, UserQuota], uid: int) -> Request:
+    """The request with the time limit that applies: the user's quota may give it one."""
+    quota = quota_of(quotas, uid)
+    if request.time_limit is not None or quota is None or quota.time_limit is None:
+        return request
+    return replace(request, time_limit=quota.time_limit)
+
+
+def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None, time: str | None = None) -> UserQuota:
     """The quota in an administrator's words; raises UsageError."""
     if gpus is not None and _GPUS.fullmatch(gpus) is None:
         raise UsageError(f"'{gpus}' is not a number of GPUs", hint="write it as --gpus 2 or --gpus 1.5")
@@ -60,4 +74,5 @@ def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None) ->
         None if gpus is None else round(float(gpus) * 100),
         None if gpu_memory is None else parse_memory(gpu_memory),
         None if shares is None else int(shares),
+        None if time is None else parse_time_limit(time),
     )

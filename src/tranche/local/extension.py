@@ -12,6 +12,7 @@ from tranche.local.wakeup_pipe import attending
 from tranche.node.host import Host
 from tranche.node.store import chronicle, register
 from tranche.planning.decide.queue import reserved_for
+from tranche.planning.decide.quota import refuse_too_long
 
 _PATIENCE_SECONDS = 30.0
 
@@ -45,6 +46,8 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
                 f"request {waiting} waits for a GPU of allocation {found.id}", hint="ask an administrator to extend it"
             )
         after = before + seconds
+        if uid:
+            refuse_too_long(replace(view, asker=uid), replace(found.request, time_limit=after))
         with host.ledger.write() as db:
             register.set_request(db, found.id, replace(found.request, time_limit=after))
             chronicle.time_extended(db, host.clock(), found.id, after)

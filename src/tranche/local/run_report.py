@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import ComputeSlice, FractionalShare, Grant, Slice, WholeGpu
-from tranche.core.quantity import format_memory
+from tranche.core.quantity import format_duration, format_memory
 from tranche.core.state import GpuProcess, GpuState
 from tranche.documents import describe
 from tranche.node.held import HeldAllocation
@@ -41,7 +41,9 @@ class RunReporter:
         """The share is there, and the command is about to start."""
         allocation = held.allocation
         what = ", ".join(_describe(grant, gpus[grant.gpu_uuid]) for grant in allocation.grants)
-        self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}")
+        limit = allocation.request.time_limit
+        most = "" if limit is None else f", for at most {format_duration(limit)}"
+        self._say(f"allocation {allocation.id}: {what}, {allocation.grants[0].walls.sentence}{most}")
 
     def unlimited(self, why: str) -> None:
         """The daemon that keeps the share's limits died, or its limits were changed: the share counts as unlimited."""

@@ -26,6 +26,7 @@ from tranche.core.errors import (
 from tranche.core.keeper import Actor, Keeper, ProcessKeeper
 from tranche.core.request import Request
 from tranche.core.state import NodeState
+from tranche.core.user_quota import within_time
 from tranche.hardware.driver import DeviceVisibility, meets_this_machine
 from tranche.node.execution.executor import Executor, Progress, carry_out_apart, no_progress
 from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
@@ -234,7 +235,7 @@ class Host(HostContext):
         key = secrets.token_hex(16)
         allocation = Allocation(
             id=self.new_id(),
-            request=waiter.request,
+            request=within_time(waiter.request, view.quotas, waiter.uid),
             grants=decision.grants,
             phase=Phase.PREPARING,
             created=self.clock(),

@@ -64,7 +64,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "change_totals": dict.fromkeys(("kind", "outcome", "bound", "changes", "seconds"), kept),
     "chores": {"name": kept},
     "cordons": {"gpu_uuid": kept, "user": _left_out, "reason": _left_out, "since": kept},
-    "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares"), kept),
+    "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares", "time_limit"), kept),
     "gpu_uses": dict.fromkeys(("gpu_uuid", "use"), kept),
 }
 

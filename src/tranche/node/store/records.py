@@ -122,7 +122,7 @@ def set_user_quota(db: sqlite3.Connection, uid: str, quota: UserQuota | None) ->
     """Replace the quota of a user; None removes it."""
     db.execute("DELETE FROM user_quotas WHERE uid = ?", (uid,))
     if quota is not None:
-        db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?)", (uid, *quota))
+        db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?, ?)", (uid, *quota))
 
 
 def cordons(db: sqlite3.Connection) -> tuple[Cordon, ...]:

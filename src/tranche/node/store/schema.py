@@ -106,7 +106,7 @@ CREATE TABLE gpu_uses (
     gpu_uuid TEXT PRIMARY KEY, use TEXT NOT NULL CHECK (use IN ('auto', 'mig', 'shared', 'off'))
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE user_quotas (
-    uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER
+    uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER, time_limit INTEGER
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE cordons (
     gpu_uuid TEXT PRIMARY KEY, user TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL

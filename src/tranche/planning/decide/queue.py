@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
+from tranche.core.user_quota import within_time
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
-from tranche.planning.decide.quota import candidates_within_quota, refuse_beyond_quota
+from tranche.planning.decide.quota import candidates_within_quota, refuse_beyond_quota, refuse_too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ def may_start(
     A waiter with a time limit may pass earlier ones only with `now`, in seconds since the epoch. Raises AllocationUnknown when
     the id is not among them, and what `decide` raises when the request can never be served.
     """
+    waiters = _in_time(view, waiters)
     for position, waiter in enumerate(waiters):
         if waiter.id == waiter_id:
             ahead = waiters[:position]
@@ -62,6 +64,7 @@ def decide_behind(
 ) -> Decision:
     """What the waiter gets behind those `ahead`, for whom GPUs are `reserved`; the rest as for `may_start`."""
     its_view, request = for_user(view, waiter), waiter.request
+    refuse_too_long(its_view, request)
     found = decide(its_view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
     if isinstance(found, Granted) or now is None or all(each.request.time_limit is None for each in view.allocations):
         return found
@@ -102,7 +105,7 @@ def startable(
     reserved: dict[str, str] = {}
     ahead: list[WaitingRequest] = []
     # Among equal requests only the first can be startable: it reserves everything the others want.
-    for waiter in _first_of_each(view, waiters):
+    for waiter in _first_of_each(view, _in_time(view, waiters)):
         may_pass = now is not None and waiter.request.time_limit is not None
         if len(reserved) == len(view.node.gpus) and not may_pass:
             continue
@@ -135,6 +138,7 @@ def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Deci
 
 def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision | TrancheError:
     try:
+        refuse_too_long(view, request)
         return decide(view, request, reserved=reserved)
     except TrancheError as error:
         return error
@@ -143,6 +147,11 @@ def _outlook(view: NodeView, request: Request, reserved: Reserved) -> Decision |
 def for_user(view: NodeView, waiter: WaitingRequest) -> NodeView:
     """The view for a decision about that waiter."""
     return replace(view, asker=waiter.uid) if view.quotas else view
+
+
+def _in_time(view: NodeView, waiters: Iterable[WaitingRequest]) -> list[WaitingRequest]:
+    """The waiters with the time limits that their users' quotas give them."""
+    return [replace(each, request=within_time(each.request, view.quotas, each.uid)) for each in waiters]
 
 
 _Alike = tuple[Request, int]
@@ -166,6 +175,7 @@ def _wanted(view: NodeView, request: Request) -> tuple[str, ...]:
     try:
         check_possible(view, request)
         refuse_beyond_quota(view, request)
+        refuse_too_long(view, request)
     except TrancheError:
         return ()  # it can never start here, so it must not hold others up
     found = zip(view.node, candidates_within_quota(view, request), strict=True)

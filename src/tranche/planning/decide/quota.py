@@ -22,7 +22,7 @@ from tranche.core.allocation import (
 from tranche.core.errors import QuotaExceeded
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
-from tranche.core.quantity import format_memory
+from tranche.core.quantity import format_duration, format_memory
 from tranche.core.request import Request
 from tranche.core.sharing import ALL_COMPUTE
 from tranche.core.state import GpuState
@@ -77,6 +77,17 @@ def refuse_beyond_quota(view: NodeView, request: Request) -> None:
         raise QuotaExceeded(
             f"{request} is more than this user may ever hold: {beyond[0].text}",
             hint="ask for less; the quotas are in: tranche policy list",
+        )
+
+
+def refuse_too_long(view: NodeView, request: Request) -> None:
+    """Raises QuotaExceeded when the request's time limit is longer than its user may run a command."""
+    quota = quota_of(view.quotas, view.asker)
+    most = None if quota is None else quota.time_limit
+    if most is not None and request.time_limit is not None and request.time_limit > most:
+        raise QuotaExceeded(
+            f"{request} is too long: its user may run a command for at most {format_duration(most)}",
+            hint="ask for less time; the quotas are in: tranche policy list",
         )
 
 

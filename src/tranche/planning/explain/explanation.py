@@ -14,6 +14,7 @@ from tranche.core.errors import TrancheError
 from tranche.core.quantity import format_duration
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
+from tranche.core.user_quota import within_time
 from tranche.planning.decide.allocate import Granted
 from tranche.planning.decide.answers import GpuFit, GpuFitList, answers, asked_gpus
 from tranche.planning.decide.candidates import gpus_needed
@@ -83,6 +84,7 @@ def explain(
 
     `now`, in seconds since the epoch, is for time limits, as in `may_start`.
     """
+    request = within_time(request, view.quotas, view.asker)
     reserved, freedom = reserved_for(view, waiters), PlanPermission(adopt_foreign_destroy)
     found = answers(asked_gpus(view, request, reserved), freedom)
     granted: Granted | None = None
