@@ -7,7 +7,6 @@ at will. Every order sees the same arrivals. A cluster of its own is made and re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -155,7 +154,6 @@ def _remove(api: ApiClient, shown: dict[str, ShownNode]) -> None:
 def _writes(report: Report, api: ApiClient) -> None:
     """How many reorderings one API server takes, with four that write at once; beside objects of a few bytes."""
     shown = _nodes(api, OUR_ORDER, WRITERS)
-    known = next(iter(shown.values())).known
     largest = [max(node.known, key=lambda each: len(each.devices)) for node in shown.values()]
 
     def reordered(made: dict[str, Any]) -> dict[str, Any]:
@@ -177,11 +175,8 @@ def _writes(report: Report, api: ApiClient) -> None:
         small[f"{_CONFIG_MAPS}/small-{number}"] = api.request("POST", _CONFIG_MAPS, made)
     rate, plain = _rate(api, slices, reordered), _rate(api, small, renewed)
     _remove(api, shown)
-    devices = sum(len(each.devices) for each in known)
-    size = sum(len(json.dumps(encode_slice(each))) for each in known)
     report.section(
         "Writes of ResourceSlices",
-        f"A node with eight A100 40 GB publishes {devices} devices in {len(known)} ResourceSlices, {size / 1000:.0f} KB as JSON.",
         f"{WRITERS} writers each write one object again and again for {WRITE_SECONDS:g} s.",
         f"The object is a ResourceSlice of {len(largest[0].devices)} devices, then a small ConfigMap.",
         "One API server and its etcd take this many a second:",
