@@ -81,11 +81,12 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
 
         async def restart() -> None:
             await asyncio.to_thread(_restart, cluster)
+            # Each agent has a fourth, which is counted from its first line: when a bookmark comes, within a minute.
             while fleet.counts.watches < 3 * NODES:
                 await asyncio.sleep(_POLL_SECONDS)
 
         phases.append(
-            await _phase(fleet, "the API server is killed and starts, until every watch is open again", restart)
+            await _phase(fleet, "the API server is killed and starts, until most watches are open again", restart)
         )
     finally:
         await fleet.end()
