@@ -13,7 +13,7 @@ NODES ?= p4d=p4d.24xlarge
 # Each process of the tests reads what the first has compiled, also where the shell tells Python to write none of it.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-long check style site recording dist bench bench-sharing bench-cluster image cluster cluster-down test-cluster goldens lock stubs clean
+.PHONY: help setup demo test test-long check style site recording dist figures image cluster cluster-down test-cluster goldens lock stubs clean
 
 help:            ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -78,14 +78,8 @@ recording: $(STAMP) ## run the session of the README's terminal on a simulated m
 dist: $(STAMP)   ## wheels, sources, the self-contained archive, bill of materials and checksums, in dist/
 	$(BIN)/python -m release dist
 
-bench: $(STAMP)  ## figures beside baselines of the same run
-	$(BIN)/python -m bench
-
-bench-sharing: $(STAMP) ## figures of shares of one modelled GPU
-	$(BIN)/python -m bench sharing
-
-bench-cluster: $(STAMP) ## figures of a Kubernetes node; a cluster is made and removed
-	$(BIN)/python -m bench cluster cluster_jobs
+figures: $(STAMP) ## run the benchmarks and rewrite their page; BENCH="cutting decisions" for some of them
+	$(BIN)/python -m bench --write $(BENCH)
 
 image: $(STAMP)  ## the agent's image as an OCI archive, also where there is no registry
 	$(BIN)/python -m release image

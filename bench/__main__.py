@@ -1,13 +1,15 @@
-"""`python -m bench [NAME...]`: run the benchmarks of those names, or all that are short and need no Kubernetes cluster."""
+"""`python -m bench [--write] [NAME...]`: run the benchmarks of those names, or all; `make figures` writes their page."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+import re
 import sys
-import time
+import traceback
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 
 from release.errors import ReleaseError
@@ -17,7 +19,6 @@ from bench import (
     claim_latency,
     cluster,
     cluster_jobs,
-    cold_start,
     cutting,
     dashboard,
     decisions,
@@ -31,53 +32,61 @@ BENCHMARKS: Mapping[str, Callable[[Report], None]] = {
     "cutting": cutting.run,
     "decisions": decisions.run,
     "acceptance": acceptance.run,
-    "cold_start": cold_start.run,
-    "dashboard": dashboard.run,
     "sharing": sharing.run,
+    "dashboard": dashboard.run,
     "cluster": cluster.run,
     "cluster_jobs": cluster_jobs.run,
     "fleet": fleet.run,
     "dra_order": dra_order.run,
     "claim_latency": claim_latency.run,
 }
-# Run only when named: they take long, or need root and change the machine while they run.
-_ONLY_BY_NAME = ("claim_latency", "cluster", "cluster_jobs", "dra_order", "fleet", "sharing")
+"""In the order of their sections on the page."""
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "figures.md"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Figures beside baselines of the same run.")
     parser.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help=f"which benchmarks: {', '.join(BENCHMARKS)}; all but {', '.join(_ONLY_BY_NAME)} by default",
+        "names", nargs="*", metavar="NAME", help=f"which benchmarks: {', '.join(BENCHMARKS)}; default: all"
     )
-    parser.add_argument("--long", action="store_true", help="the full, slow form of those that have one")
+    parser.add_argument("--write", action="store_true", help=f"rewrite their sections of {PAGE.name}")
     options = parser.parse_args()
-    unknown = [name for name in options.names if name not in BENCHMARKS]
-    if unknown:
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark is called {unknown[0]}; there are: {', '.join(BENCHMARKS)}")
-    report = Report(long=options.long)
-    print(
-        f"{_processor()}, {os.cpu_count()} cores; {platform.system()} {platform.release()}; Python {sys.version.split()[0]}"
-    )
-    for name in options.names or [name for name in BENCHMARKS if name not in _ONLY_BY_NAME]:
-        began = time.monotonic()
+    failed = []
+    for name in options.names or BENCHMARKS:
+        report = Report(f"{_conditions()}: `make figures BENCH={name}`.")
         try:
             BENCHMARKS[name](report)
-        except ReleaseError as error:
-            sys.exit(f"error: {error}")
-        print(f"({name} took {time.monotonic() - began:.0f} s)", flush=True)
+        except Exception as error:  # the others are measured nevertheless
+            failed.append(name)
+            print(error if isinstance(error, ReleaseError) else traceback.format_exc(), file=sys.stderr, flush=True)
+        else:
+            if options.write:
+                draft = PAGE.with_suffix(".draft")
+                draft.write_text(with_section(PAGE.read_text(), name, report.markdown))
+                draft.replace(PAGE)
+    if failed:
+        sys.exit(f"error: not measured, so the page still has their last figures: {', '.join(failed)}")
 
 
-def _processor() -> str:
-    """The processor's name as the kernel gives it, else the machine type."""
+def with_section(page: str, name: str, blocks: list[str]) -> str:
+    """The page with this section of a benchmark in place of its last one; each section has the name as a comment before it."""
+    head, *found = re.split(r"^<!-- (\w+) -->\n", page, flags=re.MULTILINE)
+    sections = dict(zip(found[::2], found[1::2], strict=True)) | {name: "\n\n".join(blocks) + "\n"}
+    parts = [f"<!-- {each} -->\n{sections[each].strip()}\n" for each in BENCHMARKS if each in sections]
+    return "\n".join([f"{head.strip()}\n", *parts])
+
+
+def _conditions() -> str:
+    """The day, the processor as the kernel names it, the cores, and how many processes want them just before the run."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        found = None
+    processor = found[1].strip() if found else platform.machine()
+    day, load = datetime.now().astimezone().date(), os.getloadavg()[0]
+    return f"{day}, {processor}, {os.cpu_count()} cores with a load of {load:.0f} before the run"
 
 
 if __name__ == "__main__":

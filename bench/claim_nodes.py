@@ -90,18 +90,6 @@ class ListedNode(ClaimedNode):
     def fits(self, shape: int) -> bool:
         return any(map(self._free, self._of[PROFILES[shape]]))
 
-    def has_room(self, shape: int) -> bool:
-        """Whether as many memory and compute slices as the shape takes are free on one GPU, wherever they are."""
-        units, compute = self._empty.node.gpus[0].memory_slices, dict.fromkeys(self._taken, 0)
-        for each in self._held.values():
-            grant = each.grants[0]
-            assert isinstance(grant, Slice)
-            compute[grant.gpu_uuid] += grant.profile.slices
-        return any(
-            units - taken.bit_count() >= SHAPES[shape].size and 7 - compute[uuid] >= PROFILES[shape].slices
-            for uuid, taken in self._taken.items()
-        )
-
     def take(self, pod: str, shape: int) -> None:
         listed: Sequence[NodeDevice] = self._of[PROFILES[shape]]
         if self._order == OUR_ORDER:
@@ -128,18 +116,17 @@ class ListedNode(ClaimedNode):
 
 
 class Refused(NamedTuple):
-    """Of the arrivals that count, by shape, how many came and were refused; and how many though one GPU had the slices free."""
+    """Of the arrivals that count, by shape, how many came and were refused."""
 
     came: tuple[int, ...]
     lost: tuple[int, ...]
-    fragmented: int
 
 
 def refused(order: str, nodes: int, path: Sequence[Arrival], keep: str = "") -> Refused:
     """What a scheduler refuses that draws a node among those where a pod fits. The first third of the arrivals does not count."""
     random = Random(7)
     listed = [ListedNode(order, random, keep) for _ in range(nodes)]
-    came, lost, fragmented = [0] * len(PROFILES), [0] * len(PROFILES), 0
+    came, lost = [0] * len(PROFILES), [0] * len(PROFILES)
     running: list[tuple[float, int, ListedNode]] = []
     for number, arrival in enumerate(path):
         while running and running[0][0] <= arrival.time:
@@ -153,8 +140,7 @@ def refused(order: str, nodes: int, path: Sequence[Arrival], keep: str = "") -> 
         if number >= len(path) // 3:
             came[arrival.shape] += 1
             lost[arrival.shape] += not fitting
-            fragmented += not fitting and any(node.has_room(arrival.shape) for node in listed)
-    return Refused(tuple(came), tuple(lost), fragmented)
+    return Refused(tuple(came), tuple(lost))
 
 
 class ShownNode(ClaimedNode):

@@ -62,7 +62,6 @@ _NAMESPACE = "bench"
 STARTS = 7
 CALLS = 1000
 PODS = 10
-MEMORY_GOAL_BYTES = 100_000_000
 _RESOURCE, _SLICES = "nvidia.com/mig-1g.5gb", 56
 # As in the chart's default: a driver for claims on the node would leave the device plugin nothing to offer.
 _BY_DEVICE_PLUGIN = ("--mig-strategy=mixed", "--without=dra")
@@ -72,8 +71,9 @@ _IMPORTS = (
     "tranche.kubernetes.device_plugin.plugin"
 )
 
-Change = tuple[str, str]
+Change = tuple[str, ...]
 Measured = dict[Change, list[CutTimes]]
+Row = tuple[str, str, str]
 
 
 def run(report: Report) -> None:
@@ -81,21 +81,15 @@ def run(report: Report) -> None:
         (node,) = cluster.nodes
         cluster.make_namespace(_NAMESPACE)
         _layouts(report, cluster, node)
-        _agent(report, cluster, node)
-        _pods(report, cluster, node)
+        rows = [*_agent(cluster, node), *_pods(cluster, node)]
+    report.section(
+        "The agent and its pods", f"The p4d.24xlarge is cut into {_SLICES} slices. The agent is a process of the node."
+    )
+    report.table(["", "Tranche", "for comparison"], rows)
 
 
 def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     """Measure on a node whose GPUs are not cut; they are not cut afterwards."""
-    report.section(
-        "From a node's label to allocatable slices",
-        f"simulated {node.record.machine}, operations as long as on hardware; medians of {LABEL_RUNS} runs, in seconds.",
-        "All observed. NVML at work: from the first call that asks for a change until the last change has taken effect.",
-        "Up to 1 s of what follows is the kubelet's, which writes its node's status once a second here: labels come at random",
-        "instants of that second.",
-        f"Baseline: `tranche layout apply` on the node, without Kubernetes, medians of {COMMAND_RUNS} runs. It ends when it has",
-        "seen that every change is there.",
-    )
     commanded = _commanded(node)
     with agent_on(cluster, node, "--mig-strategy=mixed"):
         write_layouts(cluster, _PAIRS)
@@ -104,28 +98,28 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
         time_label(cluster, node, "all-disabled", OFFERED["all-disabled"])
         remove_layouts(cluster)
     label(cluster, node, None)
+    report.section(
+        "A Kubernetes node",
+        f"A simulated {node.record.machine} has a real kubelet; its GPU operations take as long as on hardware.",
+        f"A label on the node asks for each layout. Medians of {LABEL_RUNS} runs, in seconds.",
+        "NVML works from the first call that asks for a change until the last change has taken effect.",
+        "The kubelet writes its node's status once a second, so up to a second of the third column is the kubelet's.",
+        f"For comparison, `tranche layout apply` makes the same change without Kubernetes, in medians of {COMMAND_RUNS} runs.",
+    )
+    measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}
     report.table(
+        ["layout", "label to NVML", "NVML at work", "NVML to allocatable", "command to NVML", "at work", "to its end"],
         [
-            "",
-            "label to first call",
-            "NVML at work",
-            "to allocatable",
-            "baseline: to first call",
-            "at work",
-            "to its end",
+            [_name(*change), *_medians(times), *(_medians(commanded[change]) if change in commanded else ("", "", ""))]
+            for change, times in measured.items()
         ],
-        [[" to ".join(change), *_medians(labelled[change]), *_medians(commanded[change])] for change in labelled],
     )
-    report.table(
-        ["with 8 pods in 3g.20gb, which run on", "label to first call", "NVML at work", "to allocatable"],
-        [[" to ".join(change), *_medians(around_pods[change])] for change in around_pods],
-    )
-    worst = max(median(each.after for each in times) for times in (*labelled.values(), *around_pods.values()))
-    report.verdict(
-        f"allocatable at most {GOAL_SECONDS:g} s after NVML is done (worst median of {len(labelled) + len(around_pods)}: "
-        f"{worst:.2f} s)",
-        worst <= GOAL_SECONDS,
-    )
+    worst = max(median(each.after for each in times) for times in measured.values())
+    report.verdict(f"Slices are allocatable at most {GOAL_SECONDS:g} s after NVML is done.", worst <= GOAL_SECONDS)
+
+
+def _name(start: str, end: str, meanwhile: str = "") -> str:
+    return f"{start} to {end}" + (f", while {meanwhile}" if meanwhile else "")
 
 
 def _medians(times: Sequence[CutTimes]) -> list[str]:
@@ -181,35 +175,25 @@ def _large_slices(node: Node) -> set[str]:
     return {line.split()[-1] for line in node.run("nvidia-smi", "-L").splitlines() if "MIG 3g.20gb" in line}
 
 
-def _agent(report: Report, cluster: Cluster, node: Node) -> None:
+def _agent(cluster: Cluster, node: Node) -> list[Row]:
     """Measure the agent on a node whose GPUs are not cut; they are in 56 slices afterwards.
 
     It is a process of the node, not a pod: the figures are the agent's own, without the kubelet's share of a pod's start.
     """
     node.run("tranche", "layout", "apply", "-c", "all-1g.5gb")
     with agent_process_on(cluster, node, *_BY_DEVICE_PLUGIN) as agent:
-        _starts(report, node, agent)
+        starts = _starts(node, agent)
         before = _memory(agent)
-        _allocations(report, node)
+        allocations = _allocations(node)
         after = _memory(agent)
     with agent_process_on(cluster, node, *_WITHOUT_PARTS) as bare:
         baseline = _memory(bare)
-    report.section(
-        "Resident memory of the agent",
-        f"8 GPUs in {_SLICES} slices; megabytes of 1,000,000 bytes. Baseline: the agent without its three parts.",
-    )
-    measured = {"once ready": before, f"after {CALLS} Allocates": after, "baseline, once ready": baseline}
-    rows = [[name, *(f"{each / 1e6:.1f}" for each in bytes_used)] for name, bytes_used in measured.items()]
-    report.table(["", "now", "most so far"], rows)
-    report.verdict(f"at most {MEMORY_GOAL_BYTES // 1_000_000} MB", after[1] <= MEMORY_GOAL_BYTES)
+    memory = (f"agent's memory; after {CALLS:,} calls", f"{before}; {after}", f"{baseline} without its components")
+    return [starts, allocations, memory]
 
 
-def _starts(report: Report, node: Node, agent: AgentProcess) -> None:
-    report.section(
-        "From the agent's start to its registration",
-        f"{STARTS} starts, in seconds. Baseline: a new Python on the node that imports what the agent imports, and ends.",
-    )
-    registered, ready, imports = [], [], []
+def _starts(node: Node, agent: AgentProcess) -> Row:
+    registered, imports = [], []
     for _ in range(STARTS):
         agent.unit.stop()
         imports.append(_seconds_of_process(node, [sys.executable, "-c", _IMPORTS]))
@@ -218,17 +202,15 @@ def _starts(report: Report, node: Node, agent: AgentProcess) -> None:
         wait_for("the kubelet listens", partial(_listens, again), period=0.01)
         registered.append(perf_counter() - begun)
         wait_for("the agent is ready", partial(_ready, again), period=0.01)
-        ready.append(perf_counter() - begun)
-    measured = {"the kubelet listens": registered, "everything ready": ready, "baseline: imports alone": imports}
-    _table(report, measured)
-
-
-def _allocations(report: Report, node: Node) -> None:
-    report.section(
-        "Answering Allocate",
-        f"{CALLS} calls one after the other over the plugin's socket, each for one of {_SLICES} slices in turn; milliseconds.",
-        "Baseline: the same of GetDevicePluginOptions, which has nothing to look up.",
+    return (
+        "agent's start to its registration",
+        f"{median(registered):.2f} s",
+        f"{median(imports):.2f} s for its imports alone",
     )
+
+
+def _allocations(node: Node) -> Row:
+    """Calls one after the other over the plugin's socket, each for one of the slices in turn."""
     socket = node.paths.device_plugins / f"tranche-{_RESOURCE.rpartition('/')[2]}.sock"
     uuids = re.findall(r"UUID: (MIG-[^)]+)\)", node.run("nvidia-smi", "-L"))
     assert len(uuids) == _SLICES
@@ -245,11 +227,8 @@ def _allocations(report: Report, node: Node) -> None:
         for number in range(CALLS):
             ours.append(_milliseconds(allocate, requests[number % _SLICES]))
             theirs.append(_milliseconds(options, pb.Empty()))
-    rows = []
-    for name, measured in {"Allocate": ours, "baseline": theirs}.items():
-        percentiles = quantiles(measured, n=100)
-        rows.append([name, *(f"{each:.2f}" for each in (percentiles[49], percentiles[98], max(measured)))])
-    report.table(["", "p50", "p99", "most"], rows)
+    cells = [f"{(found := quantiles(each, n=100))[49]:.2f}, {found[98]:.2f} ms" for each in (ours, theirs)]
+    return f"`Allocate`, {CALLS:,} calls: p50, p99", cells[0], f"{cells[1]} for an empty call"
 
 
 def _method(channel: grpc.Channel, name: str, request: Any, response: Any) -> Callable[[Any], Any]:
@@ -284,21 +263,15 @@ def _milliseconds(call: Callable[[Any], object], request: object) -> float:
     return 1000 * (perf_counter() - begun)
 
 
-def _memory(agent: AgentProcess) -> tuple[int, int]:
-    """Bytes of resident memory now, and at most since the start."""
-    status = Path(f"/proc/{agent.pid}/status").read_text()
-    now, most = (re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE) for field in ("VmRSS", "VmHWM"))
-    assert now is not None
-    assert most is not None
-    return int(now[1]) * 1024, int(most[1]) * 1024
+def _memory(agent: AgentProcess) -> str:
+    """Its resident memory now."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{agent.pid}/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return f"{int(found[1]) * 1024 / 1e6:.0f} MB"
 
 
-def _pods(report: Report, cluster: Cluster, node: Node) -> None:
-    """Measure on a node in 56 slices."""
-    report.section(
-        "From a pod's creation until it runs",
-        f"one pod at a time, with nvidia.com/mig-1g.5gb: 1 and without in turn, {PODS} each; in seconds.",
-    )
+def _pods(cluster: Cluster, node: Node) -> list[Row]:
+    """Measure on a node in 56 slices: one pod at a time, with a slice and without one in turn."""
     with agent_on(cluster, node, "--mig-strategy=mixed"):
         wait_for_slices(cluster, node, mig_1g_5gb=56)
         _start(cluster, "warm-up", {})
@@ -306,7 +279,7 @@ def _pods(report: Report, cluster: Cluster, node: Node) -> None:
         for number in range(PODS):
             sliced.append(_start(cluster, f"sliced-{number}", {"nvidia.com/mig-1g.5gb": 1}))
             plain.append(_start(cluster, f"plain-{number}", {}))
-    _table(report, {"with a slice": sliced, "baseline: the same without one": plain})
+    return [("start of a pod with a slice", f"{median(sliced):.2f} s", f"{median(plain):.2f} s without one")]
 
 
 def _start(cluster: Cluster, name: str, limits: dict[str, int | str]) -> float:
@@ -319,8 +292,3 @@ def _start(cluster: Cluster, name: str, limits: dict[str, int | str]) -> float:
     cluster.api.request("DELETE", f"{pods}/{name}")
     wait_for(f"{name} is gone", lambda: not pods_in(cluster, _NAMESPACE))
     return seconds
-
-
-def _table(report: Report, measured: Mapping[str, Sequence[float]]) -> None:
-    rows = [[name, *(f"{f(each):.2f}" for f in (median, min, max))] for name, each in measured.items()]
-    report.table(["", "median", "least", "most"], rows)

@@ -1,4 +1,4 @@
-"""How many requests of a day find a place at once, with slices alone, with parts of uncut GPUs alone, and with both.
+"""How many requests of a day find a place at once, with slices, with parts of uncut GPUs, and with both.
 
 Requests arrive at random at an even rate and never wait: what finds no place is lost. They ask for the amounts of memory that
 notebooks, small models and training ask for; a tenth ask for whole GPUs. All three see the same day, and decide as `tranche run`
@@ -16,7 +16,7 @@ from statistics import mean
 
 from bench.machine import idle_gpu
 from bench.report import Report
-from tranche.core.allocation import Allocation, FractionalShare, NodeView, Phase
+from tranche.core.allocation import Allocation, NodeView, Phase
 from tranche.core.errors import TrancheError
 from tranche.core.quantity import GIB
 from tranche.core.request import GpuMemory, Isolation, Request, WholeGpus
@@ -45,37 +45,29 @@ class Visit:
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Which part of the visits found a place, and which part of those that asked for memory have it for themselves."""
-
-    accepted: float
-    alone: float
-
-
 def run(report: Report) -> None:
-    amounts = ", ".join(f"{weight} % of {amount} GiB" for amount, weight in _AMOUNTS.items())
     report.section(
         "Requests of a day that find a place at once",
-        f"{_ARRIVALS:,} requests, seeds {_SEEDS[0]} to {_SEEDS[-1]}; offered load {_LOAD:.0%} of the memory; isolation soft",
-        f"{amounts}, {100 - sum(_AMOUNTS.values())} % of a whole GPU",
+        f"{_ARRIVALS:,} requests come at random and never wait, mean of {len(_SEEDS)} seeds.",
+        f"They would fill {100 * _LOAD:.0f} % of the memory if none were lost.",
+        f"Most ask for 1 to {max(_AMOUNTS)} GiB, {100 - sum(_AMOUNTS.values())} % for a whole GPU.",
+        f"In the rows with `hard`, {100 * _HARD:.0f} % of those for memory accept only hard isolation.",
+        "The last column is Tranche's default, which chooses between the two.",
     )
-    machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "p4d.24xlarge": a100s(8)}
+    machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "eight A100 40 GB": a100s(8)}
     rows = []
     for hard in (0.0, _HARD):
         for name, gpus in machines.items():
             days = [day_of(sum(gpu.memory for gpu in gpus), seed, hard) for seed in _SEEDS]
-            found = [[served(machine(gpus, use, means), day) for day in days] for use, means in WAYS.values()]
-            cells = [_percent(mean(day.accepted for day in each)) for each in found]
-            alone = _percent(mean(day.alone for day in found[-1]))
-            rows.append((f"{name}, {hard:.0%} hard" if hard else name, *cells, alone))
-    report.table(("of all requests, served on", *WAYS, "of those with memory, alone"), rows)
+            cells = [mean(served(machine(gpus, use, means), day) for day in days) for use, means in WAYS.values()]
+            rows.append([f"{name}, `hard`" if hard else name, *(f"{100 * each:.0f} %" for each in cells)])
+    report.table(["", *WAYS], rows)
 
 
 WAYS: Mapping[str, tuple[GpuPolicy, MachineSharing]] = {
     "slices and whole GPUs": (GpuPolicy.MIG, NO_SHARING),
-    "parts and whole GPUs": (GpuPolicy.SHARED, _MPS),
-    "all of them": (GpuPolicy.AUTO, _MPS),
+    "parts of uncut GPUs": (GpuPolicy.SHARED, _MPS),
+    "Tranche's choice": (GpuPolicy.AUTO, _MPS),
 }
 
 
@@ -99,9 +91,10 @@ def day_of(memory: int, seed: int, hard: float = 0.0) -> list[Visit]:
     return found
 
 
-def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
+def served(view: NodeView, day: Sequence[Visit]) -> float:
+    """Which part of the visits found a place."""
     here: list[tuple[float, int]] = []
-    served = asked = alone = 0
+    served = 0
     for number, visit in enumerate(day):
         while here and here[0][0] <= visit.time:
             gone = str(heappop(here)[1])
@@ -116,9 +109,7 @@ def served(view: NodeView, day: Sequence[Visit]) -> Outcome:
         view = replace(apply(decision.plan, view), allocations=(*view.allocations, allocation))
         heappush(here, (visit.time + visit.stay, number))
         served += 1
-        asked += isinstance(visit.request.demand, GpuMemory)
-        alone += isinstance(visit.request.demand, GpuMemory) and not isinstance(decision.grants[0], FractionalShare)
-    return Outcome(served / len(day), alone / asked if asked else 0.0)
+    return served / len(day)
 
 
 def machine(gpus: Sequence[GpuState], use: GpuPolicy, means: MachineSharing) -> NodeView:
@@ -146,7 +137,3 @@ def t4() -> GpuState:
         memory_slices=0,
         profiles=(),
     )
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.1f} %"

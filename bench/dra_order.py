@@ -7,8 +7,6 @@ at will. Every order sees the same arrivals. A cluster of its own is made and re
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,83 +19,69 @@ from cluster.client import ApiClient
 from release.chart import render
 
 from bench.acceptance import Arrival, arrivals, fullest
-from bench.claim_nodes import GPUS, ORDERS, OUR_ORDER, PROFILES, Outcome, Refused, ShownNode, play, refused
-from bench.machine import BOARD
+from bench.claim_nodes import GPUS, ORDERS, OUR_ORDER, PROFILES, Refused, ShownNode, play, refused
 from bench.own_cluster import own_cluster
 from bench.report import Report, on_all_cores
 from tranche.kubernetes.api.resource_slices import encode_slice
 
 # Weights in the order of PROFILES: 1g, 1g with double memory, 2g, 3g, 4g, 7g.
 MIXES = {"1g and 3g": (1, 0, 0, 1, 0, 0), "1g, 2g and 3g": (1, 0, 1, 1, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
-LOADS = (0.8, 0.9, 1.0)
+LOADS = (0.9, 1.0)
 # Weights of mixes in which large requests are few, and the load that finds too little room for them.
-KEPT_MIXES = {"1g and 7g": (20, 0, 0, 0, 0, 1), "1g and 3g": (7, 0, 0, 2, 0, 0), "1g to 7g": (4, 1, 2, 2, 1, 1)}
-KEPT_SIZES = ("", "3g.20gb", "7g.40gb", "7g.40gb=2")
+KEPT_MIXES = {"1g and 7g": (20, 0, 0, 0, 0, 1), "1g to 7g": (4, 1, 2, 2, 1, 1)}
+KEPT_SIZES = ("", "7g.40gb", "7g.40gb=2")
 KEPT_NODES, KEPT_ARRIVALS, KEPT_LOAD = 2, 4_000, 1.0
 FLEET, ARRIVALS = 20, 5_000
-SCHEDULED_SHORT, SCHEDULED_LONG = (2, 400), (20, 2_000)
+SEEDS, KEPT_SEEDS = range(1, 4), range(1, 4)
+SCHEDULED_NODES, SCHEDULED_ARRIVALS, SCHEDULED_LOAD = 2, 400, 1.1
 WRITERS, WRITE_SECONDS = 4, 5.0
 _CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
-_SCHEDULERS = (
-    "POST pods/binding",
-    "PUT resourceclaims/status",
-    "PATCH resourceclaims/status",
-    "PATCH pods/status",
-    "PATCH resourceclaims",
-)
-_REQUESTS = re.compile(r"^apiserver_request_total\{([^}]*)\} (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 def run(report: Report) -> None:
-    """Measure; ClusterError, after what needs no cluster, where none can run."""
-    _simulated(report, range(1, 11 if report.long else 4))
-    _kept(report, range(1, 6 if report.long else 2))
-    nodes, number = SCHEDULED_LONG if report.long else SCHEDULED_SHORT
+    """Measure; ClusterError where no cluster can run."""
     report.section(
-        "The same by the scheduler of Kubernetes itself",
-        f"{nodes} nodes with {GPUS} GPUs of {BOARD} each; {number:,} arrivals at a load of 1.1; the first third does not count.",
-        "Pods come one after another, each after the last was bound or refused.",
+        "The order of devices for Kubernetes' scheduler",
+        f"The scheduler is simulated. It serves claims on {FLEET} nodes with {GPUS} A100 40 GB each.",
+        "It draws a node among those with room, and there takes the first device in the list that fits.",
+        f"{ARRIVALS:,} pods arrive, and the last two thirds count.",
+        "At a load of 1 they would fill every GPU if slices could be moved at will.",
+        f"Cells: percent of the pods that get no place, mean of {len(SEEDS)} seeds.",
     )
+    _simulated(report)
+    _kept(report)
     with own_cluster({}) as cluster:
         chart = render({"namespace": {"create": True}, "dra": {"enabled": True}})
         cluster.apply(*(item for item in chart if item["kind"] == "DeviceClass"))
         api = replace(cluster.api, keeps=True)
-        _scheduled(report, api, _path(MIXES["1g and 3g"], 1.1, nodes, number, seed=1), nodes)
+        _scheduled(report, api)
         _writes(report, api)
 
 
-def _simulated(report: Report, seeds: range) -> None:
-    report.section(
-        "Pods refused by a scheduler that takes the first device that fits, by the order of the list",
-        f"{FLEET} nodes with {GPUS} GPUs of {BOARD} each; {ARRIVALS:,} arrivals a run, the first third does not count; seeds "
-        f"{seeds[0]} to {seeds[-1]}, the same for every order. The node is drawn among those where it fits.",
-        "Cells: percent refused / refused though one GPU had as many slices free, mean over the seeds.",
-    )
+def _simulated(report: Report) -> None:
     runs = {
         (mix, load, order, seed): (refused, order, FLEET, _path(weights, load, FLEET, ARRIVALS, seed))
         for mix, weights in MIXES.items()
         for load in LOADS
         for order in ORDERS
-        for seed in seeds
+        for seed in SEEDS
     }
     found: dict[Any, Refused] = on_all_cores(runs)
 
     def cell(mix: str, load: float, order: str) -> str:
-        several = [found[mix, load, order, seed] for seed in seeds]
-        lost = mean(100 * sum(each.lost) / sum(each.came) for each in several)
-        return f"{lost:.1f} / {mean(100 * each.fragmented / sum(each.came) for each in several):.1f}"
+        several = [found[mix, load, order, seed] for seed in SEEDS]
+        return f"{mean(100 * sum(each.lost) / sum(each.came) for each in several):.1f}"
 
     rows = [[mix, load, *(cell(mix, load, order) for order in ORDERS)] for mix in MIXES for load in LOADS]
-    report.table(["mix", "load", *ORDERS], rows)
+    report.table(["requests", "load", *ORDERS], rows)
 
 
-def _kept(report: Report, seeds: range) -> None:
+def _kept(report: Report) -> None:
     report.section(
-        "Pods refused by that scheduler where nodes keep room for large requests",
-        f"{KEPT_NODES} nodes with {GPUS} GPUs of {BOARD} each, in our order, at a load of {KEPT_LOAD}; {KEPT_ARRIVALS:,} "
-        f"arrivals, the first third does not count; seeds {seeds[0]} to {seeds[-1]}. What nodes keep: tranche.dev/keep.",
-        "Cells: percent of the requests for a profile that were refused, and of all compute slices asked for that were given.",
+        "Kept room for large requests",
+        f"The same scheduler has {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
+        "Nodes [keep room](agent.md#room-for-large-requests) for one or two slices.",
+        "Cells: percent of the requests for a profile that get no place; of all compute slices requested, the percentage given.",
     )
     runs = {
         (mix, keep, seed): (
@@ -109,20 +93,20 @@ def _kept(report: Report, seeds: range) -> None:
         )
         for mix, weights in KEPT_MIXES.items()
         for keep in KEPT_SIZES
-        for seed in seeds
+        for seed in KEPT_SEEDS
     }
     found: dict[Any, Refused] = on_all_cores(runs)
     rows = []
     for mix, weights in KEPT_MIXES.items():
         for keep in KEPT_SIZES:
-            several = [found[mix, keep, seed] for seed in seeds]
+            several = [found[mix, keep, seed] for seed in KEPT_SEEDS]
             cells = [
                 f"{mean(100 * each.lost[shape] / (each.came[shape] or 1) for each in several):.1f}" if weight else ""
                 for shape, weight in enumerate(weights)
             ]
             given = mean(100 * (1 - _slices(each.lost) / _slices(each.came)) for each in several)
             rows.append([mix, keep or "nothing", *cells, f"{given:.1f}"])
-    report.table(["mix", "kept", *map(str, PROFILES), "compute given"], rows)
+    report.table(["requests", "kept", *map(str, PROFILES), "compute given"], rows)
 
 
 def _slices(counts: Sequence[int]) -> int:
@@ -133,43 +117,27 @@ def _path(weights: Sequence[int], load: float, nodes: int, number: int, seed: in
     return arrivals(weights, load * fullest(weights) * nodes * GPUS, number, seed)
 
 
-def _scheduled(report: Report, api: ApiClient, path: Sequence[Arrival], nodes: int) -> None:
+def _scheduled(report: Report, api: ApiClient) -> None:
+    report.section(
+        "Claims by Kubernetes' own scheduler",
+        f"{SCHEDULED_NODES} nodes with {GPUS} A100 40 GB each are API objects: pods are bound and never run.",
+        f"{SCHEDULED_ARRIVALS} pods with 1g and 3g arrive one after another, at a load of {SCHEDULED_LOAD}.",
+        "The last two thirds count.",
+    )
     rows = []
     for order in ORDERS:
-        shown = _nodes(api, order, nodes)
-        requests = _requests(api)
+        shown = _nodes(api, order, SCHEDULED_NODES)
         try:
-            outcome = play(api, shown, path)
+            outcome = play(
+                api, shown, _path(MIXES["1g and 3g"], SCHEDULED_LOAD, SCHEDULED_NODES, SCHEDULED_ARRIVALS, seed=1)
+            )
         finally:
-            asked = _requests(api) - requests
             _remove(api, shown)
-        rows.append(_row(order, outcome, asked))
-    report.table(
-        [
-            "1g and 3g, by",
-            "accepted",
-            "pods bound per s",
-            "slices written per pod",
-            "API requests per pod",
-            "of the scheduler",
-        ],
-        rows,
-    )
-
-
-def _row(order: str, outcome: Outcome, asked: Counter[str]) -> list[str]:
-    pods = outcome.bound
-    ours = {"GET", "LIST"}  # the measurement's own questions, for the most part
-    written = sum(count for name, count in asked.items() if name.split()[0] not in ours)
-    scheduler = sum(asked[name] for name in _SCHEDULERS)
-    return [
-        order,
-        f"{100 * outcome.accepted / outcome.offered:.1f} %",
-        f"{pods / outcome.seconds:.1f}",
-        f"{outcome.writes / pods:.2f}",
-        f"{written / pods:.1f}",
-        f"{scheduler / pods:.1f}",
-    ]
+        accepted = f"{100 * outcome.accepted / outcome.offered:.1f} %"
+        rows.append(
+            [order, accepted, f"{outcome.bound / outcome.seconds:.1f}", f"{outcome.writes / outcome.bound:.2f}"]
+        )
+    report.table(["", "get a place", "pods bound a second", "ResourceSlices written for a pod"], rows)
 
 
 def _nodes(api: ApiClient, order: str, number: int) -> dict[str, ShownNode]:
@@ -181,17 +149,6 @@ def _remove(api: ApiClient, shown: dict[str, ShownNode]) -> None:
     api.delete_all(SLICES)
     for name in shown:
         api.delete(f"{NODES}/{name}")
-
-
-def _requests(api: ApiClient) -> Counter[str]:
-    """How many requests the API server has answered, by verb and resource, without watches and leases."""
-    found: Counter[str] = Counter()
-    for labels, count in _REQUESTS.findall(api.text("/metrics")):
-        known = dict(_LABEL.findall(labels))
-        if known["verb"] not in ("WATCH", "CONNECT") and known["resource"] not in ("leases", "events", ""):
-            sub = f"/{known['subresource']}" if known.get("subresource") else ""
-            found[f"{known['verb'].replace('APPLY', 'PATCH')} {known['resource']}{sub}"] += int(float(count))
-    return found
 
 
 def _writes(report: Report, api: ApiClient) -> None:
@@ -219,17 +176,12 @@ def _writes(report: Report, api: ApiClient) -> None:
     rate, plain = _rate(api, slices, reordered), _rate(api, small, renewed)
     _remove(api, shown)
     report.section(
-        "ResourceSlices written anew",
-        f"{WRITERS} writers at once, each a slice of {len(largest[0].devices)} devices, then each a ConfigMap of a few bytes, "
-        f"for {WRITE_SECONDS:.0f} s.",
+        "Writes of ResourceSlices",
+        f"{WRITERS} writers each write one object again and again for {WRITE_SECONDS:g} s.",
+        f"The object is a ResourceSlice of {len(largest[0].devices)} devices, then a small ConfigMap.",
+        "One API server and its etcd take this many a second:",
     )
-    report.table(
-        ["", "slices", "ConfigMaps", "slices by ConfigMaps"],
-        [
-            ["one API server and etcd take a second", f"{rate:.0f}", f"{plain:.0f}", f"{rate / plain:.2f}"],
-            ["500 nodes, each once in", f"{500 / rate:.1f} s", f"{500 / plain:.1f} s", ""],
-        ],
-    )
+    report.table(["ResourceSlices", "ConfigMaps"], [[f"{rate:.0f}", f"{plain:.0f}"]])
 
 
 def _rate(

@@ -73,12 +73,6 @@ class ProductPath:
         self._best: list[dict[int, tuple[Preference, Option] | None]] = [{} for _ in self._requests]
         self._ids = map(str, count())
         self._held: dict[Spot, str] = {}
-        self._given = self._cuts = 0
-
-    @property
-    def cuts(self) -> float:
-        """Instances created and destroyed for each slice that was given."""
-        return self._cuts / self._given
 
     @property
     def view(self) -> NodeView:
@@ -103,14 +97,12 @@ class ProductPath:
         if decided.plan.steps:
             after = apply(decided.plan, after)
             after = replace(after, requested=after.owned)
-            self._cuts += len(decided.plan.steps)
         allocation = Allocation(next(self._ids), request, decided.grants, Phase.ACTIVE, 0.0)
         self._change(gpu, replace(after, allocations=(*after.allocations, allocation)))
         slot = option.grant.slot
         assert slot is not None
         spot = Spot(gpu, slot.placement.mask)
         self._held[spot] = allocation.id
-        self._given += 1
         return spot
 
     def release(self, spot: Spot) -> None:

@@ -1,27 +1,26 @@
-"""How a benchmark says what it measured: figures beside the baselines of the same run, in plain text on stdout."""
+"""How a benchmark says what it measured: figures beside the baselines of the same run, as plain text and as Markdown."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 
 @dataclass(slots=True)
 class Report:
-    """Prints as it is told. `long` asks the benchmarks for their full, slow form."""
+    """Prints as it is told, and keeps the same as Markdown. `conditions` stands under the first title: date and machine."""
 
-    long: bool = False
-    out: TextIO = field(default_factory=lambda: sys.stdout)
+    conditions: str = ""
+    markdown: list[str] = field(default_factory=list)
 
     def section(self, title: str, *notes: str) -> None:
-        """Start a part of the report; the notes say what was run: sizes, seeds, repetitions."""
-        print(f"\n{title}\n{'=' * len(title)}", file=self.out)
-        for note in notes:
-            print(note, file=self.out)
-        print(file=self.out, flush=True)
+        """Start a part of the report; the notes say what was run and what the rows mean."""
+        first = [] if self.markdown else [self.conditions]
+        _print(f"\n{title}\n{'=' * len(title)}", *first, *notes, "")
+        level = "###" if self.markdown else "##"
+        self.markdown += filter(None, [f"{level} {title}", *first, "\n".join(notes)])
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print rows under their column names: the first column to the left, the rest to the right."""
@@ -29,11 +28,20 @@ class Report:
         widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
         for line in lines:
             cells = (cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))
-            print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip(), file=self.out)
-        print(file=self.out, flush=True)
+            _print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip())
+        _print("")
+        lines.insert(1, ["---", *["---:"] * (len(columns) - 1)])
+        self.markdown.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
 
     def verdict(self, text: str, met: bool) -> None:
-        print(f"{'met' if met else 'NOT MET'}: {text}", file=self.out, flush=True)
+        """Say whether a goal, a sentence of its own, was met."""
+        line = f"Goal {'met' if met else 'not met'}: {text}"
+        _print(line)
+        self.markdown.append(line)
+
+
+def _print(*lines: str) -> None:
+    print(*lines, sep="\n", flush=True)
 
 
 def figure(value: float) -> str:
