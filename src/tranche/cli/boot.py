@@ -67,7 +67,7 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
     Without a subcommand, the command reads MIG_PARTITION from the file. The value is the name of a layout, or a list of
     profiles as for `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
-    The command waits for the driver, keeps correct slices, and never changes what is in use. It ends at most two
+    The command waits for the driver, keeps correct slices, and never changes a slice in use. It ends at most two
     minutes after the wait. The systemd unit runs it before the kubelet, which starts even if the command fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file

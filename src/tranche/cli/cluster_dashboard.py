@@ -57,7 +57,7 @@ _OPTIONS = [
     click.Option(
         ["--proxy-act"],
         is_flag=True,
-        help="Let users that the proxy names act too, if their RBAC allows it. The server's account acts for them. "
+        help="Let the proxy's users act too, if their RBAC allows it. The server acts with its own account. "
         "Needs --act and --proxy-secret.",
     ),
     *HEALTH_OPTIONS,

@@ -60,7 +60,7 @@ _OPTIONS = [
         ["--take-over-scheduler", "take_over"],
         metavar="NAME",
         multiple=True,
-        help="Scheduler to replace by the cluster's default scheduler in pods with a share, such as kai-scheduler; repeatable.",
+        help="Scheduler, such as kai-scheduler, to replace with the default one in pods with a share; repeatable.",
     ),
     TIER_OPTION,
     *LOG_OPTIONS,

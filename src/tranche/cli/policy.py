@@ -64,7 +64,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     LENGTH is default, short, medium or long. It sets how long a share's turn lasts on an uncut GPU with time-slicing.
     Tranche sets it with the first share and resets it after the last one.
 
-    A file replaces all sharing policies. It is of kind SharingPolicy. Its field sharing is the policy of all GPUs that
+    A file of kind SharingPolicy replaces all sharing policies. Its field sharing is the policy of all GPUs that
     the file does not list. Each entry of its list gpus has the fields gpu, an index or a UUID, and sharing.
 
     \b

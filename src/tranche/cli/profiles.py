@@ -35,8 +35,7 @@ def command(settings: Settings, /, board: str | None, gpu: str | None, boards: b
     """List the MIG profiles of GPUs and boards.
 
     Without options, the list contains the profiles of this machine's GPUs. FREE is the number of instances that still
-    fit on the GPU beside those that exist, including idle ones. PLACEMENTS has the form {starts}:size, in memory
-    slices. A ? marks a value that no first-hand source confirms.
+    fit on the GPU next to the existing ones, busy or idle. PLACEMENTS has the form {starts}:size, in memory slices.
 
     \b
     $ tranche profiles --gpu 0

@@ -62,9 +62,9 @@ def command(
     the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Tranche
     releases the share when the command ends, and exits with the command's exit code.
 
-    With --time, Tranche warns 10 minutes and 1 minute before the end. Then it sends SIGTERM to the command and what the
-    command started, and SIGKILL 30 seconds later. A command with a time limit may start before others that wait
-    longer, if it ends before the first of them can start.
+    With --time, Tranche warns 10 minutes and 1 minute before the end. Then it sends SIGTERM to the command and
+    its child processes, and SIGKILL 30 seconds later. A command with a time limit may start before others that have
+    waited longer, if it ends before the first of them can start.
 
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py

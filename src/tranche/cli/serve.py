@@ -43,12 +43,12 @@ _NEEDED_LATER = ("pynvml", "tranche.core.events", "tranche.hardware.control_grou
 def command(context: click.Context, /) -> None:
     """Let users of this machine run commands without root.
 
-    The service listens on the socket in the state folder. When a user who may not write the state folder calls tranche
+    The service listens on the socket in the state folder. When a user who cannot write the state folder calls tranche
     run, the service gets the share, and the user's own process runs the command. The kernel tells the service who the
     user is. The service never executes anything for a user.
 
-    Run the service as root, best as the systemd unit that tranche serve install makes. If the service ends, commands
-    keep running and keep their shares.
+    Run the service as root, preferably as the systemd unit that tranche serve install creates. If the service ends,
+    commands continue and keep their shares.
     """
     if context.invoked_subcommand is None:
         _serve(context.find_object(Settings) or Settings())
@@ -79,7 +79,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
 def remove(root: Path) -> None:
     """Stop the service and remove its systemd unit.
 
-    Commands that run keep running and keep their shares.
+    Running commands continue and keep their shares.
     """
     remove_unit(InstalledUnit(root, _UNIT))
 

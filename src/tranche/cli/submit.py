@@ -92,7 +92,7 @@ def command(
     a cluster without claims, it creates only a Job, and the pods wait at a scheduling gate for a share. With --dry-run,
     it prints these objects, which kubectl can apply too.
 
-    A command that fails does not run again. A pod that Kubernetes evicts from a drained node does.
+    A command that fails does not run again. Kubernetes replaces a pod that it evicts from a drained node.
 
     \b
     $ tranche submit --gpu-memory 4Gi --image registry/train:1 -- python train.py

@@ -50,11 +50,11 @@ class LayoutInvalid(TrancheError, exit_code=10):
 
 
 class LayoutUnknown(TrancheError, exit_code=11):
-    """The file has no layout of that name, or a name is needed and was not given."""
+    """The file has no layout of that name, or several layouts and no name was given."""
 
 
 class LayoutImpossible(TrancheError, exit_code=12):
-    """No set of placements on the GPU gives the declared slices."""
+    """The declared slices do not fit on the GPU together."""
 
 
 class HooksInvalid(TrancheError, exit_code=13):
@@ -74,22 +74,22 @@ class CheckpointInvalid(TrancheError, exit_code=16):
 
 
 class PluginConfigInvalid(TrancheError, exit_code=17):
-    """The device plugin's configuration is malformed, or asks for what this version does not do."""
+    """The device plugin's configuration is malformed, or asks for something that this version does not support."""
 
 
 class PartitionInvalid(TrancheError, exit_code=18):
-    """The file that says what to cut at boot cannot be read, or its MIG_PARTITION is malformed."""
+    """The file that configures the cut at boot cannot be read, or its MIG_PARTITION is malformed."""
 
 
 class PolicyInvalid(TrancheError, exit_code=19):
-    """A file that says how GPUs may be shared is malformed."""
+    """A sharing policy file is malformed."""
 
 
 # 20 to 29, hardware: the driver or a GPU said no.
 
 
 class DriverNotFound(TrancheError, exit_code=20):
-    """There is no NVIDIA driver (NVML library) to talk to."""
+    """The machine has no NVIDIA driver (NVML library)."""
 
 
 class HardwareError(TrancheError, exit_code=21):
@@ -101,7 +101,7 @@ class PermissionDenied(TrancheError, exit_code=22):
 
 
 class GpuNotFound(TrancheError, exit_code=23):
-    """No GPU with that index or UUID."""
+    """The machine has no GPU with that index or UUID."""
 
 
 class MigNotSupported(TrancheError, exit_code=24):
@@ -121,11 +121,11 @@ class SimulatorError(TrancheError, exit_code=27):
 
 
 class MpsFailed(TrancheError, exit_code=28):
-    """The MPS daemon of a device cannot be started, does not answer, or does not do what it was told."""
+    """A device's MPS daemon cannot be started, does not answer, or does not carry out a command."""
 
 
 class MpsPathTooLong(TrancheError, exit_code=29):
-    """The folder of an MPS daemon's sockets has a path that is too long for a socket's name."""
+    """The path of an MPS daemon's folder is too long for a Unix socket."""
 
 
 # 30 to 39, placement: the request cannot be served.
@@ -152,26 +152,26 @@ class SharingUnavailable(TrancheError, exit_code=33):
 
 
 class AllocationUnknown(TrancheError, exit_code=34):
-    """No allocation of that id."""
+    """There is no allocation with that id."""
 
 
 class MpsUserRefused(TrancheError, exit_code=35):
-    """Another user's MPS daemon serves the device: it would make this user's program wait without end."""
+    """Another user's MPS daemon serves the device, so this user's program would wait forever."""
 
 
 class NotOffered(TrancheError, exit_code=36):
-    """The administrator's word, or a fault, keeps from everybody now what a scheduler chose."""
+    """A cordon, a policy or a fault withholds the device that the scheduler chose."""
 
 
 class QuotaExceeded(TrancheError, exit_code=37):
-    """The request is more than the administrator lets one user hold."""
+    """The request exceeds the user's quota."""
 
 
 # 40 to 49, Kubernetes: the API server or the kubelet said no.
 
 
 class KubernetesUnavailable(TrancheError, exit_code=40):
-    """The Kubernetes API server cannot be reached, fails, or asks for patience."""
+    """The Kubernetes API server cannot be reached, fails, or asks the client to retry later."""
 
 
 class KubernetesForbidden(TrancheError, exit_code=41):
@@ -183,15 +183,15 @@ class KubernetesNotFound(TrancheError, exit_code=42):
 
 
 class KubernetesRejected(TrancheError, exit_code=43):
-    """The Kubernetes API server refuses the request itself: invalid, or in conflict with what is there."""
+    """The Kubernetes API server rejects the request as invalid, or as conflicting with an existing object."""
 
 
 class KubeconfigInvalid(TrancheError, exit_code=44):
-    """There is no usable kubeconfig and no usable service account of a pod, so no way to a Kubernetes API server."""
+    """Neither a kubeconfig nor a pod's service account gives access to a Kubernetes API server."""
 
 
 class KubeletUnavailable(TrancheError, exit_code=45):
-    """The kubelet of this node cannot be reached, or does not say what was asked."""
+    """The kubelet of this node cannot be reached, or does not provide what was asked for."""
 
 
 class CdiUnavailable(TrancheError, exit_code=46):
@@ -199,26 +199,26 @@ class CdiUnavailable(TrancheError, exit_code=46):
 
 
 class ClaimsUnavailable(TrancheError, exit_code=47):
-    """The cluster has no dynamic resource allocation, or nothing of Tranche's that serves a resource claim."""
+    """The cluster has no dynamic resource allocation, or Tranche serves no resource claims there."""
 
 
 class JobFailed(TrancheError, exit_code=48):
-    """A job that was waited for has failed, or was deleted."""
+    """The job failed or was deleted during the wait."""
 
 
 class TlsUnavailable(TrancheError, exit_code=49):
-    """The controller cannot make the certificate that it serves with."""
+    """The controller cannot create its TLS certificate."""
 
 
 # 50 to 59, drift: something is no longer as it was.
 
 
 class LayoutMismatch(TrancheError, exit_code=50):
-    """The GPUs do not show the asserted layout."""
+    """The GPUs do not match the asserted layout."""
 
 
 class StateMoved(TrancheError, exit_code=51):
-    """A saved plan was made from a state that is not the present one."""
+    """A GPU has changed since the plan was saved."""
 
 
 class DecisionChanged(TrancheError, exit_code=52):
@@ -241,14 +241,14 @@ class LedgerTooNew(TrancheError, exit_code=62):
 
 
 class ServiceUnavailable(TrancheError, exit_code=63):
-    """The service of a shared machine does not answer, cannot begin, or ended before it gave a share."""
+    """The machine's service does not answer, cannot start, or ended before it gave a share."""
 
 
 # 70 to 79, waiting.
 
 
 class WaitTimeout(TrancheError, exit_code=70):
-    """The request did not get its share within the time given."""
+    """The request did not get its share before the timeout."""
 
 
 # 80 to 89, safety.

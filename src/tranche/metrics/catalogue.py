@@ -175,7 +175,7 @@ SLICE_COMPUTE = MetricFamily(
 )
 SLICE_PROCESSES = MetricFamily(
     "tranche_slice_processes",
-    "Processes that the driver lists in the slice. A held slice that has none for long may be wasted.",
+    "Processes that the driver lists in the slice. A slice held for long without a process may be wasted.",
     _SLICE,
     "the slice does not exist yet",
 )
