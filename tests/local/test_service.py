@@ -734,11 +734,11 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
     other, _ = shared.hold(OTHER)
     (waiter,) = shared.waiters()
     code, out, _ = shared.run("explain", str(waiter["id"]))
-    assert (code, "the user may hold 1 share at once, and holds 1" in out) == (0, True), out
+    assert (code, "its user may hold 1 share at once, holds 1, and this needs 1" in out) == (0, True), out
     code, out, _ = shared.run("explain", "--mig-profile", "1g.5gb", "-o", "json", uid=OTHER)
     assert (code, [each["obstacle"]["reason"] for each in json.loads(out)["gpus"]]) == (0, ["NoRoom"])
     code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
-    assert (code, "nothing is free" in err) == (NoRoom.exit_code, True)
+    assert (code, "no share for" in err) == (NoRoom.exit_code, True)
     for process in (other, mine):
         process.kill()
     os.kill(shared.held[0], signal.SIGKILL)
@@ -748,7 +748,7 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
 def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:
     shared.machine.tranche("policy", "quota", "--gpus", "0.5")
     code, _, err = shared.run("run", "--gpus", "1", "--", "true")
-    assert (code, "more than this user may ever hold" in err) == (QuotaExceeded.exit_code, True)
+    assert (code, "exceeds the quota: its user may hold 0.5 GPUs" in err) == (QuotaExceeded.exit_code, True)
     assert shared.machine.tranche("run", "--gpus", "1", "--", "true").returncode == 0, "root has no limits of everyone"
     shared.machine.tranche("policy", "quota", "--remove")
     assert shared.run("run", "--gpus", "1", "--", "true")[0] == 0

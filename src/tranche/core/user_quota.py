@@ -9,8 +9,9 @@ from typing import NamedTuple
 from tranche.core.errors import UsageError
 from tranche.core.quantity import format_memory, parse_memory
 
-_GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?", re.ASCII)
+_GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?|\.\d{1,2}", re.ASCII)
 _SHARES = re.compile(r"\d{1,6}", re.ASCII)
+_MOST_MEMORY = 2**50
 EVERYONE = ""
 """Stands for all users without a quota of their own, except root."""
 _ROOT = "0"
@@ -19,7 +20,8 @@ _ROOT = "0"
 class UserQuota(NamedTuple):
     """The most that one user may hold at once; None is no limit.
 
-    `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. `shares` is a number of allocations.
+    `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. A request for several GPUs gets
+    as many `shares`.
     """
 
     gpu_percent: int | None = None
@@ -53,11 +55,17 @@ def quota_of(quotas: Mapping[str, UserQuota], uid: int) -> UserQuota | None:
 def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None) -> UserQuota:
     """The quota in an administrator's words; raises UsageError."""
     if gpus is not None and _GPUS.fullmatch(gpus) is None:
-        raise UsageError(f"'{gpus}' is not a number of GPUs", hint="write it as --gpus 2 or --gpus 1.5")
+        raise UsageError(
+            f"'{gpus}' is not a number of GPUs up to 999999 with at most two decimals",
+            hint="write it as --gpus 2 or --gpus 1.5",
+        )
     if shares is not None and _SHARES.fullmatch(shares) is None:
-        raise UsageError(f"'{shares}' is not a number of shares", hint="write it as --shares 4")
+        raise UsageError(f"'{shares}' is not a whole number of shares up to 999999", hint="write it as --shares 4")
+    memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    if memory is not None and memory > _MOST_MEMORY:
+        raise UsageError(f"'{gpu_memory}' is more GPU memory than any machine has", hint="give at most 1024Ti")
     return UserQuota(
         None if gpus is None else round(float(gpus) * 100),
-        None if gpu_memory is None else parse_memory(gpu_memory),
+        memory,
         None if shares is None else int(shares),
     )

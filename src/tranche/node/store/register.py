@@ -46,7 +46,7 @@ def add_allocation(
     giving a device twice.
     """
     db.execute(
-        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             allocation.id,
             json.dumps(request_to_dict(allocation.request)),
@@ -54,6 +54,7 @@ def add_allocation(
             allocation.created,
             allocation.command,
             json.dumps(keeper_to_dict(allocation.keeper)),
+            allocation.memory,
         ),
     )
     for ordinal, grant in enumerate(allocation.grants):
@@ -153,7 +154,9 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
     grants: dict[str, list[Grant]] = {}
     for allocation_id, grant in db.execute("SELECT allocation_id, grant FROM grants ORDER BY allocation_id, ordinal"):
         grants.setdefault(allocation_id, []).append(_grant(grant))
-    rows = db.execute("SELECT id, request, phase, created, command, keeper FROM allocations ORDER BY created, id")
+    rows = db.execute(
+        "SELECT id, request, phase, created, command, keeper, memory FROM allocations ORDER BY created, id"
+    )
     return tuple(
         Allocation(
             id=row[0],
@@ -163,6 +166,7 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
             created=row[3],
             command=row[4],
             keeper=_keeper(row[5]),
+            memory=row[6],
         )
         for row in rows
     )
