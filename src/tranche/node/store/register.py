@@ -367,18 +367,23 @@ def process_owners(allocations: Iterable[Allocation], queue: Iterable[records.Wa
     for each in allocations:
         keeper = each.keeper
         if isinstance(keeper, ProcessKeeper) and keeper.pid and keeper.namespace in (0, here):
-            found[each.id] = _user_of(keeper.pid, keeper.started)
-        elif isinstance(keeper, ProcessKeeper) and not keeper.pid and keeper.uid >= 0:
-            found[each.id] = user_name(keeper.uid)
-    found |= {each.id: _user_of(each.pid) for each in queue}
+            found[each.id] = _user_of(keeper.pid, keeper.started, keeper.uid)
+        elif isinstance(keeper, ProcessKeeper) and not keeper.pid:
+            found[each.id] = _named(keeper.uid)
+    found |= {each.id: _user_of(each.pid, None, each.uid) for each in queue}
     return {id: ShareOwner(OwnerKind.USER, user) for id, user in found.items() if user}
 
 
-def _user_of(pid: int, started: int | None = None) -> str:
+def _user_of(pid: int, started: int | None, asked: int) -> str:
+    """The user of the process, or the uid that `asked` where the process is gone."""
     from tranche.node.processes.processes import process_at  # listings rarely need it
 
     process = process_at(pid)
-    return user_name(process.uid) if process is not None and started in (None, process.started) else ""
+    return _named(process.uid if process is not None and started in (None, process.started) else asked)
+
+
+def _named(uid: int) -> str:
+    return user_name(uid) if uid >= 0 else ""
 
 
 def user_name(uid: int) -> str:
