@@ -98,7 +98,7 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
         ["4711", "-", "-", "2"],
     ]
     assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--remove").stderr == (
-        "root: no quota\n4711: that of all users, 1.5 GPUs, 40 GiB\n"
+        "root: no quota\n4711: the quota of all users, 1.5 GPUs, 40 GiB\n"
     )
     told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [

@@ -159,6 +159,13 @@ def test_a_share_counts_in_full_while_its_gpu_does_not_show_what_it_has(recorded
         assert "holds 40 GiB" in {each.reason: each.text for each in decision.obstacles}[Reason.QUOTA]
 
 
+def test_all_slices_of_a_lost_gpu_count_as_one_gpu() -> None:
+    view, got = filled(empty(1, ann=UserQuota(gpu_percent=200)), ANN, parse_request(mig_profile="1g.5gb"))
+    lost = replace(view.node.gpus[0], lost=True, memory=0, profiles=(), instances=())
+    view = replace(view, node=replace(view.node, gpus=(lost, *empty(4).node.gpus[1:])))
+    assert (got, filled(view, ANN, parse_request(gpus="1"))[1]) == (7, 1)
+
+
 def _granted(view: NodeView, request: Request) -> Granted:
     decision = decide(view, request)
     assert isinstance(decision, Granted), decision

@@ -191,7 +191,7 @@ def quota(
     told: dict[str, list[str]] = {}
     for uid, name in named.items():
         now = quota_of(quotas, int(uid)) if uid else wanted
-        words = "no quota" if now is None else f"that of all users, {now}" if wanted is None else str(now)
+        words = "no quota" if now is None else f"the quota of all users, {now}" if wanted is None else str(now)
         told.setdefault(words, []).append(name)
     for words, names in told.items():
         say(f"{', '.join(names) or 'all users without a quota of their own, except root'}: {words}")

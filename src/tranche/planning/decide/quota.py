@@ -3,7 +3,7 @@
 A slice counts as its part of the GPU's memory or of its compute, the larger one; all its memory counts. So seven 1g slices are
 one GPU. A part of a shared device counts as its part of the memory, with CUDA's context, or as its compute ceiling if that is
 larger.
-A grant on a GPU that does not show what it has counts as a whole GPU, and with the memory that the ledger recorded for it.
+All grants on a GPU that does not show what it has count as one GPU, and with the memory that the ledger recorded for them.
 """
 
 from __future__ import annotations
@@ -88,10 +88,16 @@ def _held(view: NodeView) -> _Amount:
     gpus = {gpu.uuid: gpu for gpu in view.node}
     most = max((gpu.usable_memory for gpu in view.node), default=0)
     found = nothing = _Amount(Fraction(0), 0, 0)
+    dark: set[str] = set()
     for each in held_by_asker(view):
         share = nothing
         for grant in each.grants:
-            share = share.plus(_amount(grant, gpus.get(grant.gpu_uuid), most))
+            gpu = gpus.get(grant.gpu_uuid)
+            amount = _amount(grant, gpu, most)
+            if gpu is None or gpu.lost:
+                amount = amount._replace(gpus=Fraction(grant.gpu_uuid not in dark))
+                dark.add(grant.gpu_uuid)
+            share = share.plus(amount)
         found = found.plus(share._replace(memory=each.memory or share.memory))
     return found
 
