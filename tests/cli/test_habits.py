@@ -51,6 +51,7 @@ def test_half_a_gpu_in_percent(machine: TestMachine) -> None:
         (("gpsu",), 2, "Did you mean 'gpus'"),
         (("layout", "aply"), 2, "Did you mean 'apply'?"),
         (("logs", "train"), 2, "Did you mean 'job logs'?"),
+        (("quota", "--gpus", "2"), 2, "Did you mean 'policy quota'?"),
         (("run", "--gpu-memroy", "4Gi", "--", "true"), 2, "'--gpu-memory'"),
         (("layout", "plan", "-c", "all-blanced"), 11, "did you mean 'all-balanced'"),
         (("run", "--mig-profile", "1g6gb", "--", "true"), 2, "did you mean '1g.6gb' or"),

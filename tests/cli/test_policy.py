@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import MakeMachine
+from tests.machines import TestMachine
+from tranche.core.errors import NoRoom, QuotaExceeded
 
 
 def test_a_word_is_set_heeded_listed_and_taken_back(make_machine: MakeMachine) -> None:
@@ -82,9 +84,8 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
     machine = make_machine("A100-40GB")
     said = machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "40Gi", "--time", "90m").stderr
     assert said == "all users without a quota of their own, except root: 1.5 GPUs, 40 GiB, 1h30m for each command\n"
-    assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--shares", "2").stderr == (
-        "root, 4711: 2 shares\n"
-    )
+    twice = ("--user", "root", "--user", "4711", "--user", "0")
+    assert machine.tranche("policy", "quota", *twice, "--shares", "2").stderr == ("root, 4711: 2 shares\n")
     assert machine.json("policy", "list")["quotas"] == [
         {"user": None, "gpuPercent": 150, "memoryBytes": 40 * 2**30, "shares": None, "timeLimitSeconds": 5400},
         {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2, "timeLimitSeconds": None},
@@ -96,13 +97,16 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
         ["root", "-", "-", "2", "-"],
         ["4711", "-", "-", "2", "-"],
     ]
-    assert machine.tranche("policy", "quota", "--user", "root", "--remove").stderr == "root: no quota\n"
+    assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--remove").stderr == (
+        "root: no quota\n4711: the quota of all users, 1.5 GPUs, 40 GiB, 1h30m for each command\n"
+    )
     told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [
         "every other user: 1.5 GPUs, 40 GiB, 1h30m for each command",
         "root: 2 shares",
         "4711: 2 shares",
-        "root: no quota any more",
+        "root: no quota",
+        "4711: no quota",
     ]
     assert told[1]["data"] == {
         "user": "root",
@@ -117,10 +121,13 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
     ("arguments", "message"),
     [
         ((), "give at least one limit"),
-        (("--remove", "--gpus", "1"), "give at least one limit"),
+        (("--remove", "--gpus", "1"), "--remove takes no limit"),
         (("--gpus", "all"), "'all' is not a number of GPUs"),
+        (("--gpus", "1.005"), "'1.005' is not a number of GPUs up to 999999 with at most two decimals"),
         (("--gpu-memory", "40"), "without a unit"),
-        (("--shares", "-1"), "'-1' is not a number of shares"),
+        (("--gpu-memory", "9223372037G"), "more GPU memory than any machine has"),
+        (("--shares", "99999999999999999999"), "is not a whole number of shares up to 999999"),
+        (("--user", "4294967295", "--gpus", "1"), "no user '4294967295'"),
         (("--user", "nobody-of-that-name", "--gpus", "1"), "no user 'nobody-of-that-name'"),
     ],
     ids=" ".join,
@@ -129,3 +136,19 @@ def test_a_wrong_limit_changes_nothing(make_machine: MakeMachine, arguments: tup
     machine = make_machine("T4")
     assert message in machine.tranche("policy", "quota", *arguments, code=2).stderr
     assert machine.json("policy", "list")["quotas"] == []
+
+
+def test_a_whole_gpu_counts_with_its_memory_after_the_driver_has_lost_it(two_a100: TestMachine) -> None:
+    two_a100.tranche("policy", "quota", "--user", "root", "--gpu-memory", "41Gi")
+    two_a100.hold("--gpus", "1")
+    two_a100.machine.inject_lost(0)
+    refused = two_a100.tranche("run", "--no-wait", "--gpu-memory", "8G", "--", "true", code=NoRoom.exit_code).stderr
+    assert "its user may hold 41 GiB at once, holds 39.5 GiB, and this needs" in refused
+
+
+def test_a_changed_quota_ends_a_waiting_request_that_became_too_large(two_a100: TestMachine) -> None:
+    two_a100.tranche("policy", "quota", "--user", "root", "--gpus", "2")
+    two_a100.hold("--gpus", "1")
+    waiter = two_a100.wait_in_queue("--gpus", "2")
+    two_a100.tranche("policy", "quota", "--user", "root", "--gpus", "1")
+    assert waiter.wait(60) == QuotaExceeded.exit_code

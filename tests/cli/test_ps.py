@@ -7,7 +7,12 @@ import signal
 
 from tests.cli.conftest import MakeMachine
 from tests.machines import TestMachine, wait_until
-from tranche.node.store.register import user_name
+from tranche.core.allocation import Allocation, Phase
+from tranche.core.keeper import ProcessKeeper
+from tranche.core.request import parse_request
+from tranche.node.state.session import pid_namespace
+from tranche.node.store.records import Waiter
+from tranche.node.store.register import process_owners, user_name
 
 
 def test_allocations_come_first_then_waiters_in_order(make_machine: MakeMachine) -> None:
@@ -65,3 +70,12 @@ def test_a_command_of_several_lines_stays_on_its_row(two_a100: TestMachine) -> N
         assert "\x1b" not in text
         (line,) = [line for line in text.splitlines() if "sh -c" in line]
         assert "\n" not in line
+
+
+def test_a_share_keeps_its_owner_after_the_recorded_process_has_ended() -> None:
+    keeper = ProcessKeeper(pid=2**22 + 1, started=1, namespace=pid_namespace(), uid=0, others=((os.getpid(), 1),))
+    request = parse_request(gpus="1")
+    share = Allocation("a", request, (), Phase.ACTIVE, 0.0, keeper=keeper)
+    owners = process_owners([share], [Waiter(1, "w", request, 0.0, "", 2**22 + 1, 0)])
+    assert {id: owner.name for id, owner in owners.items()} == {"a": "root", "w": "root"}
+    assert process_owners([share._replace(keeper=keeper._replace(uid=-1))]) == {}

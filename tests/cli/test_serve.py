@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import in_process
+from tranche.cli import serve as service
 from tranche.core.errors import UsageError
 
 UNIT = "etc/systemd/system/tranche.service"
@@ -71,3 +72,13 @@ def test_systemd_understands_the_unit(image: Path) -> None:
     verify = ["systemd-analyze", "verify", "--man=no", f"--root={image}", "tranche.service"]
     done = subprocess.run(verify, capture_output=True, text=True, check=False)
     assert "tranche.service" not in done.stderr, done.stderr
+
+
+def test_a_service_below_a_closed_folder_warns_that_users_cannot_execute_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr("sys.executable", str(closed / "python"))
+    service._warn_of_closed_folders()
+    assert "users cannot execute Tranche" in capsys.readouterr().err

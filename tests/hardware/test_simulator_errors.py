@@ -37,6 +37,7 @@ def test_every_kind_has_a_class_of_tranches(cls: type[simulator.SimulatorError])
         (("sim", "create", "g4dn.xlarge"), 27, "`tranche sim destroy g4dn.xlarge`"),
         (("sim", "create", "m", "--gpu", "H900"), 2, "known boards: "),
         (("--simulate", "nowhere", "gpus"), 27, "`tranche sim list` shows the machines"),
+        (("sim", "destroy", "p5.48xlarge"), 27, "did you mean 'p5en.48xlarge'"),
         (("--simulate", "g4dn.xlarge", "sim", "attach", "GPU-none"), 23, "`nvidia-smi -L`"),
         (("--simulate", "g4dn.xlarge", "sim", "attach", "0", "--memory", "900G"), 80, "`nvidia-smi` shows"),
     ],

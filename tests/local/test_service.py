@@ -27,7 +27,7 @@ from tranche.local.service import MOST_OF_A_USER, ClientProcess, RunService, ans
 from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
-from tranche.node.processes.processes import children_of
+from tranche.node.processes.processes import children_of, process_at
 from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
 from tranche.node.state.session import StateFolder
 
@@ -426,6 +426,42 @@ def test_what_a_command_leaves_running_keeps_the_share(shared: SharedMachine) ->
     wait_until(lambda: shared.shares() == [])
 
 
+_LEFT = {
+    "with the lock": "sleep 600 >/dev/null 2>&1 & echo $!; sleep 600 >/dev/null 2>&1 & echo $!",
+    "with the environment": "exec {lock}>&-; setsid sleep 600 >/dev/null 2>&1 & echo $!",
+    "by descent": "exec {lock}>&-; env -i setsid sleep 600 >/dev/null 2>&1 & echo $!; env -i sleep 601 >/dev/null 2>&1 & echo $!",
+}
+_CLOSED = "for lock in /proc/$$/fd/*; do lock=${lock##*/}; case $lock in [012]|255) continue;; esac; "
+
+
+@pytest.mark.parametrize(
+    ("left", "dead"), [("with the lock", 1), ("with the environment", 0), ("by descent", 0), ("by descent", 1)]
+)
+def test_a_user_ends_what_a_command_left_running(shared: SharedMachine, left: str, dead: int) -> None:
+    script = _LEFT[left].replace("exec {lock}>&-;", f"{_CLOSED} exec {{lock}}>&-; done;")
+    code, out, err = shared.run("run", *HALF, "--", "bash", "-c", script)
+    assert code == 0, err
+    pids = [int(each) for each in out.split()]
+    shared.held += pids
+    (share,) = shared.shares()
+    for pid in pids[:-1][:dead]:
+        os.kill(pid, signal.SIGKILL)
+    code, out, err = shared.run("ps", "-o", "json")
+    assert [each["owner"]["name"] for each in json.loads(out)["allocations"]] == [str(NOBODY)]
+    assert str(pids[-1]) in shared.run("release", str(share["id"]))[2]
+    code, _, err = shared.run("release", str(share["id"]), "--terminate")
+    assert (code, err.startswith(f"released {share['id']} after SIGTERM to pid ")) == (0, True), err
+    assert not any(map(process_at, pids))
+    assert shared.shares() == []
+
+
+def test_a_users_listing_shows_no_share_of_an_ended_command(shared: SharedMachine) -> None:
+    _, out, _ = shared.run("run", "-q", *HALF, "--", "sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
+    os.kill(int(out), signal.SIGKILL)
+    wait_until(lambda: process_at(int(out)) is None)
+    assert json.loads(shared.run("ps", "-o", "json")[1])["allocations"] == []
+
+
 def test_users_release_their_own_shares_and_requests_and_no_others(shared: SharedMachine) -> None:
     client, _ = shared.hold()
     shared.hold()
@@ -767,11 +803,11 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
     other, _ = shared.hold(OTHER)
     (waiter,) = shared.waiters()
     code, out, _ = shared.run("explain", str(waiter["id"]))
-    assert (code, "the user may hold 1 share at once, and holds 1" in out) == (0, True), out
+    assert (code, "its user may hold 1 share at once, holds 1, and this needs 1" in out) == (0, True), out
     code, out, _ = shared.run("explain", "--mig-profile", "1g.5gb", "-o", "json", uid=OTHER)
     assert (code, [each["obstacle"]["reason"] for each in json.loads(out)["gpus"]]) == (0, ["NoRoom"])
     code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
-    assert (code, "nothing is free" in err) == (NoRoom.exit_code, True)
+    assert (code, "no share for" in err) == (NoRoom.exit_code, True)
     for process in (other, mine):
         process.kill()
     os.kill(shared.held[0], signal.SIGKILL)
@@ -781,7 +817,7 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
 def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:
     shared.machine.tranche("policy", "quota", "--gpus", "0.5")
     code, _, err = shared.run("run", "--gpus", "1", "--", "true")
-    assert (code, "more than this user may ever hold" in err) == (QuotaExceeded.exit_code, True)
+    assert (code, "exceeds the quota: its user may hold 0.5 GPUs" in err) == (QuotaExceeded.exit_code, True)
     assert shared.machine.tranche("run", "--gpus", "1", "--", "true").returncode == 0, "root has no limits of everyone"
     shared.machine.tranche("policy", "quota", "--remove")
     assert shared.run("run", "--gpus", "1", "--", "true")[0] == 0

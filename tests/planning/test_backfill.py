@@ -72,6 +72,18 @@ def test_a_command_passes_the_first_only_if_it_ends_before_that_can_start(limit:
     assert isinstance(may_start(view, waiters, "w-1"), Waiting), "without the time nobody passes"
 
 
+@pytest.mark.parametrize(("quota", "starts"), [(200, False), (300, True)])
+def test_a_users_own_command_does_not_use_up_the_quota_of_the_users_earlier_request(quota: int, starts: bool) -> None:
+    view = holding(holding(machine(3), NOW, gpus="1", time="1h"), NOW, gpus="1", time="1h")
+    ann = 1001
+    waiters = [
+        WaitingRequest("first", BOTH, ann),
+        WaitingRequest("second", parse_request(gpus="1", time="4h"), ann),
+    ]
+    view = replace(view, quotas={str(ann): UserQuota(gpu_percent=quota)})
+    assert isinstance(may_start(view, waiters, "second", now=NOW + MINUTE), Granted) is starts
+
+
 def test_nobody_passes_a_request_whose_start_is_unknown() -> None:
     unlimited = holding(machine(2), NOW, gpus="1")
     overdue = holding(machine(2), NOW - 2 * HOUR, gpus="1", time="1h")

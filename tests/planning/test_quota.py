@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from tests.planning.test_allocate import allocated
 from tests.strategies import FAMILY_BOARDS, gpu_on, requests_for, sharing_views, view_of
-from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, NodeView, Slice, WholeGpu
+from tranche.core.allocation import (
+    Allocation,
+    ComputeSlice,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Slice,
+    WholeGpu,
+    granted_memory,
+)
 from tranche.core.errors import QuotaExceeded, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import GIB
@@ -21,6 +30,8 @@ from tranche.core.request import Request, parse_request
 from tranche.core.sharing import MachineSharing, Sharing
 from tranche.core.state import GpuState, MigMode
 from tranche.core.user_quota import EVERYONE, UserQuota, parse_quota, quota_of
+from tranche.documents.holder_names import NO_NAMES
+from tranche.documents.reasons import summed_up
 from tranche.planning.decide.allocate import Granted, Waiting, decide
 from tranche.planning.decide.foresee import without
 from tranche.planning.decide.obstacle import Reason
@@ -64,7 +75,8 @@ def filled(view: NodeView, uid: int, request: Request) -> tuple[NodeView, int]:
         (UserQuota(memory=40 * GIB), parse_request(mig_profile="3g.20gb"), 2),
         (UserQuota(memory=39 * GIB), parse_request(mig_profile="3g.20gb"), 1),
         (UserQuota(shares=3), parse_request(mig_profile="1g.5gb"), 3),
-        (UserQuota(shares=1), parse_request(gpus="3"), 1),
+        (UserQuota(shares=3), parse_request(gpus="2"), 1),  # each of its GPUs is a share
+        (UserQuota(shares=4), parse_request(mig_profile="1g.5gb", count="3"), 1),
         (UserQuota(200, 12 * GIB, 9), parse_request(mig_profile="1g.5gb"), 2),
         (UserQuota(), parse_request(gpus="1"), 4),
     ],
@@ -88,12 +100,70 @@ def test_own_limits_take_the_place_of_everyones_and_root_has_only_its_own() -> N
 
 def test_what_a_user_may_never_hold_is_refused_at_once() -> None:
     view = empty(2, ann=UserQuota(gpu_percent=150))
-    with pytest.raises(QuotaExceeded, match=r"holds 0, and this is 2 more"):
+    with pytest.raises(QuotaExceeded, match=r"its user may hold 1.5 GPUs at once, and this needs 2$"):
         decide(view, parse_request(gpus="2"))
     view = given_to(view, ANN, _granted(view, parse_request(gpus="1")), parse_request(gpus="1"))
     waits = decide(view, parse_request(gpus="1"))
     assert isinstance(waits, Waiting)
     assert {each.reason for each in waits.obstacles} == {Reason.QUOTA}
+    assert summed_up(waits, NO_NAMES) == "its user may hold 1.5 GPUs at once, holds 1, and this needs 1"
+
+
+def test_a_refusal_does_not_speak_of_what_the_user_holds() -> None:
+    view, _ = filled(empty(2, ann=UserQuota(gpu_percent=30)), ANN, parse_request(mig_profile="1g.5gb"))
+    with pytest.raises(QuotaExceeded, match=r"its user may hold 0.3 GPUs at once, and this needs 1$"):
+        decide(view, parse_request(gpus="1"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "request_", "words"),
+    [
+        (
+            UserQuota(gpu_percent=14),
+            parse_request(mig_profile="1g.5gb"),
+            "may hold 0.14 GPUs at once, and this needs 0.15",
+        ),
+        (
+            UserQuota(memory=40 * GIB - 1),
+            parse_request(gpus="1"),
+            "may hold 39.99 GiB at once, and this needs 40 GiB",
+        ),
+        (
+            UserQuota(memory=500 * 2**20),
+            parse_request(mig_profile="1g.5gb"),
+            "may hold 500 MiB at once, and this needs 48",
+        ),
+        (UserQuota(shares=2), parse_request(gpus="3"), "may hold 2 shares at once, and this needs 3"),
+    ],
+    ids=str,
+)
+def test_what_exceeds_a_limit_also_looks_larger(limit: UserQuota, request_: Request, words: str) -> None:
+    with pytest.raises(QuotaExceeded, match=words):
+        decide(empty(4, ann=limit), request_)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("lost", [True, False], ids=["lost", "left out"])
+def test_a_share_counts_in_full_while_its_gpu_does_not_show_what_it_has(recorded: bool, lost: bool) -> None:
+    view = empty(3, ann=UserQuota(memory=41 * GIB))
+    view = given_to(view, ANN, _granted(view, parse_request(gpus="1")), parse_request(gpus="1"))
+    (share,) = view.allocations
+    if recorded:
+        view = replace(view, allocations=(share._replace(memory=granted_memory(share.grants, view.node)),))
+    gone = {each.gpu_uuid for each in share.grants}
+    here = [replace(gpu, lost=True, memory=0, profiles=()) if gpu.uuid in gone else gpu for gpu in view.node]
+    gpus = tuple(each for each in here if lost or each.uuid not in gone)
+    for request in (parse_request(gpus="1"), parse_request(mig_profile="1g.5gb")):
+        decision = decide(replace(view, node=replace(view.node, gpus=gpus)), request)
+        assert isinstance(decision, Waiting)
+        assert "holds 40 GiB" in {each.reason: each.text for each in decision.obstacles}[Reason.QUOTA]
+
+
+def test_all_slices_of_a_lost_gpu_count_as_one_gpu() -> None:
+    view, got = filled(empty(1, ann=UserQuota(gpu_percent=200)), ANN, parse_request(mig_profile="1g.5gb"))
+    lost = replace(view.node.gpus[0], lost=True, memory=0, profiles=(), instances=())
+    view = replace(view, node=replace(view.node, gpus=(lost, *empty(4).node.gpus[1:])))
+    assert (got, filled(view, ANN, parse_request(gpus="1"))[1]) == (7, 1)
 
 
 def _granted(view: NodeView, request: Request) -> Granted:
@@ -137,7 +207,7 @@ def test_the_explanation_says_which_limit_and_whose_end_helps() -> None:
         view = given_to(view, ANN, _granted(view, request), request)
     answer = explain(view, parse_request(mig_profile="3g.20gb"))
     assert answer.summary == (
-        "--mig-profile 3g.20gb waits: the user may hold 1 GPU at once, holds 0.93, and this is 0.5 more"
+        "--mig-profile 3g.20gb waits: its user may hold 1 GPU at once, holds 0.93, and this needs 0.5"
     )
     (remedy,) = answer.remedies
     assert remedy.allocation_ids == (view.allocations[1].id,)
@@ -189,7 +259,7 @@ def _most(limits: Mapping[str, UserQuota], uid: int) -> tuple[Fraction | None, i
 def _held(view: NodeView, uid: int) -> _Totals:
     own = [each for each in view.allocations if isinstance(each.keeper, ProcessKeeper) and each.keeper.uid == uid]
     amounts = [_counted(grant, view.node.gpu(grant.gpu_uuid)) for each in own for grant in each.grants]
-    return _Totals((sum((each[0] for each in amounts), Fraction(0)), sum(each[1] for each in amounts), len(own)))
+    return _Totals((sum((each[0] for each in amounts), Fraction(0)), sum(each[1] for each in amounts), len(amounts)))
 
 
 def _counted(grant: Grant, gpu: GpuState) -> tuple[Fraction, int]:
@@ -245,9 +315,12 @@ def test_limits_are_read_as_they_are_written() -> None:
     assert str(UserQuota()) == "no limit"
     for wrong in (
         ("1.234", None, None),
+        ("1000000", None, None),
         ("-1", None, None),
         ("one", None, None),
         (None, "40", None),
+        (None, "9223372037G", None),
+        (None, "99999999999999999G", None),
         (None, None, "2.5"),
     ):
         with pytest.raises(UsageError):

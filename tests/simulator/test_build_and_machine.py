@@ -50,11 +50,14 @@ def test_an_existing_build_is_used_without_a_compiler(tmp_path: Path, monkeypatc
     assert ensure_built() == first
 
 
-def test_no_compiler_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_is_a_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(SimulatorError, match="cannot run the C compiler") as raised:
         ensure_built(tmp_path)
     assert "CC" in raised.value.hint
+    assert capsys.readouterr().err == "compiling the simulator, once for this version\n"
     assert list((tmp_path / "simulator").iterdir()) == []
 
 

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -75,6 +76,8 @@ def build_into(root: Path, target: Path) -> None:
             f"cannot write the simulator's build folder {root}: {error.strerror}",
             hint="set TRANCHE_CACHE_DIR to a writable folder",
         ) from error
+    with suppress(AttributeError, OSError):  # no stderr
+        sys.stderr.write("compiling the simulator, once for this version\n")
     try:
         compile_everything(draft)
         draft.chmod(0o755)

@@ -33,7 +33,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "extend": ("tranche.cli.extend", "Give a running command more time"),
         "cordon": ("tranche.cli.cordon:cordon", "Stop allocating GPUs to new requests"),
         "uncordon": ("tranche.cli.cordon:uncordon", "Allocate cordoned GPUs to requests again"),
-        "policy": ("tranche.cli.policy", "Set and list the sharing policies of GPUs"),
+        "policy": ("tranche.cli.policy", "Set and list the sharing policies of GPUs, and quotas of users"),
         "bundle": ("tranche.cli.bundle", "Write an archive for a bug report"),
         "version": ("tranche.cli.version", "Print the versions of Tranche, the driver and NVML"),
         "completion": ("tranche.cli.completion", "Print the completion script for bash, zsh or fish"),
@@ -75,8 +75,11 @@ _STARTED_BY_KUBERNETES = {
 
 _OFFERED = {name: command for group in _GROUPS.values() for name, command in group.items()}
 _COMMANDS = {**_OFFERED, **_STARTED_BY_KUBERNETES}
-_OF_A_JOB = ("attach", "delete", "describe", "exec", "list", "logs", "wait")
-"""Commands of `tranche job` that a person may look for one level higher, where kubectl has them."""
+_LOWER = {
+    **{name: f"job {name}" for name in ("attach", "delete", "describe", "exec", "list", "logs", "wait")},
+    "quota": "policy quota",
+}
+"""Commands that a person may look for one level higher, such as those that kubectl has there."""
 
 
 class _LazyGroup(click.Group):
@@ -96,7 +99,8 @@ class _LazyGroup(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            meant = f"did you mean 'job {args[0]}'?" if args[0] in _OF_A_JOB else did_you_mean(args[0], _OFFERED)
+            lower = _LOWER.get(args[0])
+            meant = f"did you mean '{lower}'?" if lower else did_you_mean(args[0], _OFFERED)
             ctx.fail(f"No such command {args[0]!r}. {meant[:1].upper()}{meant[1:]}".rstrip())
         return super().resolve_command(ctx, args)
 

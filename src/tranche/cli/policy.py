@@ -17,14 +17,14 @@ from tranche.core.quantity import format_duration, format_memory
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
-from tranche.core.user_quota import EVERYONE, UserQuota, parse_quota
+from tranche.core.user_quota import EVERYONE, UserQuota, parse_quota, quota_of
 from tranche.local.queue import Queue
 from tranche.node.files.files import read_document, told_of
 from tranche.node.policy_change import change_policy, change_quotas
 from tranche.node.store import records
 from tranche.node.store.register import user_name
 
-_UID = re.compile(r"0*\d{1,9}", re.ASCII)
+_UID = re.compile(r"0*\d{1,10}", re.ASCII)
 _GPU_OPTION = click.option(
     "--gpu",
     "gpus",
@@ -159,7 +159,7 @@ def list_(settings: Settings, /, output: str) -> None:
 )
 @click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
 @click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
-@click.option("--shares", metavar="N", help="Most shares at once.")
+@click.option("--shares", metavar="N", help="Most shares at once. A request for several GPUs gets several.")
 @click.option(
     "--time", metavar="TIME", help="Longest time of a command, such as 8h, and the time limit of one without."
 )
@@ -178,7 +178,7 @@ def quota(
     """Set how much one user may hold at once.
 
     The quota replaces the user's earlier one. It applies to commands of the machine, not to pods. A request beyond it
-    waits, and requests behind it do not. Existing shares stay.
+    waits, and all later requests may pass it, also the user's own. Existing shares stay.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
@@ -186,21 +186,25 @@ def quota(
     """
     given = [each for each in (gpus, gpu_memory, shares, time) if each is not None]
     if bool(given) is remove:
-        raise UsageError(
-            "give at least one limit, or --remove without a limit", hint="for example: tranche policy quota --gpus 2"
-        )
-    named = [_user(each) for each in users] or [(EVERYONE, "")]
+        what = "--remove takes no limit" if remove else "give at least one limit, or --remove"
+        raise UsageError(what, hint="for example: tranche policy quota --gpus 2")
+    named = dict(_user(each) for each in users) or {EVERYONE: ""}
     wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time)
     with open_host(settings) as host:
-        change_quotas(host, named, wanted, clock=clock)
-        Queue(host).ring_next()
-    who = ", ".join(name for _, name in named) or "all users without a quota of their own, except root"
-    say(f"{who}: {'no quota' if wanted is None else wanted}")
+        quotas = change_quotas(host, named, wanted, clock=clock)
+        Queue(host).ring_all()
+    told: dict[str, list[str]] = {}
+    for uid, name in named.items():
+        now = quota_of(quotas, int(uid)) if uid else wanted
+        words = "no quota" if now is None else f"the quota of all users, {now}" if wanted is None else str(now)
+        told.setdefault(words, []).append(name)
+    for words, names in told.items():
+        say(f"{', '.join(names) or 'all users without a quota of their own, except root'}: {words}")
 
 
 def _user(text: str) -> tuple[str, str]:
     """The uid as text and the name of a user; UsageError if there is none of that name."""
-    if _UID.fullmatch(text):
+    if _UID.fullmatch(text) and int(text) < 2**31:
         return str(int(text)), user_name(int(text))
     try:
         return str(pwd.getpwnam(text).pw_uid), text

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import stat
+import sys
 from contextlib import AbstractContextManager
 from importlib import resources
 from pathlib import Path
@@ -100,10 +102,23 @@ def _serve(settings: Settings) -> None:
         importlib.import_module(each)
     make_private(places.ledger)
     with lock, _passed_socket() or listen(places.socket) as listener:
-        whom = "every user of this machine" if os.geteuid() == 0 else "only this user, because it is not root"
-        say(f"tranche: serving {whom} at {listener.getsockname()}")
+        if os.geteuid() == 0:
+            _warn_of_closed_folders()
+            say(f"tranche: serving every user of this machine at {listener.getsockname()}")
+        else:
+            say(
+                f"tranche: serving only this user at {listener.getsockname()}, because the service does not run as root"
+            )
         RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}")).serve()
         say("tranche: the service ends; commands that run keep their shares")
+
+
+def _warn_of_closed_folders() -> None:
+    """Warn if users cannot execute this program: their commands are their own processes."""
+    paths = {Path(each) for one in (sys.executable, __file__) for each in (os.path.abspath(one), os.path.realpath(one))}
+    folders = {folder for path in paths for folder in path.parents}
+    if closed := sorted(each for each in folders if not each.stat().st_mode & stat.S_IXOTH):
+        warn(f"users cannot execute Tranche, because {closed[0]} is closed to them: install Tranche in /opt")
 
 
 def _passed_socket() -> socket.socket | None:

@@ -213,7 +213,8 @@ def nearest_request(grants: tuple[Grant, ...]) -> Request:
 class Allocation(NamedTuple):
     """A promised or granted share.
 
-    `keeper` decides how long it lives; `command` describes its program for people. `created` is seconds since the epoch.
+    `keeper` decides how long it lives; `command` describes its program for people. `created` is seconds since the epoch. `memory`
+    is the bytes of its grants when they were granted, 0 if not recorded.
     """
 
     id: str
@@ -223,6 +224,7 @@ class Allocation(NamedTuple):
     created: float
     command: str = ""
     keeper: Keeper = NOT_KNOWN_YET
+    memory: int = 0
 
     @property
     def holder_pid(self) -> int:
@@ -335,6 +337,18 @@ def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
     instance, profile = gpu.instance_at(device.placement), gpu.profile(device.profile)
     known = None if instance is None else instance.memory
     return known or (0 if profile is None else profile.memory or 0)
+
+
+def granted_memory(grants: Iterable[Grant], node: NodeState) -> int:
+    """The bytes of the grants, as far as their GPUs show them."""
+    return sum(grant_memory(grant, node.gpu(grant.gpu_uuid)) for grant in grants)
+
+
+def grant_memory(grant: Grant, gpu: GpuState) -> int:
+    """The bytes of a grant on `gpu`, its own; a compute slice has those of the whole slice around it."""
+    if isinstance(grant, FractionalShare):
+        return grant.memory
+    return memory_of(grant.inside if isinstance(grant, ComputeSlice) else grant, gpu)
 
 
 def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:

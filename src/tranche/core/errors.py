@@ -164,7 +164,7 @@ class NotOffered(TrancheError, exit_code=36):
 
 
 class QuotaExceeded(TrancheError, exit_code=37):
-    """The request exceeds the user's quota."""
+    """The request exceeds its user's quota, even if the user holds nothing else."""
 
 
 # 40 to 49, Kubernetes: the API server or the kubelet said no.

@@ -11,8 +11,9 @@ from tranche.core.errors import UsageError
 from tranche.core.quantity import format_duration, format_memory, parse_memory
 from tranche.core.request import Request, parse_time_limit
 
-_GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?", re.ASCII)
+_GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?|\.\d{1,2}", re.ASCII)
 _SHARES = re.compile(r"\d{1,6}", re.ASCII)
+_MOST_MEMORY = 2**50
 EVERYONE = ""
 """Stands for all users without a quota of their own, except root."""
 _ROOT = "0"
@@ -21,8 +22,8 @@ _ROOT = "0"
 class UserQuota(NamedTuple):
     """The most that one user may hold at once; None is no limit.
 
-    `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. `shares` is a number of allocations.
-    `time_limit`, in seconds, is the longest of one command, and that of a request without one.
+    `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. A request for several GPUs gets
+    as many `shares`. `time_limit`, in seconds, is the longest of one command, and that of a request without one.
     """
 
     gpu_percent: int | None = None
@@ -67,12 +68,18 @@ def within_time(request: Request, quotas: Mapping[str, UserQuota], uid: int) -> 
 def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None, time: str | None = None) -> UserQuota:
     """The quota in an administrator's words; raises UsageError."""
     if gpus is not None and _GPUS.fullmatch(gpus) is None:
-        raise UsageError(f"'{gpus}' is not a number of GPUs", hint="write it as --gpus 2 or --gpus 1.5")
+        raise UsageError(
+            f"'{gpus}' is not a number of GPUs up to 999999 with at most two decimals",
+            hint="write it as --gpus 2 or --gpus 1.5",
+        )
     if shares is not None and _SHARES.fullmatch(shares) is None:
-        raise UsageError(f"'{shares}' is not a number of shares", hint="write it as --shares 4")
+        raise UsageError(f"'{shares}' is not a whole number of shares up to 999999", hint="write it as --shares 4")
+    memory = None if gpu_memory is None else parse_memory(gpu_memory)
+    if memory is not None and memory > _MOST_MEMORY:
+        raise UsageError(f"'{gpu_memory}' is more GPU memory than any machine has", hint="give at most 1024Ti")
     return UserQuota(
         None if gpus is None else round(float(gpus) * 100),
-        None if gpu_memory is None else parse_memory(gpu_memory),
+        memory,
         None if shares is None else int(shares),
         None if time is None else parse_time_limit(time),
     )

@@ -49,9 +49,11 @@ def shares_of(ids: Sequence[str], names: NameTable) -> str:
 
 
 def _clause(words: str, group: Sequence[Obstacle], total: int, names: NameTable) -> str:
+    count = sum(map(_count, group))
+    if group[0].reason is Reason.QUOTA and count == total:
+        return words  # it is about the user, not about a GPU
     if len(group) == 1:
         return named(str(group[0]), names)
-    count = sum(map(_count, group))
     which = f"GPU {ranges(each.gpu_index for each in group)}" if count == len(group) else f"{count:,} GPUs"
     which = f"all {count:,} GPUs" if count == total else which
     if words == _LOST:

@@ -247,6 +247,12 @@ class Queue:
             self.ring_next()
         return remains
 
+    def ring_all(self) -> None:
+        """Ring every waiter: each decides again, and one whose request became impossible ends. A failure as in `ring_next`."""
+        with contextlib.suppress(TrancheError):
+            for each in self._host.waiters():
+                ring(self._host.places.wakeup_pipe(each.id))
+
     def ring_next(self) -> None:
         """Ring the first waiter that may start now, with one look at the machine.
 
@@ -323,8 +329,10 @@ class Queue:
             outcome = failed.explain(outcome)
             reasons = self._told(outcome, allocations)
             if not patience.wait:
+                quota = all(each.reason is Reason.QUOTA for each in outcome.obstacles)
                 raise NoRoom(
-                    f"nothing is free for {request}: {reasons}", hint=f"ask why with: tranche explain {request}"
+                    f"{'no share' if quota else 'nothing is free'} for {request}: {reasons}",
+                    hint=f"ask why with: tranche explain {request}",
                 )
             ahead = self._ahead_of(ticket) or 0
             with interruptible():

@@ -16,7 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from tranche.core.request import Request, parse_request, parse_time_limit
 from tranche.hardware.process_stat import PROC, process_environment
 from tranche.local.child import beside
 from tranche.local.extension import extend
+from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
 from tranche.node.held import HeldAllocation
@@ -36,8 +37,9 @@ from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import MARK, Process, children_of, process_at
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
+from tranche.node.state.session import StateFolder
 from tranche.node.store import register
-from tranche.node.store.ledger import content_for_users
+from tranche.node.store.ledger import Ledger, content_for_users
 from tranche.node.store.register import user_name
 
 MOST_OF_A_USER = 80
@@ -48,6 +50,7 @@ _SPEAKS_WITHIN_SECONDS = 5.0
 _TELLS_WITHIN_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 10.0
+_CLEARS_WITHIN_SECONDS = 2.0
 _ORDER_SECONDS = 60.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLIENT_GONE = 128 + signal.SIGHUP
@@ -308,6 +311,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             os.close(each)
         method = _method(message)
         if method == "ledger":
+            _clear(service)
             _send_ledger(connection, service.ledger)
             return
         if method == "extend":
@@ -339,6 +343,17 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
 def send_error(connection: ServiceConnection, error: TrancheError) -> None:
     """Tell the client why it gets nothing."""
     connection.send({"event": "error", "reason": error.reason, "message": error.message, "hint": error.hint})
+
+
+def _clear(service: RunService) -> None:
+    """Clear what dead processes left, as root's commands do before they list; a failure leaves it to the next decision."""
+    with suppress(TrancheError), closing(Ledger(service.ledger)) as ledger:
+        with ledger.read() as db:
+            left = register.anything_left(db, StateFolder(service.ledger.parent))
+        if left:
+            with service.open_host(os.getuid()) as host:
+                host.view(seconds=_CLEARS_WITHIN_SECONDS)
+                Queue(host).ring_next()
 
 
 def _send_ledger(connection: ServiceConnection, ledger: Path) -> None:

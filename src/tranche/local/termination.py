@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
@@ -25,6 +24,8 @@ from tranche.node.store import chronicle, register
 from tranche.node.store.register import runs
 
 _POLL_SECONDS = 0.02
+_ASK_SECONDS = 0.2
+"""Between questions to the service."""
 _OWNER_SECONDS = 5.0
 _ROUNDS = 5
 
@@ -101,7 +102,6 @@ def take_back(
     if not terminate:
         found.refuse_if_in_use()
     pids, remains, keeper = list(found.pids), found.remains, found.keeper
-    lock = host.places.allocation(allocation_id)
     _refuse_own_end(allocation, {*pids, *(each.pid for each in remains.certain)})
     ended: list[int] = []
     undrained: dict[str, UndrainedDevice] = {}
@@ -123,7 +123,7 @@ def take_back(
             break
         last = end_processes(pids, grace, ending) or last
         ended += pids
-        _await_owner(lock)
+        _await_owner(host, allocation_id)
         remains = remains_of(host.places, allocation_id, keeper)
         # `tranche run` may know an orphan by descent, and has registered it.
         pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living_now(host, allocation_id)]))
@@ -135,7 +135,7 @@ def take_back(
     while remains.life is not KeeperStatus.GONE and _registered(host, allocation_id):
         if time.monotonic() >= deadline:
             raise _busy(allocation, pids, remains)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_ASK_SECONDS if host.ledger.read_only else _POLL_SECONDS)
         remains = remains_of(host.places, allocation_id, keeper)
     # `tranche run` may have given the share back itself after its workload ended.
     with suppress(AllocationUnknown):
@@ -254,8 +254,14 @@ def _signal(pid: int, number: int) -> None:
         ) from error
 
 
-def _await_owner(lock: Path) -> None:
-    """Let the `tranche run` above the workload give the share back itself, so that it can return the exit code."""
+def _await_owner(host: Host, allocation_id: str) -> None:
+    """Let the `tranche run` above the workload give the share back itself, so that it can return the exit code.
+
+    A user of the service may not open the share's lock. The service frees the share, or names what is left of its command.
+    """
+    lock, asks = host.places.allocation(allocation_id), host.ledger.read_only
     deadline = time.monotonic() + _OWNER_SECONDS
     while is_held(lock) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        if asks and (not _registered(host, allocation_id) or _living_now(host, allocation_id)):
+            return
+        time.sleep(_ASK_SECONDS if asks else _POLL_SECONDS)

@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tranche.core.allocation import Allocation, Grant, NodeView, Phase, Slice, WholeGpu, shared_memory
+from tranche.core.allocation import (
+    Allocation,
+    Grant,
+    NodeView,
+    Phase,
+    Slice,
+    WholeGpu,
+    granted_memory,
+    shared_memory,
+)
 from tranche.core.errors import (
     AllocationUnknown,
     LedgerUnavailable,
@@ -241,6 +250,7 @@ class Host(HostContext):
             created=self.clock(),
             command=waiter.command,
             keeper=ProcessKeeper(key_digest=digest_of(key), uid=self.uid),
+            memory=granted_memory(decision.grants, view.node),
         )
         # The lock comes first: an allocation without a held lock looks like one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import Cordon
 from tranche.core.sharing_policy import SharingPolicy
@@ -34,15 +34,19 @@ def change_policy(
 
 
 def change_quotas(
-    host: Host, users: Sequence[tuple[str, str]], quota: UserQuota | None, *, clock: Callable[[], float]
-) -> None:
-    """Set the quota of these users, each by uid as text and by name, from the next decision on; None removes it."""
+    host: Host, users: Mapping[str, str], quota: UserQuota | None, *, clock: Callable[[], float]
+) -> Mapping[str, UserQuota]:
+    """Set the quota of these users, whose names are by uid as text, from the next decision on; None removes it.
+
+    Returns all quotas after that.
+    """
     with host.ledger.write() as db:
         before = records.user_quotas(db)
-        for uid, name in users:
+        for uid, name in users.items():
             if before.get(uid) != quota:
                 records.set_user_quota(db, uid, quota)
                 chronicle.quota_changed(db, clock(), name, quota)
+        return records.user_quotas(db)
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:

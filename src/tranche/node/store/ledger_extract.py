@@ -38,6 +38,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
         "created": kept,
         "command": program,
         "keeper": _json(KEEPER),
+        "memory": kept,
     },
     "grants": {"allocation_id": kept, "ordinal": kept, "grant": _json(GRANT)},
     "devices": dict.fromkeys(("id", "gpu_uuid", "use", "memory", "compute", "sharing"), kept),

@@ -46,7 +46,7 @@ def add_allocation(
     giving a device twice.
     """
     db.execute(
-        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?)",
+        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             allocation.id,
             json.dumps(request_to_dict(allocation.request)),
@@ -54,6 +54,7 @@ def add_allocation(
             allocation.created,
             allocation.command,
             json.dumps(keeper_to_dict(allocation.keeper)),
+            allocation.memory,
         ),
     )
     for ordinal, grant in enumerate(allocation.grants):
@@ -153,7 +154,9 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
     grants: dict[str, list[Grant]] = {}
     for allocation_id, grant in db.execute("SELECT allocation_id, grant FROM grants ORDER BY allocation_id, ordinal"):
         grants.setdefault(allocation_id, []).append(_grant(grant))
-    rows = db.execute("SELECT id, request, phase, created, command, keeper FROM allocations ORDER BY created, id")
+    rows = db.execute(
+        "SELECT id, request, phase, created, command, keeper, memory FROM allocations ORDER BY created, id"
+    )
     return tuple(
         Allocation(
             id=row[0],
@@ -163,6 +166,7 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
             created=row[3],
             command=row[4],
             keeper=_keeper(row[5]),
+            memory=row[6],
         )
         for row in rows
     )
@@ -363,18 +367,23 @@ def process_owners(allocations: Iterable[Allocation], queue: Iterable[records.Wa
     for each in allocations:
         keeper = each.keeper
         if isinstance(keeper, ProcessKeeper) and keeper.pid and keeper.namespace in (0, here):
-            found[each.id] = _user_of(keeper.pid, keeper.started)
-        elif isinstance(keeper, ProcessKeeper) and not keeper.pid and keeper.uid >= 0:
-            found[each.id] = user_name(keeper.uid)
-    found |= {each.id: _user_of(each.pid) for each in queue}
+            found[each.id] = _user_of(keeper.pid, keeper.started, keeper.uid)
+        elif isinstance(keeper, ProcessKeeper) and not keeper.pid:
+            found[each.id] = _named(keeper.uid)
+    found |= {each.id: _user_of(each.pid, None, each.uid) for each in queue}
     return {id: ShareOwner(OwnerKind.USER, user) for id, user in found.items() if user}
 
 
-def _user_of(pid: int, started: int | None = None) -> str:
+def _user_of(pid: int, started: int | None, asked: int) -> str:
+    """The user of the process, or the uid that `asked` where the process is gone."""
     from tranche.node.processes.processes import process_at  # listings rarely need it
 
     process = process_at(pid)
-    return user_name(process.uid) if process is not None and started in (None, process.started) else ""
+    return _named(process.uid if process is not None and started in (None, process.started) else asked)
+
+
+def _named(uid: int) -> str:
+    return user_name(uid) if uid >= 0 else ""
 
 
 def user_name(uid: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from tranche.core.allocation import Allocation, NodeView, Phase
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request
 from tranche.core.state import ComputeInstance, GpuInstance, GpuState, InstanceKey
 from tranche.planning.decide.allocate import Granted
@@ -23,8 +24,9 @@ def without(view: NodeView, allocation_ids: Collection[str], process_ids: Collec
 
 
 def with_granted(view: NodeView, request: Request, granted: Granted) -> NodeView:
-    """The view after the grant's plan, with its slots promised."""
-    allocation = Allocation(f"foreseen-{len(view.allocations)}", request, granted.grants, Phase.PREPARING, 0.0)
+    """The view after the grant's plan, with its slots promised to the user that the view's decision is for."""
+    id, keeper = f"foreseen-{len(view.allocations)}", ProcessKeeper(uid=view.asker)
+    allocation = Allocation(id, request, granted.grants, Phase.PREPARING, 0.0, keeper=keeper)
     return replace(apply(granted.plan, view), allocations=(*view.allocations, allocation))
 
 

@@ -3,7 +3,7 @@
 A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants. So a
 small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each other.
 A waiter that needs more GPUs than are open (not lost, cordoned or faulty) holds none up until that changes. Nor does a waiter
-with a user who already holds as much as the administrator allows.
+beyond its user's quota, so later requests may pass it, also the same user's.
 """
 
 from __future__ import annotations

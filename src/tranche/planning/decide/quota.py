@@ -1,7 +1,9 @@
 """What a user may still get: the administrator's quota, less what the user holds.
 
-A slice counts as its part of the GPU's memory or of its compute, the larger one; all its memory counts. A part of a shared device
-counts with the memory that CUDA's context takes of it. So seven 1g slices are one GPU.
+A slice counts as its part of the GPU's memory or of its compute, the larger one; all its memory counts. So seven 1g slices are
+one GPU. A part of a shared device counts as its part of the memory, with CUDA's context, or as its compute ceiling if that is
+larger.
+All grants on a GPU that does not show what it has count as one GPU, and with the memory that the ledger recorded for them.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from tranche.core.allocation import (
     NodeView,
     Slice,
     WholeGpu,
-    memory_of,
+    grant_memory,
 )
 from tranche.core.errors import QuotaExceeded
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
-from tranche.core.quantity import format_duration, format_memory
+from tranche.core.quantity import GIB, MIB, format_duration
 from tranche.core.request import Request
 from tranche.core.sharing import ALL_COMPUTE
 from tranche.core.state import GpuState
@@ -36,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class _Amount(NamedTuple):
-    """GPUs, of which a slice is a fraction, bytes, and allocations."""
+    """GPUs, of which a slice is a fraction, bytes, and grants."""
 
     gpus: Fraction
     memory: int
-    shares: int = 0
+    shares: int = 1
 
     def plus(self, other: _Amount, times: int = 1) -> _Amount:
         return _Amount(
@@ -75,7 +77,7 @@ def refuse_beyond_quota(view: NodeView, request: Request) -> None:
     possible = sum(isinstance(each, Candidate) or each.reason is Reason.GPU_LOST for each in alone)
     if beyond and possible < gpus_needed(request):
         raise QuotaExceeded(
-            f"{request} is more than this user may ever hold: {beyond[0].text}",
+            f"{request} exceeds the quota: {beyond[0].text}",
             hint="ask for less; the quotas are in: tranche policy list",
         )
 
@@ -95,11 +97,19 @@ def _held(view: NodeView) -> _Amount:
     from fractions import Fraction  # a slow import, and most machines have no quotas
 
     gpus = {gpu.uuid: gpu for gpu in view.node}
-    found = _Amount(Fraction(0), 0)
+    most = max((gpu.usable_memory for gpu in view.node), default=0)
+    found = nothing = _Amount(Fraction(0), 0, 0)
+    dark: set[str] = set()
     for each in held_by_asker(view):
-        found = found.plus(_Amount(Fraction(0), 0, 1))
+        share = nothing
         for grant in each.grants:
-            found = found.plus(_amount(grant, gpus.get(grant.gpu_uuid)))
+            gpu = gpus.get(grant.gpu_uuid)
+            amount = _amount(grant, gpu, most)
+            if gpu is None or gpu.lost:
+                amount = amount._replace(gpus=Fraction(grant.gpu_uuid not in dark))
+                dark.add(grant.gpu_uuid)
+            share = share.plus(amount)
+        found = found.plus(share._replace(memory=each.memory or share.memory))
     return found
 
 
@@ -135,37 +145,43 @@ def _beyond(quota: UserQuota, held: _Amount, asked: _Amount, times: int) -> str:
     from fractions import Fraction
 
     after = held.plus(asked, times)
-    if quota.shares is not None and held.shares >= quota.shares:
-        return f"the user may hold {UserQuota(shares=quota.shares)} at once, and holds {held.shares}"
+    if quota.shares is not None and after.shares > quota.shares:
+        return _words(str(UserQuota(shares=quota.shares)), held, str(held.shares), str(times))
     if quota.gpu_percent is not None and after.gpus > Fraction(quota.gpu_percent, 100):
-        most, now, more = UserQuota(quota.gpu_percent), _decimal(held.gpus), _decimal(times * asked.gpus)
-        return f"the user may hold {most} at once, holds {now}, and this is {more} more"
+        return _words(str(UserQuota(quota.gpu_percent)), held, _up(held.gpus), _up(times * asked.gpus))
     if quota.memory is not None and after.memory > quota.memory:
-        now, more = format_memory(held.memory), format_memory(times * asked.memory)
-        return f"the user may hold {UserQuota(memory=quota.memory)} at once, holds {now}, and this is {more} more"
+        unit, name = (GIB, "GiB") if quota.memory >= GIB else (MIB, "MiB")
+        now, more = _up(Fraction(held.memory, unit)), _up(Fraction(times * asked.memory, unit))
+        return _words(f"{quota.memory * 100 // unit / 100:g} {name}", held, f"{now} {name}", f"{more} {name}")
     return ""
 
 
-def _amount(grant: Grant, gpu: GpuState | None) -> _Amount:
-    """What a grant counts as. On a GPU that does not show what it has, a grant counts as the whole GPU."""
+def _words(most: str, held: _Amount, now: str, more: str) -> str:
+    return f"its user may hold {most} at once" + (f", holds {now}" if held.shares else "") + f", and this needs {more}"
+
+
+def _up(number: Fraction) -> str:
+    """Hundredths, rounded up: what exceeds a limit never looks as if it did not."""
+    return f"{-(-number * 100 // 1) / 100:.2f}".rstrip("0").rstrip(".")
+
+
+def _amount(grant: Grant, gpu: GpuState | None, most: int = 0) -> _Amount:
+    """What a grant counts as. One on a GPU that does not show what it has counts as a whole GPU of `most` bytes."""
     from fractions import Fraction
 
     if gpu is None or gpu.lost:
-        return _Amount(Fraction(1), grant.memory if isinstance(grant, FractionalShare) else 0)
+        return _Amount(Fraction(1), grant.memory if isinstance(grant, FractionalShare) else most)
+    memory = grant_memory(grant, gpu)
     match grant:
         case WholeGpu():
-            return _Amount(Fraction(1), gpu.usable_memory)
+            return _Amount(Fraction(1), memory)
         case Slice():
-            profile, most = gpu.profile(grant.profile), max((each.slices for each in gpu.profiles), default=1)
-            compute = Fraction(0 if profile is None else profile.slices, most)
-            memory = Fraction(grant.placement.size, gpu.memory_slices or grant.placement.size)
-            return _Amount(max(compute, memory), memory_of(grant, gpu))
+            profile, slices = gpu.profile(grant.profile), max((each.slices for each in gpu.profiles), default=1)
+            compute = Fraction(0 if profile is None else profile.slices, slices)
+            part = Fraction(grant.placement.size, gpu.memory_slices or grant.placement.size)
+            return _Amount(max(compute, part), memory)
         case ComputeSlice():
             return _amount(grant.inside, gpu)
         case FractionalShare():
             compute = _amount(grant.device, gpu).gpus * Fraction(grant.compute or 0, ALL_COMPUTE)
-            return _Amount(max(compute, Fraction(grant.memory, max(gpu.usable_memory, 1))), grant.memory)
-
-
-def _decimal(gpus: Fraction) -> str:
-    return f"{float(gpus):.2f}".rstrip("0").rstrip(".")
+            return _Amount(max(compute, Fraction(grant.memory, max(gpu.usable_memory, 1))), memory)

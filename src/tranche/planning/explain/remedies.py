@@ -14,13 +14,11 @@ from itertools import combinations, islice, zip_longest
 
 from tranche.core.allocation import (
     Allocation,
-    ComputeSlice,
     FractionalShare,
-    Grant,
     NodeView,
     Slice,
     WholeGpu,
-    memory_of,
+    granted_memory,
 )
 from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
@@ -267,18 +265,12 @@ def _beyond_quota(question: _Question) -> bool:
 def _own_ends(question: _Question) -> Iterator[Remedy]:
     """The fewest of the user's own shares, largest first, after whose end the request could start."""
     view = question.view
-    own = sorted(held_by_asker(view), key=lambda each: (-sum(_memory(view, grant) for grant in each.grants), each.id))
+    own = sorted(held_by_asker(view), key=lambda each: (-granted_memory(each.grants, view.node), each.id))
     for count in range(1, len(own) + 1):
         holders = _Holders(frozenset(each.id for each in own[:count]))
         if question.granted(holders.gone_from(view)) is not None:
             yield Remedy(RemedyKind.WAIT, _wait_text(view, holders), None, *holders.named)
             return
-
-
-def _memory(view: NodeView, grant: Grant) -> int:
-    if isinstance(grant, FractionalShare):
-        return grant.memory
-    return memory_of(grant.inside if isinstance(grant, ComputeSlice) else grant, view.node.gpu(grant.gpu_uuid))
 
 
 def _uncordons(question: _Question) -> Iterator[Remedy]:
