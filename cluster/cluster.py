@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from release.one_at_a_time import one_at_a_time
 from release.progress import Say
 
 from cluster.binaries import Binaries, ensure_binaries, find_binaries, replaced
@@ -259,15 +260,16 @@ def remove_cluster(name: str) -> bool:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove the clusters whose owner has ended; their names."""
-    names = [
-        folder.name
-        for folder in cluster_directories()
-        if (record := load_record(folder)) is not None and record.owner is not None and not _lives(record.owner)
-    ]
-    for name in names:
-        remove_cluster(name)
-    return names
+    """Remove the clusters whose owner has ended; their names. One process of this user does so at a time."""
+    with one_at_a_time("leftover clusters"):
+        names = [
+            folder.name
+            for folder in cluster_directories()
+            if (record := load_record(folder)) is not None and record.owner is not None and not _lives(record.owner)
+        ]
+        for name in names:
+            remove_cluster(name)
+        return names
 
 
 def this_process() -> tuple[int, int]:

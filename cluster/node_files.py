@@ -166,6 +166,8 @@ def kubelet_config(
         },
         # How soon a change of a device plugin's devices shows in the node's status.
         "nodeStatusUpdateFrequency": "1s",
+        # While nothing changes; else it would be written every second, and everything that watches nodes would wake up.
+        "nodeStatusReportFrequency": "5m",
     }
     if not older:
         # A container that is killed again and again is started again at once; else the kubelet waits up to five minutes.

@@ -30,6 +30,8 @@ exec "$@"
 ROOT = Path("/sys/fs/cgroup")
 _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 _KILL_SECONDS = 30.0
+_ENVIRONMENT = {"GOGC": "400"}
+"""For Kubernetes' programs, which are Go's: with more memory they collect garbage less often, a twentieth of their time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Unit:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=None if environment is None else dict(environment),
+                env={**(os.environ if environment is None else environment), **_ENVIRONMENT},
                 cwd="/",
                 check=True,
             )

@@ -9,9 +9,7 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,10 +25,9 @@ from tranche.node.store.register import user_name
 from tranche_simulator.build import cache_directory, ensure_built
 from tranche_simulator.machine import SimulatedMachine
 
-TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
+TRANCHE = in_process.TRANCHE
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
 _DEADLINE_SECONDS = 120.0
-_PROCESS = os.getpid()
 _LEFT_OUT = ("TRANCHE_SIMULATE", "TRANCHE_SIM_STATE", "TRANCHE_STATE_DIR", "NVIDIA_VISIBLE_DEVICES", "NO_COLOR")
 
 Completed = subprocess.CompletedProcess[str]
@@ -46,7 +43,7 @@ class Workload:
 
 @dataclass(slots=True)
 class TestMachine:
-    """One simulated machine with its state folder. Every command has a process of its own, those of `start` a new interpreter."""
+    """One simulated machine with its state folder. Every command has a process of its own."""
 
     __test__ = False
 
@@ -82,11 +79,9 @@ class TestMachine:
     def tranche(self, *arguments: str, code: int | None = 0, as_nobody: bool = False, **variables: str) -> Completed:
         """Run `tranche`; its exit code must be `code` (None: any)."""
         environment = {**self.environment, **variables}
-        # Python reads its variables at its start; a fork would wait for what other threads hold, gRPC's included, and would
-        # share SQLite's view of a ledger that the test itself has open.
+        # Python reads its variables at its start; a fork would share SQLite's view of a ledger that the test itself has open.
         anew = (
-            os.getpid() != _PROCESS  # an isolated test may use gRPC
-            or threading.active_count() > 1
+            not in_process.may_fork()
             or any(name.startswith(("PYTHON", "LC_")) for name in variables)
             or self._open_in_this_process()
         )
@@ -132,16 +127,13 @@ class TestMachine:
         if profiles:
             self.smi("mig", "-i", str(gpu), "-cgi", ",".join(profiles), "-C")
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, stdin: int = subprocess.DEVNULL, stdout: int = subprocess.DEVNULL
+    ) -> subprocess.Popen[str]:
         """Start `tranche`, to be ended with the test at the latest."""
-        process = subprocess.Popen(
-            [*TRANCHE, *arguments],
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # What forks by itself gets a new interpreter.
+        anew = arguments[0] == "serve" or self._open_in_this_process()
+        process = in_process.start(arguments, self.environment, anew=anew, stdin=stdin, stdout=stdout)
         self._started.append(process)
         return process
 

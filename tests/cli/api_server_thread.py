@@ -13,6 +13,9 @@ import yaml
 
 from tests.kubernetes.fake_api_server import FakeApiServer
 
+KUBECONFIG = "kubeconfig"
+"""The name of the file, in the folder of a server."""
+
 
 @dataclass
 class ServedApi:
@@ -38,7 +41,7 @@ def served_api(folder: Path, namespace: str = "team-a") -> Iterator[ServedApi]:
     server = FakeApiServer()
     try:
         asyncio.run_coroutine_threadsafe(server.start(), loop).result(timeout=30)
-        kubeconfig = folder / "kubeconfig"
+        kubeconfig = folder / KUBECONFIG
         content = {
             "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u", "namespace": namespace}}],

@@ -130,9 +130,10 @@ def listing(machine: TestMachine) -> list[tuple[str, int]]:
 
 def fails(machine: TestMachine, *arguments: str, within: str = "") -> tuple[int, str, str]:
     """Exit code, stdout and stderr; `within` is a shell line that comes first, in a mount namespace of its own."""
-    command = [*TRANCHE, *arguments]
-    if within:
-        command = ["unshare", "-m", "sh", "-c", f'{within} && exec "$@"', "sh", *command]
+    if not within:
+        told = machine.tranche(*arguments, code=None)
+        return told.returncode, told.stdout, told.stderr
+    command = ["unshare", "-m", "sh", "-c", f'{within} && exec "$@"', "sh", *TRANCHE, *arguments]
     done = subprocess.run(
         command,
         env=machine.environment,

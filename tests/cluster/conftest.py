@@ -38,7 +38,7 @@ _MAKERS = (
 
 
 @pytest.fixture(scope="session")
-def suitable_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+def suitable_machine() -> None:
     """A machine that a cluster can run on, without what tests that were killed have left: what is missing is installed or built.
 
     Tests are skipped where that cannot be.
@@ -49,8 +49,7 @@ def suitable_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(error.message)
     if reason := why_no_helm():
         pytest.skip(reason)
-    with FileLock(tmp_path_factory.getbasetemp().parent / "leftovers.lock"):
-        remove_leftovers()
+    remove_leftovers()
 
 
 @pytest.fixture

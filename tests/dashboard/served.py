@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.dashboard import asking
 from tests.dashboard.asking import Answered
-from tests.machines import TRANCHE, TestMachine
+from tests.machines import TestMachine
+from tests.support import in_process
 
 
 @dataclass(slots=True)
@@ -48,14 +49,8 @@ class Dashboards:
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, port: int = 0, *options: str) -> ServedDashboard:
-        process = subprocess.Popen(
-            [*TRANCHE, "dashboard", "--port", str(port), *options],
-            env={**self.machine.environment, "XDG_STATE_HOME": str(self.machine.folder / "xdg")},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = {**self.machine.environment, "XDG_STATE_HOME": str(self.machine.folder / "xdg")}
+        process = in_process.start(["dashboard", "--port", str(port), *options], environment)
         self._running.append(process)
         assert process.stderr is not None
         line = process.stderr.readline()

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from tests.machines import TRANCHE, TestMachine
+from tests.machines import TestMachine
+from tests.support import in_process
 
 _PATIENCE_SECONDS = 150.0
 """Far more than a slow machine needs for one more job to come, wait or end; then a test fails instead of waiting for ever."""
@@ -42,7 +43,7 @@ class Crowd:
 
     machine: TestMachine
     folder: Path
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     live: dict[str, Running] = field(default_factory=dict)
     ended: dict[str, Running] = field(default_factory=dict)
 
@@ -55,13 +56,8 @@ class Crowd:
         for name in names:
             os.mkfifo(self.folder / f"{name}.go")
             with (self.folder / f"{name}.err").open("wb") as errors:
-                self.processes[name] = subprocess.Popen(
-                    [*TRANCHE, "run", "-q", *request, "--", str(job), str(self.folder / name)],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                )
+                command = ["run", "-q", *request, "--", str(job), str(self.folder / name)]
+                self.processes[name] = in_process.start(command, environment, stderr=errors.fileno())
 
     def look(self) -> list[str]:
         """The jobs that came to run since the last look; no two live jobs may be in one slice."""

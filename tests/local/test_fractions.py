@@ -18,7 +18,7 @@ import pytest
 
 from tests.dashboard.served import Dashboards
 from tests.layout.test_hooks import Recorder
-from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
+from tests.machines import TestMachine, machine_in, wait_until
 from tests.node.test_mps_daemons import end
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.length import some_of
@@ -119,15 +119,8 @@ class Tenant:
 
 
 def tenant(machine: TestMachine, *request: str, code: str = GREEDY) -> Tenant:
-    process = subprocess.Popen(
-        [*TRANCHE, "run", *request, "--", sys.executable, "-c", PREAMBLE + code],
-        env=machine.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    machine._started.append(process)
+    program = [sys.executable, "-c", PREAMBLE + code]
+    process = machine.start("run", *request, "--", *program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     return Tenant(process)
 
 

@@ -78,6 +78,7 @@ def leader_of_a_terminal(command: list[str], machine: TestMachine) -> Iterator[t
     """The command as the leader of a terminal's session, as in `ssh -t HOST COMMAND`; its pid, and the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
+        os.chdir(machine.folder)  # nohup leaves a file where it is started
         os.execvpe(command[0], command, machine.environment)
     try:
         yield pid, terminal

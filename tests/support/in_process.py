@@ -12,9 +12,10 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -31,6 +32,9 @@ CODES = {0, 1, 141, *(each.exit_code for each in all_errors())}
 PEAK_BYTES = 300 * 2**20
 NOBODY = 50_000 + os.getpid() % 10_000
 """A user whom no other test process is: what others start at the same time did not come of a command of this one."""
+TRANCHE = (sys.executable, "-c", "from tranche.cli.main import main; main()")
+"""The command line of the command in a new interpreter."""
+_PROCESS = os.getpid()
 _SECONDS = 60.0
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PYTHON_WORDS = re.compile(
@@ -107,12 +111,67 @@ def run(
         return Outcome(code if all(ended for _, ended in texts) else None, texts[0][0], texts[1][0], grown)
 
 
+def start(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    anew: bool = False,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[str]:
+    """Start `tranche`, which goes on: in a fork, or `anew` in an interpreter of its own, which takes a fifth of a second more."""
+    instead = None
+    if not anew and may_fork():
+        _import_commands()
+        instead = functools.partial(_be_the_command, arguments, environment, (), None)
+    return _popen(arguments, environment, instead, stdin, stdout, stderr)
+
+
+@contextlib.contextmanager
+def held_back(
+    arguments: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """The same for a test that starts threads first: forked at once, the command begins with the call of what this gives."""
+    if not may_fork():
+        yield functools.partial(start, arguments, environment, anew=True)
+        return
+    _import_commands()
+    reading, writing = os.pipe()
+    try:
+        process = _popen(arguments, environment, functools.partial(_wait_and_be, reading, arguments, environment))
+    finally:
+        os.close(reading)
+
+    def begin() -> subprocess.Popen[str]:
+        os.write(writing, b".")
+        return process
+
+    try:
+        yield begin
+    finally:
+        os.close(writing)
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process can be a command: it would wait for what other threads hold, gRPC's included."""
+    return os.getpid() == _PROCESS and threading.active_count() == 1  # an isolated test may use gRPC
+
+
 def run_anew(arguments: Sequence[str], environment: Mapping[str, str], *, seconds: float = _SECONDS) -> Outcome:
     """The same in a new interpreter, for a process with threads, such as a browser's: what they hold a fork would wait for."""
-    command = [sys.executable, "-c", "from tranche.cli.main import main; main()", *arguments]
     try:
         done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            [*TRANCHE, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         return Outcome(None, (error.stdout or b"").decode(), (error.stderr or b"").decode(), 0)
@@ -144,6 +203,35 @@ def _import_commands() -> None:
     keep_grpc_out_of_this_process()
 
 
+def _popen(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    instead: Callable[[], NoReturn] | None,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.PIPE,
+) -> subprocess.Popen[str]:
+    """A process that loads an interpreter, or does something else `instead`."""
+    return subprocess.Popen(
+        [*TRANCHE, *arguments],
+        env=environment,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        preexec_fn=instead,
+    )
+
+
+def _wait_and_be(told: int, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Wait for a byte, and end without one. `subprocess` waits for the end of another pipe, so that is closed first."""
+    os.closerange(3, told)
+    os.closerange(told + 1, os.sysconf("SC_OPEN_MAX"))
+    if not os.read(told, 1):
+        os._exit(0)
+    _be_the_command(arguments, environment, (), None)
+
+
 def _be_the_command(
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -155,6 +243,8 @@ def _be_the_command(
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
         signal.set_wakeup_fd(-1)
+        for number in _IGNORED_BY_PYTHON:
+            signal.signal(number, signal.SIG_IGN)
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *_IGNORED_BY_PYTHON}:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         logging.getLogger().handlers.clear()  # pytest's own, whose files are closed next

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -11,13 +12,14 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from tests.cli.api_server_thread import ServedApi, served_api
+from tests.cli.api_server_thread import KUBECONFIG, ServedApi, served_api
 from tests.dashboard import asking
 from tests.dashboard.asking import Answered
 from tests.dashboard.cluster.reviewing import People
 from tests.kubernetes.fake_api_server import FakeApiServer, Json
 from tests.kubernetes.telling.garbling import lease_of
-from tests.machines import TRANCHE, short_folder
+from tests.machines import short_folder
+from tests.support import in_process
 from tranche.core.allocation import NodeView
 from tranche.kubernetes.telling.told_view import REPORT, LayoutReport, ViewReport, lease_name, told, told_to_lease
 from tranche.planning.layouts.named_layouts import LayoutList
@@ -131,22 +133,18 @@ class ServedClusterPage:
 @contextmanager
 def served_cluster_page(people: People, *options: str) -> Iterator[ServedClusterPage]:
     """A page of an empty cluster, whose API server answers."""
-    with short_folder() as folder, served_api(folder) as api:
-        api.change(people.serve)
-        ports = ["--port=0", "--health-port=0", "--log-format=json", f"--namespace={NAMESPACE}"]
-        process = subprocess.Popen(
-            [*TRANCHE, "cluster-dashboard", f"--kubeconfig={api.kubeconfig}", *ports, *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert process.stderr is not None
-            line = process.stderr.readline()
-            said = json.loads(line)
-            assert said["message"] == "serving", line
-            yield ServedClusterPage(process, said["port"], api, people, said["health_port"])
-        finally:
-            process.kill()
-            process.communicate()
+    ports = ["--port=0", "--health-port=0", "--log-format=json", f"--namespace={NAMESPACE}"]
+    with short_folder() as folder:
+        command = ["cluster-dashboard", f"--kubeconfig={folder / KUBECONFIG}", *ports, *options]
+        with in_process.held_back(command, os.environ) as begin, served_api(folder) as api:
+            api.change(people.serve)
+            process = begin()
+            try:
+                assert process.stderr is not None
+                line = process.stderr.readline()
+                said = json.loads(line)
+                assert said["message"] == "serving", line
+                yield ServedClusterPage(process, said["port"], api, people, said["health_port"])
+            finally:
+                process.kill()
+                process.communicate()
