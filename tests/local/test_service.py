@@ -325,6 +325,27 @@ def test_a_command_of_a_user_ends_at_its_time_also_if_its_client_is_stopped(
     assert "the time limit of 2s is over" in process.stderr.read()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("client", [False, True])
+def test_the_service_ends_a_command_whose_own_process_was_killed(shared: SharedMachine, client: bool) -> None:
+    process = shared.start("run", "-q", *HALF, "--time", "2s", "--", "sh", "-c", "echo $$; exec sleep 600")
+    assert process.stdout is not None
+    shared.held.append(int(process.stdout.readline()))
+    if client:
+        process.kill()
+    else:
+        service = shared.service
+        assert service is not None
+        for pid in children(service.pid):
+            os.kill(pid, signal.SIGKILL)
+        service.kill()
+        service.wait()
+        shared.serve()
+    wait_until(lambda: shared.shares() == [])
+    assert process_at(shared.held[-1]) is None
+    assert shared.machine.json("events")["events"][-1]["message"] == "its time limit was over"
+
+
 def test_a_quota_gives_a_users_command_its_time_limit(shared: SharedMachine) -> None:
     shared.machine.tranche("policy", "quota", "--time", "2s")
     code, _, error = shared.run("run", *HALF, "--", "sleep", "600")

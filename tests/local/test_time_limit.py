@@ -24,7 +24,7 @@ from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
 from tranche.local.child import beside
 from tranche.local.queue import Queue
-from tranche.local.time_limit import TimeLimit
+from tranche.local.time_limit import TimeLimit, boot_clock, end_overdue
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.processes import process_at
@@ -110,3 +110,48 @@ def test_warnings_come_before_the_end_and_follow_an_extension(tmp_path: Path, ex
     assert child.returncode == -signal.SIGTERM
     assert limit.over
     assert threading.active_count() == 1
+
+
+def later() -> float:
+    """When every limit of a minute is over for long."""
+    return boot_clock() + 100.0
+
+
+@isolated
+def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path) -> None:
+    node = node_of(tmp_path, "A100-40GB")
+    heir = "import os, signal, time; signal.signal(15, lambda *_: os.fork()); time.sleep(600) or time.sleep(600)"
+    with node.host() as host:
+        request = Request(MigSlice(parse_profile("3g.20gb")), time_limit=60)
+        first, second = (
+            Queue(host).acquire(each, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
+            for each in (request, replace(request, time_limit=200))
+        )
+        environment = {**os.environ, "TRANCHE_ALLOCATION": first.allocation.id, "TRANCHE_KEY": first.key}
+        command = subprocess.Popen([sys.executable, "-c", heir], env=environment)
+        other = subprocess.Popen(["sleep", "600"])
+        try:
+            host.set_holder(first, command.pid)
+            host.set_holder(second, other.pid)
+            first.lock.release()  # as when `tranche run` was killed
+            end_overdue(host)
+            assert command.poll() is None, "its time is not over"
+            end_overdue(host, later)
+            command.wait(60)
+            assert [each.id for each in host.view().allocations] == [second.allocation.id]
+            assert [each.message for each in host.events()][-1] == "its time limit was over"
+            assert other.poll() is None
+        finally:
+            for each in (command, other):
+                each.kill()
+                each.wait()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stop", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_waiting_request_ends_the_command_of_one_that_is_stopped_or_dead(a100: TestMachine, stop: int) -> None:
+    run = a100.start("run", "-q", *WHOLE, "--time", "2s", "--", "sleep", "600")
+    wait_until(lambda: bool(a100.running()), run)
+    run.send_signal(stop)
+    assert a100.tranche("run", "-q", *WHOLE, "--", "echo", "started").stdout == "started\n"
+    assert run.wait(60) == (-stop if stop == signal.SIGKILL else 143)

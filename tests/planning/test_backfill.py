@@ -97,8 +97,8 @@ def test_a_long_command_passes_where_the_first_finds_room_beside_it() -> None:
     view = holding(holding(machine(3), NOW, gpus="1", time="1h"), NOW, gpus="1", time="2h")
     two, three = queue_of(BOTH, parse_request(gpus="1", time="9h")), queue_of(parse_request(gpus="3"), ONE)
     assert isinstance(may_start(view, two, "w-1", now=NOW), Waiting)
-    assert Foresight(view, NOW).starts_by(BOTH) == NOW + HOUR + 90
-    assert Foresight(view, NOW).starts_by(three[0].request) == NOW + 2 * HOUR + 90
+    assert Foresight(view, NOW).starts_by(BOTH) == NOW + HOUR + 120
+    assert Foresight(view, NOW).starts_by(three[0].request) == NOW + 2 * HOUR + 120
     quarter = parse_request(mig_profile="1g.5gb", time="9h")
     beside = holding(machine(2, mode=MigMode.ENABLED), NOW, mig_profile="4g.20gb", time="1h")
     beside = holding(beside, NOW, mig_profile="7g.40gb", time="1h")
@@ -108,8 +108,8 @@ def test_a_long_command_passes_where_the_first_finds_room_beside_it() -> None:
 
 def test_a_request_that_waits_is_told_when_it_starts_at_the_latest() -> None:
     view = holding(holding(machine(2), NOW, gpus="1", time="1h"), NOW, gpus="1", time="2h")
-    assert explain(view, ONE, now=NOW).starts_by == NOW + HOUR + 90
-    assert explain(view, BOTH, now=NOW).starts_by == NOW + 2 * HOUR + 90
+    assert explain(view, ONE, now=NOW).starts_by == NOW + HOUR + 120
+    assert explain(view, BOTH, now=NOW).starts_by == NOW + 2 * HOUR + 120
     assert explain(view, BOTH).starts_by is None
     assert explain(view, ONE, queue_of(BOTH), now=NOW).starts_by is None, "others go first"
     assert explain(machine(2), ONE, now=NOW).starts_by is None, "it starts now"

@@ -21,7 +21,8 @@ class ProcessKeeper(NamedTuple):
     `started` is in clock ticks since boot, and detects reused pids. `namespace` is the PID namespace of the pid, 0 if not
     recorded. `key_digest` is the SHA-256 of the share's key, which only its own processes know; "" without a key. `others` are
     the remains of the command that keep the share too, as (pid, started). `suspected` means that nothing has yet proved that the
-    command left these processes. `uid` is the user who asked for the share, -1 if unknown.
+    command left these processes. `uid` is the user who asked for the share, -1 if unknown. `begun` is when the command
+    started, in the same ticks, also once its remains keep the share; 0 if unknown.
     """
 
     pid: int = 0
@@ -31,6 +32,7 @@ class ProcessKeeper(NamedTuple):
     others: tuple[tuple[int, int], ...] = ()
     suspected: bool = False
     uid: int = -1
+    begun: int = 0
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -61,7 +61,18 @@ GRANT = fields(
     walls=fields("memory", "compute", "faults", "bandwidth"),
 )  # fmt: skip
 KEEPER = fields(
-    "kind", "pid", "started", "resource", "namespace", "name", "container", "uid", "kubelet", "lingers", "forgotten"
+    "kind",
+    "pid",
+    "started",
+    "resource",
+    "namespace",
+    "name",
+    "container",
+    "uid",
+    "kubelet",
+    "lingers",
+    "forgotten",
+    "begun",
 )
 STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
 BEFORE = fields("mode", "slices", "owned")

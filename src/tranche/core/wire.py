@@ -142,6 +142,7 @@ def keeper_to_dict(keeper: Keeper) -> dict[str, Any]:
                 **_set(
                     others=[{"pid": pid, "started": started} for pid, started in keeper.others],
                     suspected=keeper.suspected,
+                    begun=keeper.begun,
                 ),
                 **({"uid": keeper.uid} if keeper.uid >= 0 else {}),
             }

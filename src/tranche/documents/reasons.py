@@ -82,7 +82,8 @@ def _by_owner(ids: Sequence[str], names: NameTable) -> str:
     if not most:
         return f"{len(ids)} shares"
     said = [
-        f"{name} has {count} shares" if not place else f"{name} {count}" for place, (name, count) in enumerate(most)
+        f"{name} {count}" if place else f"{name} has {count} share{'s' if count > 1 else ''}"
+        for place, (name, count) in enumerate(most)
     ]
     others = len(ids) - sum(count for _, count in most[:_OWNERS_AT_MOST])
     return ", ".join(said[:_OWNERS_AT_MOST] + ([f"others {others}"] if others else []))

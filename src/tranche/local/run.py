@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
@@ -25,10 +26,17 @@ from tranche.local.workload import VISIBLE, Workload, share_environment
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
-from tranche.node.locks.interrupts import WaitInterrupted, heed_signals, ignore_signals, interrupt_if_told
+from tranche.node.locks.interrupts import (
+    WaitInterrupted,
+    heed_signals,
+    ignore_signals,
+    interrupt_if_told,
+    uninterruptible,
+)
 from tranche.node.mps.mps_records import DaemonRecord
 from tranche.node.processes.processes import Process
-from tranche.node.store import chronicle
+from tranche.node.store import chronicle, register
+from tranche.planning.decide.allocate import Waiting
 
 if TYPE_CHECKING:
     from tranche.local.time_limit import TimeLimit
@@ -70,7 +78,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
             command=asked.workload.text,
             pid=asked.workload.pid,
             patience=asked.patience,
-            waiting=reporter.waiting,
+            waiting=partial(_waiting, host, reporter),
             progress=reporter.step,
         )
         asked.workload.note_children()
@@ -103,6 +111,18 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         return stop.exit_code
     finally:
         ignore_signals()
+
+
+def _waiting(host: Host, reporter: RunReporter, outcome: Waiting, ahead: int, reasons: str) -> None:
+    """Tell why there is no share yet, and see that the shares of others end in time."""
+    reporter.waiting(outcome, ahead, reasons)
+    with uninterruptible(), host.ledger.read() as db:
+        limited = any(each.request.time_limit is not None for each in register.allocations(db))
+    if limited:
+        from tranche.local.time_limit import end_overdue  # most machines have no time limits
+
+        with uninterruptible():
+            end_overdue(host)
 
 
 def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter) -> TimeLimit | None:

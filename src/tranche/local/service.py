@@ -30,6 +30,7 @@ from tranche.local.extension import extend
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
+from tranche.local.time_limit import boot_clock, end_overdue, overdue
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
@@ -103,6 +104,9 @@ class RunService:
     _served: dict[int, ClientProcess] = field(default_factory=dict)
     _tidy_at: float = math.inf
     """When to end what shares have left, such as an MPS daemon that is no longer needed; by the monotonic clock."""
+    _look_at: float = 0.0
+    _tidying: int = 0
+    """The process that puts the machine in order now, 0 for none."""
 
     def serve(self) -> None:
         """Serve until SIGTERM, SIGINT or SIGHUP; requests that have begun go on without the listener.
@@ -122,7 +126,7 @@ class RunService:
                 for descriptor in ready & set(self._silent):
                     self._hear(selector, descriptor)
                 self._drop_late(selector)
-                if time.monotonic() >= self._tidy_at:
+                if time.monotonic() >= self._tidy_at or (self._look_due() and self._any_overdue()):
                     self._tidy(selector)
                 if _file_at(self.listener.getsockname()) != here:
                     raise ServiceUnavailable(
@@ -131,6 +135,12 @@ class RunService:
                     )
                 if self.listener.fileno() in ready:
                     self._accept(selector)
+
+    def _look_due(self) -> bool:
+        """Whether to look for overdue commands, now and then."""
+        if due := time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_SECONDS
+        return due
 
     def _patience(self) -> float:
         now = time.monotonic()
@@ -210,13 +220,23 @@ class RunService:
     def _tidy(self, selector: selectors.BaseSelector) -> None:
         """Let a process of its own put the machine in order; without one, the next request does."""
         self._tidy_at = math.inf
+        if self._tidying:
+            return
         with suppress(OSError):
-            if os.fork() == 0:
+            self._tidying = os.fork()
+            if self._tidying == 0:
                 self._work_and_exit("putting the machine in order", selector, self._put_in_order)
 
     def _put_in_order(self) -> None:
         with self.open_host(os.getuid()) as host:
             host.view(seconds=_ORDER_SECONDS, thorough=True)
+            end_overdue(host)
+
+    def _any_overdue(self) -> bool:
+        """Whether the time of a command is over, and nothing ends it."""
+        with suppress(TrancheError), closing(Ledger(self.ledger)) as ledger, ledger.read() as db:
+            return bool(overdue(register.allocations(db), boot_clock()))
+        return False
 
     def _work_and_exit(self, who: str, selector: selectors.BaseSelector, work: Callable[[], None]) -> None:
         """In a process that was just forked, do the work and end."""
@@ -252,6 +272,7 @@ class RunService:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 peer = self._served.pop(ended[0], None)
+                self._tidying = 0 if ended[0] == self._tidying else self._tidying
                 if peer is not None:
                     self._tidy_at = time.monotonic() + IDLE_SECONDS + _LOOK_SECONDS
                 if ended[1] and peer is not None:
@@ -333,7 +354,8 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             service.log(f"{peer}: asks for {asked}: {one_line(command)}")
             request = RunRequest(request=asked, workload=workload, patience=patience)
             code = run(host, request, RunReporter(tell("note"), tell("warning")))
-        service.log(f"{peer}: over, exit code {code}")
+        gone = ", or the client has gone" if code == _CLIENT_GONE else ""
+        service.log(f"{peer}: over, exit code {code}{gone}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
         service.log(f"{peer}: refused: {one_line(error.message)}")

@@ -82,9 +82,11 @@ def take_back(
     *,
     terminate: bool,
     grace: float,
+    why: str = "",
     confirm: Callable[[ReleasePreview], None] = lambda found: None,
 ) -> _Ended:
-    """Give a share back. If `terminate`, send a living workload SIGTERM, then SIGKILL after `grace` seconds.
+    """Give a share back; `why` is the reason in the event. If `terminate`, end a living workload by SIGTERM, and by SIGKILL after
+    `grace` seconds.
 
     Raises GpuBusy if the share is in use and `terminate` is false, or if it may be in use unseen; AllocationUnknown if the id is
     unknown; PermissionDenied if the workload is another user's; UsageError if this process itself would be ended; and what
@@ -139,8 +141,8 @@ def take_back(
         remains = remains_of(host.places, allocation_id, keeper)
     # `tranche run` may have given the share back itself after its workload ended.
     with suppress(AllocationUnknown):
-        why = "released with tranche release" if host.actor is None else "released"
-        Queue(host).release(allocation_id, why=why)
+        released = "released with tranche release" if host.actor is None else "released"
+        Queue(host).release(allocation_id, why=why or released)
     return _Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
 
 
@@ -207,7 +209,7 @@ def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcess
 
 
 def end_processes(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
-    """End the processes; returns the last signal sent, 0 if none is alive.
+    """End the processes, without SIGTERM if they have no `grace`; returns the last signal sent, 0 if none is alive.
 
     Before each signal, `drained` receives the processes that the signal kills outright. Raises PermissionDenied, before anything
     is done, if one of them may not be ended.
@@ -226,7 +228,8 @@ def end_processes(pids: Sequence[int], grace: float, drained: Callable[[set[int]
             _signal(pid, 0)
         drained({pid for pid, _ in watched if not heeds_sigterm(pid)})
         for pid, _ in watched:
-            _signal(pid, signal.SIGTERM)
+            if grace:  # what is asked to end may start more
+                _signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace
         stubborn = [(pid, each) for pid, each in watched if not _ended(each, max(0.0, deadline - time.monotonic()))]
         drained({pid for pid, _ in stubborn})

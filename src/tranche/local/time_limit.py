@@ -2,31 +2,36 @@
 
 Time counts on a clock that nobody can set, and that runs while the machine is suspended. The ledger has the limit, so an
 administrator can extend it while the command runs.
+
+The process that runs the command, or the service's for it, ends it. If that process is gone or stopped, or if the command ended
+and left processes, the service or the next waiting request does so a little later.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from tranche.core.allocation import Allocation
-from tranche.core.errors import TrancheError
+from tranche.core.errors import AllocationUnknown, GpuBusy, TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
-from tranche.local.termination import end_processes, living
+from tranche.local.termination import end_processes, living, take_back
 from tranche.local.workload import Workload
 from tranche.node.host import Host
+from tranche.node.locks.locks import is_held
 from tranche.node.mps.mps_daemons import drain
 from tranche.node.processes.processes import find_traces, holders_of
+from tranche.node.state.session import process_stopped, sees_processes_of
 from tranche.node.store import register
 from tranche.planning.decide.backfill import GRACE_SECONDS
 
 WARNINGS_SECONDS = (600.0, 60.0)
 _LONGEST_SLEEP_SECONDS = 60.0
-_ROUNDS = 5
 _POLL_SECONDS = 0.1
 
 
@@ -56,6 +61,7 @@ class TimeLimit:
         self._warn, self._warnings, self._grace, self._clock = warn, warnings, grace, clock
         self._seconds = allocation.request.time_limit
         self._began = clock()
+        self._grace_left = grace
 
     def enforce(self, stop: int) -> None:
         """Warn, and end the command in time. Returns when that is done, or when the descriptor `stop` is readable."""
@@ -79,9 +85,9 @@ class TimeLimit:
 
     def end_orphans(self) -> None:
         """When the time is over and the command has ended, end what the command left."""
-        for _ in range(_ROUNDS if self.over else 0):
-            pids = [each.pid for each in self._workload.orphans()]
-            if not pids or not self._end_processes(pids):
+        until = self._clock() + self._grace
+        while self.over and self._clock() < until and (orphans := self._workload.orphans()):
+            if not self._end_processes([each.pid for each in orphans]):
                 return
 
     def _left(self) -> float:
@@ -127,10 +133,63 @@ class TimeLimit:
         return [pid for pid in dict.fromkeys(pids) if pid not in (os.getpid(), self._workload.pid)]
 
     def _end_processes(self, pids: Sequence[int]) -> bool:
-        """Whether they could be ended."""
+        """Whether they could be ended. Only the first get SIGTERM, because what is asked to end may start more."""
+        grace, self._grace_left = self._grace_left, 0.0
         try:
-            end_processes(pids, self._grace, lambda doomed: drain(self._host.daemons, self._allocation, doomed))
+            end_processes(pids, grace, lambda doomed: drain(self._host.daemons, self._allocation, doomed))
         except (TrancheError, OSError) as error:
             self._warn(f"the command cannot be ended at its time limit: {error}")
             return False
         return True
+
+
+_OVERDUE_SECONDS = GRACE_SECONDS + 5.0
+_LAST_GRACE_SECONDS = 5.0
+_WAKES_WITHIN_SECONDS = 2.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def overdue(allocations: Iterable[Allocation], now: float) -> list[Allocation]:
+    """The shares of commands that should have ended by `now`, which is that of `boot_clock`.
+
+    The process that should end them was killed, or is stopped; or the command has ended, and left processes.
+    """
+    return [each for each in allocations if _is_overdue(each, now)]
+
+
+def _is_overdue(allocation: Allocation, now: float) -> bool:
+    keeper, limit = allocation.keeper, allocation.request.time_limit
+    if limit is None or not isinstance(keeper, ProcessKeeper) or not keeper.begun:
+        return False
+    return sees_processes_of(keeper.namespace) and now >= keeper.begun / _TICKS + limit + _OVERDUE_SECONDS
+
+
+def end_overdue(host: Host, clock: Callable[[], float] = boot_clock) -> None:
+    """End the commands that are overdue, and give their shares back. A failure leaves that to the next call."""
+    with suppress(TrancheError):
+        for each in _overdue_now(host, clock()):
+            _end_overdue(host, each)
+
+
+def _overdue_now(host: Host, now: float) -> list[Allocation]:
+    with host.ledger.read() as db:
+        return overdue(register.allocations(db), now)
+
+
+def _end_overdue(host: Host, allocation: Allocation) -> None:
+    lock = host.places.allocation(allocation.id)
+    stopped = [pid for pid in holders_of(lock) if process_stopped(pid)]
+    for pid in stopped:  # `tranche run` may be among them: it ends its command itself, and returns the exit code
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+    until = time.monotonic() + (_WAKES_WITHIN_SECONDS if stopped else 0.0)
+    while is_held(lock) and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+    for grace in (_LAST_GRACE_SECONDS, 0.0):
+        try:
+            take_back(host, allocation.id, terminate=True, grace=grace, why="its time limit was over")
+        except AllocationUnknown:
+            return
+        except GpuBusy:
+            continue
+        return

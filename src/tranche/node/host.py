@@ -397,18 +397,10 @@ class Host(HostContext):
 
     def set_holder(self, held: HeldAllocation, pid: int) -> None:
         """Record the workload's process, so that the share is kept while it lives even if it closes inherited files."""
+        started = process_start_time(pid) if sees_processes_of(pid_namespace()) else 0
+        keeper = ProcessKeeper(pid, started, pid_namespace(), digest_of(held.key), uid=self.uid, begun=started)
         with self.ledger.write() as db:
-            register.set_keeper(
-                db,
-                held.allocation.id,
-                ProcessKeeper(
-                    pid,
-                    process_start_time(pid) if sees_processes_of(pid_namespace()) else 0,
-                    pid_namespace(),
-                    digest_of(held.key),
-                    uid=self.uid,
-                ),
-            )
+            register.set_keeper(db, held.allocation.id, keeper)
 
     def release(self, allocation_id: str, *, why: str) -> None:
         """Take back a share; its instance stays, idle. Raises AllocationUnknown when no share has that id."""

@@ -39,7 +39,7 @@ class Process:
     @property
     def keeper(self) -> ProcessKeeper:
         """The process as the keeper of a share."""
-        return ProcessKeeper(self.pid, self.started, pid_namespace(), uid=self.uid)
+        return ProcessKeeper(self.pid, self.started, pid_namespace(), uid=self.uid, begun=self.started)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.foresee import with_granted, without
 
 GRACE_SECONDS = 30.0
-"""How long a command has between SIGTERM and SIGKILL at the end of its time."""
+"""How long a command has between SIGTERM and SIGKILL at the end of its time. As long again, others end what is left."""
 _CUT_SECONDS = 60.0
 """How long it may take from the grant to the command's start, when the time begins."""
 
@@ -27,7 +27,7 @@ _CUT_SECONDS = 60.0
 def free_by(allocation: Allocation) -> float:
     """When the share is free at the latest, in seconds since the epoch; infinity without a time limit."""
     limit = allocation.request.time_limit
-    return math.inf if limit is None else allocation.created + _CUT_SECONDS + limit + GRACE_SECONDS
+    return math.inf if limit is None else allocation.created + _CUT_SECONDS + limit + 2 * GRACE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def longest_limit(
         Foresight(view, now).starts_by(wanted, uid) for uid, wanted in (first[id] for id in set(reserved.values()))
     )
     for start in sorted({each for each in found if each is not None}, reverse=True):
-        limit = int(start - now - _CUT_SECONDS - GRACE_SECONDS) // 60 * 60
+        limit = int(start - now - _CUT_SECONDS - 2 * GRACE_SECONDS) // 60 * 60
         if limit > 0 and backfill(view, replace(request, time_limit=limit), reserved, first, now) is not None:
             return limit
     return None
