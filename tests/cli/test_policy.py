@@ -83,9 +83,15 @@ def test_a_wrong_word_changes_nothing(
 def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachine) -> None:
     machine = make_machine("A100-40GB")
     said = machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "40Gi", "--time", "90m").stderr
-    assert said == "all users without a quota of their own, except root: 1.5 GPUs, 40 GiB, 1h30m for each command\n"
+    assert said == "all users, except root: 1.5 GPUs, 40 GiB, 1h30m for each command\n"
     twice = ("--user", "root", "--user", "4711", "--user", "0")
-    assert machine.tranche("policy", "quota", *twice, "--shares", "2").stderr == ("root, 4711: 2 shares\n")
+    assert machine.tranche("policy", "quota", *twice, "--shares", "3").stderr == (
+        "root: 3 shares\n4711: 1.5 GPUs, 40 GiB, 3 shares, 1h30m for each command\n"
+    )
+    said = machine.tranche("policy", "quota", "--user", "4711", "--gpus", "1").stderr
+    assert said == "4711: 1 GPU, 40 GiB, 3 shares, 1h30m for each command\n", "other limits stay"
+    machine.tranche("policy", "quota", "--user", "4711", "--remove")
+    machine.tranche("policy", "quota", *twice, "--shares", "2")
     assert machine.json("policy", "list")["quotas"] == [
         {"user": None, "gpuPercent": 150, "memoryBytes": 40 * 2**30, "shares": None, "timeLimitSeconds": 5400},
         {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2, "timeLimitSeconds": None},
@@ -93,7 +99,7 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
     ]
     table = machine.tranche("policy", "list").stdout.splitlines()
     assert [line.split() for line in table[-3:]] == [
-        ["(others)", "1.5", "40", "GiB", "-", "1h30m"],
+        ["(all)", "1.5", "40", "GiB", "-", "1h30m"],
         ["root", "-", "-", "2", "-"],
         ["4711", "-", "-", "2", "-"],
     ]
@@ -102,13 +108,17 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
     )
     told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [
-        "every other user: 1.5 GPUs, 40 GiB, 1h30m for each command",
+        "all users: 1.5 GPUs, 40 GiB, 1h30m for each command",
+        "root: 3 shares",
+        "4711: 3 shares",
+        "4711: 1 GPU, 3 shares",
+        "4711: no quota",
         "root: 2 shares",
         "4711: 2 shares",
         "root: no quota",
         "4711: no quota",
     ]
-    assert told[1]["data"] == {
+    assert told[5]["data"] == {
         "user": "root",
         "gpuPercent": None,
         "memoryBytes": None,

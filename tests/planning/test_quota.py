@@ -91,7 +91,8 @@ def test_a_user_gets_so_many_and_another_user_the_rest(limits: UserQuota, reques
 
 def test_own_limits_take_the_place_of_everyones_and_root_has_only_its_own() -> None:
     limits = {EVERYONE: UserQuota(shares=1), str(ANN): UserQuota(gpu_percent=100)}
-    assert quota_of(limits, ANN) == UserQuota(gpu_percent=100)
+    assert quota_of(limits, ANN) == UserQuota(gpu_percent=100, shares=1)
+    assert quota_of({**limits, str(ANN): UserQuota(shares=0)}, ANN) == UserQuota(shares=0)
     assert quota_of(limits, BOB) == UserQuota(shares=1)
     assert quota_of(limits, 0) is None
     assert quota_of(limits, -1) is None

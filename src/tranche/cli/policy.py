@@ -112,7 +112,8 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas of users.
 
-    SET FOR shows where the policy comes from: gpu, all, or nothing for the default.
+    SET FOR shows where the policy comes from: gpu, all, or nothing for the default. For a user with a quota, - means
+    that the limit of all users applies, if there is one.
 
     \b
     $ tranche policy list
@@ -138,7 +139,7 @@ def list_(settings: Settings, /, output: str) -> None:
             ("USER", "GPUS", "GPU MEMORY", "SHARES", "TIME"),
             [
                 (
-                    user_name(int(uid)) if uid else "(others)",
+                    user_name(int(uid)) if uid else "(all)",
                     each.gpus or "-",
                     "-" if each.memory is None else format_memory(each.memory),
                     "-" if each.shares is None else each.shares,
@@ -155,7 +156,7 @@ def list_(settings: Settings, /, output: str) -> None:
     "users",
     metavar="USER",
     multiple=True,
-    help="User, by name or uid; repeatable. Default: all users without a quota of their own, except root.",
+    help="User, by name or uid; repeatable. Default: all users, except root.",
 )
 @click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
 @click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
@@ -163,7 +164,7 @@ def list_(settings: Settings, /, output: str) -> None:
 @click.option(
     "--time", metavar="TIME", help="Longest time of a command, such as 8h, and the time limit of one without."
 )
-@click.option("--remove", is_flag=True, help="Remove the quota.")
+@click.option("--remove", is_flag=True, help="Remove all limits of the user, or those of all users.")
 @click.pass_obj
 def quota(
     settings: Settings,
@@ -177,8 +178,9 @@ def quota(
 ) -> None:
     """Set how much one user may hold at once.
 
-    The quota replaces the user's earlier one. It applies to commands of the machine, not to pods. A request beyond it
-    waits, and all later requests may pass it, also the user's own. Existing shares stay.
+    The limits that you name replace earlier ones, and the others stay. A user's own limit replaces that of all users.
+    Quotas apply to commands of the machine, not to pods. A request beyond the quota waits, and all later requests may
+    pass it, also the user's own. Existing shares stay.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
@@ -195,11 +197,11 @@ def quota(
         Queue(host).ring_all()
     told: dict[str, list[str]] = {}
     for uid, name in named.items():
-        now = quota_of(quotas, int(uid)) if uid else wanted
+        now = quota_of(quotas, int(uid)) if uid else quotas.get(EVERYONE)
         words = "no quota" if now is None else f"the quota of all users, {now}" if wanted is None else str(now)
         told.setdefault(words, []).append(name)
     for words, names in told.items():
-        say(f"{', '.join(names) or 'all users without a quota of their own, except root'}: {words}")
+        say(f"{', '.join(names) or 'all users, except root'}: {words}")
 
 
 def _user(text: str) -> tuple[str, str]:

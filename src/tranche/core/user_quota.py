@@ -15,7 +15,7 @@ _GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?|\.\d{1,2}", re.ASCII)
 _SHARES = re.compile(r"\d{1,6}", re.ASCII)
 _MOST_MEMORY = 2**50
 EVERYONE = ""
-"""Stands for all users without a quota of their own, except root."""
+"""Stands for all users except root, as far as they have no limits of their own."""
 _ROOT = "0"
 
 
@@ -36,6 +36,11 @@ class UserQuota(NamedTuple):
         """The number of GPUs as an administrator writes it, such as `1.5`; "" without a limit."""
         return "" if self.gpu_percent is None else f"{self.gpu_percent / 100:g}"
 
+    def over(self, others: UserQuota | None) -> UserQuota:
+        """These limits, and those of `others` where this quota has none."""
+        own = self if others is None else map(_first, self, others)
+        return UserQuota(*own)
+
     def __str__(self) -> str:
         parts = []
         if self.gpu_percent is not None:
@@ -50,11 +55,18 @@ class UserQuota(NamedTuple):
 
 
 def quota_of(quotas: Mapping[str, UserQuota], uid: int) -> UserQuota | None:
-    """The quota of a user, by uid in text; None without one, and for processes of no known user (-1)."""
+    """The quota of a user: the user's own limits, and everyone's where there are none, except for root.
+
+    None without one, and for processes of no known user (-1). The keys are uids as text.
+    """
     if uid < 0:
         return None
-    own = quotas.get(str(uid))
-    return own if own is not None or str(uid) == _ROOT else quotas.get(EVERYONE)
+    own, everyone = quotas.get(str(uid)), None if str(uid) == _ROOT else quotas.get(EVERYONE)
+    return everyone if own is None else own.over(everyone)
+
+
+def _first(own: int | None, other: int | None) -> int | None:
+    return other if own is None else own
 
 
 def within_time(request: Request, quotas: Mapping[str, UserQuota], uid: int) -> Request:

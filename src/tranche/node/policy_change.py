@@ -36,16 +36,17 @@ def change_policy(
 def change_quotas(
     host: Host, users: Mapping[str, str], quota: UserQuota | None, *, clock: Callable[[], float]
 ) -> Mapping[str, UserQuota]:
-    """Set the quota of these users, whose names are by uid as text, from the next decision on; None removes it.
+    """Set limits of these users, whose names are by uid as text, from the next decision on; None removes all of them.
 
-    Returns all quotas after that.
+    Limits that `quota` lacks stay. Returns all quotas after that.
     """
     with host.ledger.write() as db:
         before = records.user_quotas(db)
         for uid, name in users.items():
-            if before.get(uid) != quota:
-                records.set_user_quota(db, uid, quota)
-                chronicle.quota_changed(db, clock(), name, quota)
+            after = None if quota is None else quota.over(before.get(uid))
+            if before.get(uid) != after:
+                records.set_user_quota(db, uid, after)
+                chronicle.quota_changed(db, clock(), name, after)
         return records.user_quotas(db)
 
 

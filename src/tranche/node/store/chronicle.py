@@ -221,7 +221,7 @@ def quota_changed(db: sqlite3.Connection, time: float, user: str, quota: UserQuo
     """The administrator set the quota of a user by name, or of everyone ("")."""
     from tranche.core.events import QuotaChanged
 
-    message = f"{user or 'every other user'}: {'no quota' if quota is None else quota}"
+    message = f"{user or 'all users'}: {'no quota' if quota is None else quota}"
     _write(db, time, QuotaChanged(user, *(quota or UserQuota())), message)
 
 
