@@ -354,7 +354,7 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 @_gpu_option
 @click.pass_obj
 def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
-    """Make the next calls of a driver function fail.
+    """Make the next calls to a driver function fail.
 
     FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceSetMigMode. With trancheSimResetGpu,
     a reset fails. With names such as mpsServerStart, MPS fails.
