@@ -71,6 +71,13 @@ def test_make_targets_that_a_page_names_exist(page: Path) -> None:
     assert set(re.findall(r"`make ([a-z-]+)`", page.read_text())) <= targets
 
 
+@ALL_PAGES
+def test_every_row_of_a_table_is_below_its_heading(page: Path) -> None:
+    """A blank line ends a table: a page shows the rows after it as text."""
+    for table in re.findall(r"(?:^ *\|[^\n]*\n)+", without_code(page.read_text()), re.MULTILINE):
+        assert re.match(r" *\|[^\n]*\n *\|(?: *:?-+:? *\|)+\n *\|", table), table
+
+
 def test_nobody_is_told_to_install_by_a_name_that_is_not_ours() -> None:
     """The public index has another project called tranche, and ours is not there: name a wheel by its file, with / before it."""
     name = r"(?<![-/_.\w])tranche(?:[-_]gpu)?(?:[-_]simulator)?"

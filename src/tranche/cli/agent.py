@@ -195,7 +195,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
         TIER_OPTION,
     ),
     "metrics": (
-        port_option("--metrics-port", 9441, "Port of /metrics at the address of --health-host"),
+        port_option("--metrics-port", 9441, "Port for /metrics on the --health-host address"),
         metric_names_option("--metrics-names"),
     ),
 }
@@ -293,7 +293,7 @@ _OPTIONS = [
         ["--without"],
         type=click.Choice(tuple(PART_OPTIONS)),
         multiple=True,
-        help="Leave out a part of the agent, because another program does its work; repeatable.",
+        help="Leave out a part of the agent because another program does its job; repeatable.",
     ),
     *PLUGIN_OPTIONS,
     *(option for options in PART_OPTIONS.values() for option in options),

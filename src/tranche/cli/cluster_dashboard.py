@@ -22,7 +22,7 @@ _OPTIONS = [
     click.Option(
         ["--listen", "host"], metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address of the server."
     ),
-    port_option("--port", 8899, "Port of the server"),
+    port_option("--port", 8899, "Port for the server"),
     click.Option(
         ["--host", "hosts"],
         metavar="NAME",

@@ -46,7 +46,7 @@ _OPTIONS = [
     click.Option(
         ["--webhook-host"], metavar="ADDRESS", default="", help="Address of the webhook. Default: all addresses."
     ),
-    port_option("--webhook-port", 9443, "Port of the webhook"),
+    port_option("--webhook-port", 9443, "Port for the webhook"),
     *HEALTH_OPTIONS,
     click.Option(
         ["--certificate-lifetime"],
@@ -54,7 +54,7 @@ _OPTIONS = [
         metavar="TIME",
         default="7d",
         show_default=True,
-        help="Lifetime of a certificate, such as 12h or 7d. The controller renews it at half of this time.",
+        help="Lifetime of a certificate, such as 12h or 7d. The controller renews it halfway through its lifetime.",
     ),
     click.Option(
         ["--take-over-scheduler", "take_over"],

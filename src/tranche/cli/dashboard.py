@@ -32,7 +32,7 @@ def command(settings: Settings, /, port: int, act: bool) -> None:
 
     The page shows GPUs, slices, shares, the queue and events. The server listens only on 127.0.0.1 and requires the
     token in the address that it prints. The token stays in a file that only you can read. With --act, the
-    server uses a second token, which lets its holder act with your rights; the page shows each plan first. From another
+    server uses a second token, which lets its holder act with your permissions; the page shows each plan first. From another
     machine, use a tunnel: ssh -L 8899:127.0.0.1:8899 MACHINE.
     """
     try:

@@ -73,7 +73,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     """Check this machine or a cluster for problems.
 
     The checks cover the driver, MIG, permissions, the state folder and the ledger, and compare the catalogue with the
-    driver. With --cluster, they cover agents, nodes, layouts, resources, rights and policies, as far as your account
+    driver. With --cluster, they cover agents, nodes, layouts, resources, permissions and policies, as far as your account
     can read them.
 
     The command leaves everything as it was. The exit code is 1 if a check fails, else 0. Warnings do not count.

@@ -75,7 +75,7 @@ def _asked(kubeconfig: str | None, namespace: str | None, ask: Callable[[JobClie
 def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, output: str) -> None:
     """List the jobs that tranche submit created, oldest first.
 
-    RUNNING is the number of pods with a running container. DONE is the number of pods that succeeded, out of all.
+    RUNNING is the number of pods with a running container. DONE shows how many pods succeeded, out of the total.
     """
 
     async def ask(client: JobClient, where: str) -> tuple[tuple[KubeJob, ...], str]:
@@ -354,7 +354,7 @@ def _reached(job: KubeJob, state: str) -> str:
 def delete(names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Jobs that tranche submit did not create stay. If one
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Jobs not created by tranche submit are left alone. If one
     job cannot be deleted, the others still are, and the exit code is that of the first error.
     """
 

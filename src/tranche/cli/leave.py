@@ -27,7 +27,7 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
     "--without",
     type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
-    help="Keep what this part wrote, because another program does its work; repeatable.",
+    help="Leave what this component wrote in place because another program has taken over its job; repeatable.",
 )
 @click.option(
     "--patience",

@@ -27,7 +27,7 @@ def port_option(name: str, port: int, what: str) -> click.Option:
         type=click.IntRange(0, 65535),
         default=port,
         show_default=True,
-        help=f"{what}; 0 for any free port.",
+        help=f"{what}; 0 picks any free port.",
     )
 
 
@@ -67,7 +67,7 @@ HEALTH_OPTIONS = (
         show_default=True,
         help="Address of /healthz and /readyz.",
     ),
-    port_option("--health-port", 9440, "Port of /healthz and /readyz"),
+    port_option("--health-port", 9440, "Port for /healthz and /readyz"),
 )
 LOG_OPTIONS = (
     click.Option(

@@ -354,7 +354,7 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 @_gpu_option
 @click.pass_obj
 def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
-    """Make the next calls of a driver function fail.
+    """Make the next calls to a driver function fail.
 
     FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceSetMigMode. With trancheSimResetGpu,
     a reset fails. With names such as mpsServerStart, MPS fails.
@@ -369,7 +369,7 @@ def error(machine: Machine, function: str, code: int, calls: int, gpu: int | Non
 @_gpu_option
 @click.pass_obj
 def latency(machine: Machine, function: str, seconds: float, gpu: int | None) -> None:
-    """Delay every call of a driver function.
+    """Delay every call to a driver function.
 
     FUNCTION is a function of NVML or of the CUDA driver. Each call takes SECONDS longer until `tranche sim inject NAME
     clear`.

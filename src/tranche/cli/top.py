@@ -38,14 +38,14 @@ _LONGEST_KEY = 8
 
 
 @click.command(cls=TrancheCommand)
-@click.option("--once", is_flag=True, help="Print one picture and exit.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit.")
 @click.option(
     "--interval",
     type=DurationType(least=0.1),
     default="1s",
     show_default=True,
     metavar="TIME",
-    help="Time between two pictures, at least 100ms.",
+    help="Time between two snapshots, at least 100ms.",
 )
 @output_option()
 @click.pass_obj
@@ -56,10 +56,10 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
     faulty and cordoned GPUs come first. Borders separate slices and the parts of a shared device. The percentage is how
     busy a GPU is. A dash means that no measurement exists, and brackets show the busiest slice of a GPU in MIG mode.
 
-    The arrow keys, PgUp, PgDn, Home and End scroll. The key / finds lines, Esc shows all lines again, and q or Ctrl-C
-    quits.
+    The arrow keys, PgUp, PgDn, Home and End scroll. Press / to search, Esc to show all lines again, and q or
+    Ctrl-C to quit.
 
-    Without a terminal, or with -o json, the command prints one picture and exits.
+    Without a terminal, or with -o json, the command prints one snapshot and exits.
     """
     live = not once and output == "table" and sys.stdout.isatty() and sys.stdin.isatty()
     with open_host(settings, reading=True) as host:

@@ -19,7 +19,7 @@ from tranche.node.health.software import software
 def command(settings: Settings, /, output: str) -> None:
     """Print the versions of Tranche, the simulator, Python, the driver and NVML.
 
-    Without a usable driver, the output has the error instead of the driver's version. The exit code is still 0.
+    Without a usable driver, the output shows the error instead of the driver's version. The exit code is still 0.
     """
     found = versions(lambda: observe(settings))
     if output == "json":

@@ -231,8 +231,8 @@ QUEUE_OLDEST = MetricFamily(
 )
 CHANGES = MetricFamily(
     "tranche_change_duration_seconds",
-    "Completed changes of GPUs, by any process: kind is layout or request; outcome is done, undone (failed and rolled "
-    "back) or interrupted (its process died and another cleaned up).",
+    "Durations of completed changes to GPUs, by any process: kind is layout or request; outcome is done, undone (failed "
+    "and rolled back) or interrupted (its process died and another cleaned up).",
     ("kind", "outcome"),
     kind=_HISTOGRAM,
 )
@@ -273,7 +273,7 @@ LAYOUT_MISMATCHED = MetricFamily(
     agent=True,
 )
 COMPONENT_READY = MetricFamily(
-    "tranche_component_ready", "1 for a component of the agent that works, else 0.", ("component",), agent=True
+    "tranche_component_ready", "1 if the agent's component is working, else 0.", ("component",), agent=True
 )
 
 FAMILIES: tuple[MetricFamily, ...] = tuple(each for each in list(vars().values()) if isinstance(each, MetricFamily))

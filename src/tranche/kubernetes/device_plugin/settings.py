@@ -180,7 +180,7 @@ SETTINGS = (
     _option(
         "nvidia-cdi-hook-path",
         ValueKind.TEXT,
-        "Path of nvidia-ctk or nvidia-cdi-hook on the host.",
+        "Path to nvidia-ctk or nvidia-cdi-hook on the host.",
         "flags.plugin.nvidiaCTKPath",
         "NVIDIA_CDI_HOOK_PATH",
         "NVIDIA_CTK_PATH",
@@ -201,7 +201,7 @@ SETTINGS = (
     _option(
         "vgpu",
         ValueKind.NUMBER,
-        "Also offer each GPU and slice as N virtual GPUs (k8s.amazonaws.com/vgpu) by MPS. --vgpu alone means 10.",
+        "Also offer each GPU and slice as N virtual GPUs (k8s.amazonaws.com/vgpu), shared through MPS. --vgpu alone means 10.",
         "",
         "TRANCHE_VGPU",
         field="virtual",
