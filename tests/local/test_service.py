@@ -308,7 +308,7 @@ def test_a_stopped_client_is_not_granted_a_share_until_it_goes_on(shared: Shared
     assert stopped.wait(60) == 0
 
 
-@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_command_of_a_user_ends_at_its_time_also_if_its_client_is_stopped(
     shared: SharedMachine, stopped: bool
 ) -> None:

@@ -117,10 +117,14 @@ def later() -> float:
     return boot_clock() + 100.0
 
 
+_HEIR = "import os, signal, time; signal.signal(15, lambda *_: os.fork()); time.sleep(600) or time.sleep(600)"
+"""A program that starts another like it when it is asked to end."""
+
+
 @isolated
-def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["import time; time.sleep(600)", pytest.param(_HEIR, marks=pytest.mark.long)])
+def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path, program: str) -> None:
     node = node_of(tmp_path, "A100-40GB")
-    heir = "import os, signal, time; signal.signal(15, lambda *_: os.fork()); time.sleep(600) or time.sleep(600)"
     with node.host() as host:
         request = Request(MigSlice(parse_profile("3g.20gb")), time_limit=60)
         first, second = (
@@ -128,7 +132,7 @@ def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path) -> None:
             for each in (request, replace(request, time_limit=200))
         )
         environment = {**os.environ, "TRANCHE_ALLOCATION": first.allocation.id, "TRANCHE_KEY": first.key}
-        command = subprocess.Popen([sys.executable, "-c", heir], env=environment)
+        command = subprocess.Popen([sys.executable, "-c", program], env=environment)
         other = subprocess.Popen(["sleep", "600"])
         try:
             host.set_holder(first, command.pid)

@@ -70,9 +70,9 @@ def test_a_new_ledger_takes_the_shares_of_running_commands_over(tmp_path: Path) 
             (found,) = host.view().allocations
             assert found.id == own_id(1)
             assert found.grants == (place,)
-            assert found.keeper == ProcessKeeper(
-                first.pid, process_start_time(first.pid), pid_namespace(), uid=os.getuid()
-            )
+            began = process_start_time(first.pid)
+            keeper = ProcessKeeper(first.pid, began, pid_namespace(), uid=os.getuid(), begun=began)
+            assert found.keeper == keeper
             assert LOITER in found.command
             queue = Queue(host)
             request = parse_request(mig_profile="1g.5gb")
