@@ -5,36 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.local.left_behind import STRANGER, starting, starting_stranger
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.support.length import some_of
 from tranche.node.processes.processes import process_at
 
 WHOLE = ("--mig-profile", "7g.40gb")
-# Forks twice, leaves the session and closes everything that it inherited, as daemons do; then says its pid.
-_DAEMON = """
-import os, sys, time
-if os.fork() == 0:
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.closerange(3, 4096)
-    with open(sys.argv[1] + ".tmp", "w") as told:
-        told.write(str(os.getpid()))
-    os.rename(sys.argv[1] + ".tmp", sys.argv[1])
-    time.sleep(600)
-"""
-# Closes every file that it may have inherited, without a word of the share in its environment, and says its pid.
-_STRANGER = """
-exec 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&- > /dev/null 2>&1
-echo $$ > "$0.tmp"; mv "$0.tmp" "$0"; exec sleep 600
-"""
 
 
 @pytest.fixture
@@ -42,29 +24,6 @@ def a100(tmp_path: Path) -> Iterator[TestMachine]:
     """One A100 40 GB, which is all taken by one share."""
     with machine_in(tmp_path, "A100-40GB") as machine:
         yield machine
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Path]:
-    """Where the daemon says its pid; it is ended after the test."""
-    path = tmp_path / "daemon.pid"
-    yield path
-    if path.exists():
-        with suppress(ProcessLookupError):
-            os.kill(int(path.read_text()), signal.SIGKILL)
-
-
-def starting(told: Path, afterwards: str) -> tuple[str, ...]:
-    """A command that leaves a daemon behind, and then does something else."""
-    script = 'python=$1; daemon=$2; told=$3; "$python" -c "$daemon" "$told" > /dev/null 2>&1; '
-    script += f'while [ ! -e "$told" ]; do sleep 0.01; done; {afterwards}'
-    return ("sh", "-c", script, "sh", sys.executable, _DAEMON, str(told))
-
-
-def starting_stranger(told: Path, afterwards: str) -> tuple[str, ...]:
-    """A command that leaves a process without lock and environment behind, and then does something else."""
-    script = f'env -i setsid sh -c "$0" "$1" & while [ ! -e "$1" ]; do sleep 0.01; done; {afterwards}'
-    return ("sh", "-c", script, _STRANGER, str(told))
 
 
 def shares(machine: TestMachine) -> list[tuple[str, int]]:
@@ -201,7 +160,7 @@ def starting_strangers(told: Path, count: int) -> tuple[str, ...]:
     """A command that leaves so many processes without lock and environment behind."""
     script = 'for i in $(seq "$2"); do env -i setsid sh -c "$0" "$1.$i" & done; '
     script += 'for i in $(seq "$2"); do while [ ! -e "$1.$i" ]; do sleep 0.01; done; done'
-    return ("sh", "-c", script, _STRANGER, str(told), str(count))
+    return ("sh", "-c", script, STRANGER, str(told), str(count))
 
 
 @pytest.fixture

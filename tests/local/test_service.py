@@ -23,7 +23,8 @@ from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
 from tranche.core.errors import NoRoom, PermissionDenied, QuotaExceeded, ServiceUnavailable, UsageError
-from tranche.local.service import MOST_OF_A_USER, ClientProcess, RunService, answer
+from tranche.local.client_workload import ClientProcess
+from tranche.local.service import MOST_OF_A_USER, RunService, answer
 from tranche.node.host import Host
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
@@ -373,6 +374,10 @@ def test_users_extend_their_own_commands_while_no_request_waits_for_the_gpu(shar
     assert f"{id}: the time limit is 2h10m now; it was 1h10m\n" in shared.machine.tranche("extend", id, "1h").stderr
     assert shared.shares()[0]["request"]["timeLimitSeconds"] == 7800  # type: ignore[index]
     whole.terminate()
+    wait_until(lambda: shared.waiters() == [])
+    shared.machine.tranche("policy", "quota", "--time", "3h")
+    assert shared.run("extend", id, "1h")[0] == 37
+    shared.machine.tranche("policy", "quota", "--remove")
     shared.hold(OTHER)
     other = next(str(each["id"]) for each in shared.shares() if each["id"] != id)
     assert shared.run("extend", other, "1h", uid=OTHER)[0] == 2

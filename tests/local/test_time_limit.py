@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.local.test_left_behind import starting, starting_stranger
+from tests.local.left_behind import starting, starting_stranger
 from tests.machines import TestMachine, machine_in, wait_until
 from tests.node.machines import node_of
 from tests.node.processes import isolated
@@ -37,15 +36,6 @@ WHOLE = ("--mig-profile", "7g.40gb")
 def a100(tmp_path: Path) -> Iterator[TestMachine]:
     with machine_in(tmp_path, "A100-40GB") as machine:
         yield machine
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Iterator[Path]:
-    path = tmp_path / "daemon.pid"
-    yield path
-    if path.exists():
-        with suppress(ProcessLookupError):
-            os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("left", [starting, starting_stranger])

@@ -11,7 +11,7 @@ from tranche.cli import completion
 from tranche.cli.output import say, warn
 from tranche.cli.runtime import Settings, TrancheCommand, full_id, open_host, socket_of_service
 from tranche.core.request import parse_time_limit
-from tranche.local.extension import extend
+from tranche.local.time_limit import extend
 
 
 @click.command(cls=TrancheCommand)

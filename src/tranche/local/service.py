@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import select
 import selectors
 import signal
 import socket
@@ -19,24 +18,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tranche.core.errors import NoRoom, PermissionDenied, ServiceUnavailable, TrancheError, UsageError
 from tranche.core.printable import one_line
 from tranche.core.request import Request, parse_request, parse_time_limit
 from tranche.hardware.process_stat import PROC, process_environment
-from tranche.local.child import beside
-from tranche.local.extension import extend
+from tranche.local.client_workload import CLIENT_GONE, ClientProcess, ClientWorkload
 from tranche.local.queue import Queue
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
-from tranche.local.time_limit import boot_clock, end_overdue, overdue
-from tranche.node.held import HeldAllocation
+from tranche.local.time_limit import boot_clock, end_overdue, extend, overdue
 from tranche.node.host import Host
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.locks import FileLock
 from tranche.node.mps.mps_records import IDLE_SECONDS
-from tranche.node.processes.processes import MARK, Process, children_of, process_at
+from tranche.node.processes.processes import MARK, process_at
 from tranche.node.state.connection import LONGEST_COMMAND, VERSION, ServiceConnection
 from tranche.node.state.session import StateFolder
 from tranche.node.store import register
@@ -48,13 +45,11 @@ MOST_OF_A_USER = 80
 MOST_RUNS_OF_A_USER = 64
 MOST_OF_ALL = 1024
 _SPEAKS_WITHIN_SECONDS = 5.0
-_TELLS_WITHIN_SECONDS = 30.0
 _PAUSE_SECONDS = 0.1
 _LOOK_SECONDS = 10.0
 _CLEARS_WITHIN_SECONDS = 2.0
 _ORDER_SECONDS = 60.0
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_CLIENT_GONE = 128 + signal.SIGHUP
 _LONGEST_OPTION = 256
 _LONGEST_WAIT_SECONDS = 1e9
 _MARK = f"{MARK}=".encode()
@@ -63,32 +58,6 @@ OPTIONS = frozenset(inspect.signature(parse_request).parameters)
 
 OpenHost = Callable[[int], AbstractContextManager[Host]]
 Log = Callable[[str], None]
-
-
-class ClientProcess(NamedTuple):
-    """The process that connected, by its pid and its user as the kernel knew them then.
-
-    `handle` is a pidfd: it tells the process from a later one with the same pid.
-    """
-
-    pid: int
-    uid: int
-    handle: int
-
-    @property
-    def lives(self) -> bool:
-        """Whether the process has not ended, so that the pid is still its own."""
-        poll = select.poll()
-        poll.register(self.handle, select.POLLIN)
-        return not poll.poll(0)
-
-    def children(self) -> tuple[Process, ...]:
-        """Its living children, oldest first; none once it has ended, because the pid may be another process's then."""
-        found = children_of(self.pid)
-        return found if self.lives else ()
-
-    def __str__(self) -> str:
-        return f"{user_name(self.uid)} (uid {self.uid}, pid {self.pid})"
 
 
 @dataclass(slots=True)
@@ -354,7 +323,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             service.log(f"{peer}: asks for {asked}: {one_line(command)}")
             request = RunRequest(request=asked, workload=workload, patience=patience)
             code = run(host, request, RunReporter(tell("note"), tell("warning")))
-        gone = ", or the client has gone" if code == _CLIENT_GONE else ""
+        gone = ", or the client has gone" if code == CLIENT_GONE else ""
         service.log(f"{peer}: over, exit code {code}{gone}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
@@ -455,81 +424,3 @@ def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
             f"this process is inside share {found[0]}, and Tranche does not change the machine from inside a share",
             hint="run this outside the share; inside it, start commands without tranche",
         )
-
-
-class ClientWorkload:
-    """The command of a client: a child of the process at the other end of the connection."""
-
-    def __init__(self, connection: ServiceConnection, peer: ClientProcess, text: str) -> None:
-        self._connection, self._peer = connection, peer
-        self.pid, self.uid, self.text = peer.pid, peer.uid, text
-        self._others: frozenset[Process] = frozenset()
-        self._stack = ExitStack()
-
-    def note_children(self) -> None:
-        """Note the client's children."""
-        self._others = frozenset(self._peer.children())
-
-    def orphans(self) -> tuple[Process, ...]:
-        """The client's living children of later; none once the client has ended."""
-        return tuple(each for each in self._peer.children() if each not in self._others)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Within the block, until the command starts, end this process's wait as SIGTERM does when the client has gone."""
-
-        def watch(stop: int) -> None:
-            if self._connection.await_hangup(self._peer.handle, stop):
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        with self._stack:
-            self._stack.enter_context(beside("client", watch))
-            yield
-
-    def run(
-        self,
-        held: HeldAllocation,
-        variables: Mapping[str, str],
-        started: Callable[[int], None],
-        starting: Callable[[], None],
-    ) -> int:
-        """Let the client start the command, and return the exit code that the client tells; that of SIGHUP if it goes.
-
-        A client that is stopped when its command ends cannot tell, and counts as gone soon after. The command waits until its pid
-        is registered and it is in the share's control group.
-        """
-        starting()
-        self._stack.close()
-        granted = {"event": "granted", "allocation": held.allocation.id, "environment": dict(variables)}
-        self._connection.send(granted, [held.lock.descriptor])
-        pid = self._told("started")
-        if pid is None or not self._peer.lives:
-            return _CLIENT_GONE
-        child = next((each for each in self._peer.children() if each.pid == pid), None)
-        if child is None:
-            raise UsageError(f"process {pid} is not a child of process {self._peer.pid}, which asked for the share")
-        if held.group is not None:
-            from tranche.hardware.control_groups import move_into  # seldom needed
-
-            move_into(held.group.folder, child.pid)
-        started(child.pid)
-        self._connection.send({"event": "admitted"})
-        with suppress(ProcessLookupError), open(os.pidfd_open(child.pid), "rb") as command:
-            if not self._connection.await_end(command.fileno(), _TELLS_WITHIN_SECONDS):
-                return _CLIENT_GONE
-        code = self._told("ended")
-        return _CLIENT_GONE if code is None else code
-
-    def _told(self, what: str) -> int | None:
-        """The number that the client sends under that name; None when the client has gone or sends anything else."""
-        try:
-            received = self._connection.receive()
-        except UsageError:
-            return None
-        if received is None:
-            return None
-        message, files = received
-        for each in files:
-            os.close(each)
-        number = message.get(what)
-        return number if isinstance(number, int) and 0 <= number < 2**31 else None
