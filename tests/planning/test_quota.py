@@ -21,7 +21,7 @@ from tranche.core.allocation import (
     NodeView,
     Slice,
     WholeGpu,
-    granted_memory,
+    size_of,
 )
 from tranche.core.errors import QuotaExceeded, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
@@ -150,7 +150,7 @@ def test_a_share_counts_in_full_while_its_gpu_does_not_show_what_it_has(recorded
     view = given_to(view, ANN, _granted(view, parse_request(gpus="1")), parse_request(gpus="1"))
     (share,) = view.allocations
     if recorded:
-        view = replace(view, allocations=(share._replace(memory=granted_memory(share.grants, view.node)),))
+        view = replace(view, allocations=(share._replace(memory=size_of(share.grants, view.node).memory),))
     gone = {each.gpu_uuid for each in share.grants}
     here = [replace(gpu, lost=True, memory=0, profiles=()) if gpu.uuid in gone else gpu for gpu in view.node]
     gpus = tuple(each for each in here if lost or each.uuid not in gone)
@@ -160,8 +160,15 @@ def test_a_share_counts_in_full_while_its_gpu_does_not_show_what_it_has(recorded
         assert "holds 40 GiB" in {each.reason: each.text for each in decision.obstacles}[Reason.QUOTA]
 
 
-def test_all_slices_of_a_lost_gpu_count_as_one_gpu() -> None:
+def test_the_slices_of_a_lost_gpu_count_as_they_did() -> None:
     view, got = filled(empty(1, ann=UserQuota(gpu_percent=200)), ANN, parse_request(mig_profile="1g.5gb"))
+    sizes = [size_of(each.grants, view.node).gpu_millionths for each in view.allocations]
+    view = replace(
+        view,
+        allocations=tuple(
+            each._replace(gpu_millionths=size) for each, size in zip(view.allocations, sizes, strict=True)
+        ),
+    )
     lost = replace(view.node.gpus[0], lost=True, memory=0, profiles=(), instances=())
     view = replace(view, node=replace(view.node, gpus=(lost, *empty(4).node.gpus[1:])))
     assert (got, filled(view, ANN, parse_request(gpus="1"))[1]) == (7, 1)
@@ -260,6 +267,7 @@ def _most(limits: Mapping[str, UserQuota], uid: int) -> tuple[Fraction | None, i
 def _held(view: NodeView, uid: int) -> _Totals:
     own = [each for each in view.allocations if isinstance(each.keeper, ProcessKeeper) and each.keeper.uid == uid]
     amounts = [_counted(grant, view.node.gpu(grant.gpu_uuid)) for each in own for grant in each.grants]
+    amounts = [(Fraction(int(gpus * 10**6), 10**6), memory) for gpus, memory in amounts]  # as the product rounds
     return _Totals((sum((each[0] for each in amounts), Fraction(0)), sum(each[1] for each in amounts), len(amounts)))
 
 

@@ -15,6 +15,7 @@ from tranche.core.keeper import NOT_KNOWN_YET, Keeper, ProcessKeeper
 from tranche.core.profile import ProfileName
 from tranche.core.request import GpuMemory, MigSlice, Request, WholeGpus
 from tranche.core.sharing import (
+    ALL_COMPUTE,
     INSIDE_WALLS,
     OWN_WALLS,
     BandwidthIsolation,
@@ -214,7 +215,7 @@ class Allocation(NamedTuple):
     """A promised or granted share.
 
     `keeper` decides how long it lives; `command` describes its program for people. `created` is seconds since the epoch. `memory`
-    is the bytes of its grants when they were granted, 0 if not recorded.
+    is the bytes of its grants when they were granted, and `gpu_millionths` their part of a GPU; 0 if not recorded.
     """
 
     id: str
@@ -225,6 +226,7 @@ class Allocation(NamedTuple):
     command: str = ""
     keeper: Keeper = NOT_KNOWN_YET
     memory: int = 0
+    gpu_millionths: int = 0
 
     @property
     def holder_pid(self) -> int:
@@ -339,16 +341,42 @@ def memory_of(device: WholeGpu | Slice, gpu: GpuState) -> int:
     return known or (0 if profile is None else profile.memory or 0)
 
 
-def granted_memory(grants: Iterable[Grant], node: NodeState) -> int:
-    """The bytes of the grants, as far as their GPUs show them."""
-    return sum(grant_memory(grant, node.gpu(grant.gpu_uuid)) for grant in grants)
+class ShareSize(NamedTuple):
+    """What grants count as: millionths of a GPU, rounded down, and bytes."""
+
+    gpu_millionths: int
+    memory: int
 
 
-def grant_memory(grant: Grant, gpu: GpuState) -> int:
-    """The bytes of a grant on `gpu`, its own; a compute slice has those of the whole slice around it."""
-    if isinstance(grant, FractionalShare):
-        return grant.memory
-    return memory_of(grant.inside if isinstance(grant, ComputeSlice) else grant, gpu)
+WHOLE = 10**6
+"""A GPU in millionths."""
+
+
+def size_of(grants: Iterable[Grant], node: NodeState) -> ShareSize:
+    """What the grants count as together, as far as their GPUs show them."""
+    sizes = [grant_size(grant, node.gpu(grant.gpu_uuid)) for grant in grants]
+    return ShareSize(sum(each.gpu_millionths for each in sizes), sum(each.memory for each in sizes))
+
+
+def grant_size(grant: Grant, gpu: GpuState) -> ShareSize:
+    """What a grant on `gpu`, its own, counts as.
+
+    A slice is its part of the GPU's memory or of its compute, the larger one, with all its memory. A compute slice counts as the
+    whole slice around it. A part of a shared device is its part of the memory, or its compute ceiling if that is larger.
+    """
+    match grant:
+        case WholeGpu():
+            return ShareSize(WHOLE, memory_of(grant, gpu))
+        case Slice():
+            profile, slices = gpu.profile(grant.profile), max((each.slices for each in gpu.profiles), default=1)
+            compute = WHOLE * (0 if profile is None else profile.slices) // slices
+            room = WHOLE * grant.placement.size // (gpu.memory_slices or grant.placement.size)
+            return ShareSize(max(compute, room), memory_of(grant, gpu))
+        case ComputeSlice():
+            return grant_size(grant.inside, gpu)
+        case FractionalShare():
+            compute = grant_size(grant.device, gpu).gpu_millionths * (grant.compute or 0) // ALL_COMPUTE
+            return ShareSize(max(compute, WHOLE * grant.memory // max(gpu.usable_memory, 1)), grant.memory)
 
 
 def shared_memory(grants: Iterable[Grant], node: NodeState) -> dict[WholeGpu | Slice, int]:

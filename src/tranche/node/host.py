@@ -22,8 +22,8 @@ from tranche.core.allocation import (
     Phase,
     Slice,
     WholeGpu,
-    granted_memory,
     shared_memory,
+    size_of,
 )
 from tranche.core.errors import (
     AllocationUnknown,
@@ -242,6 +242,7 @@ class Host(HostContext):
             raise AllocationUnknown(f"request {place.id} is no longer in the queue")
         plan = with_daemons(decision.plan, decision.grants, view)
         key = secrets.token_hex(16)
+        size = size_of(decision.grants, view.node)
         allocation = Allocation(
             id=self.new_id(),
             request=within_time(waiter.request, view.quotas, waiter.uid),
@@ -250,7 +251,8 @@ class Host(HostContext):
             created=self.clock(),
             command=waiter.command,
             keeper=ProcessKeeper(key_digest=digest_of(key), uid=self.uid),
-            memory=granted_memory(decision.grants, view.node),
+            memory=size.memory,
+            gpu_millionths=size.gpu_millionths,
         )
         # The lock comes first: an allocation without a held lock looks like one of a dead process.
         lock = FileLock(self.places.allocation(allocation.id))

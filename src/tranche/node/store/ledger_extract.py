@@ -39,6 +39,7 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
         "command": program,
         "keeper": _json(KEEPER),
         "memory": kept,
+        "gpu_millionths": kept,
     },
     "grants": {"allocation_id": kept, "ordinal": kept, "grant": _json(GRANT)},
     "devices": dict.fromkeys(("id", "gpu_uuid", "use", "memory", "compute", "sharing"), kept),

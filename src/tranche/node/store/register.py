@@ -46,7 +46,7 @@ def add_allocation(
     giving a device twice.
     """
     db.execute(
-        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO allocations VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             allocation.id,
             json.dumps(request_to_dict(allocation.request)),
@@ -55,6 +55,7 @@ def add_allocation(
             allocation.command,
             json.dumps(keeper_to_dict(allocation.keeper)),
             allocation.memory,
+            allocation.gpu_millionths,
         ),
     )
     for ordinal, grant in enumerate(allocation.grants):
@@ -155,7 +156,7 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
     for allocation_id, grant in db.execute("SELECT allocation_id, grant FROM grants ORDER BY allocation_id, ordinal"):
         grants.setdefault(allocation_id, []).append(_grant(grant))
     rows = db.execute(
-        "SELECT id, request, phase, created, command, keeper, memory FROM allocations ORDER BY created, id"
+        "SELECT id, request, phase, created, command, keeper, memory, gpu_millionths FROM allocations ORDER BY created, id"
     )
     return tuple(
         Allocation(
@@ -167,6 +168,7 @@ def allocations(db: sqlite3.Connection) -> tuple[Allocation, ...]:
             command=row[4],
             keeper=_keeper(row[5]),
             memory=row[6],
+            gpu_millionths=row[7],
         )
         for row in rows
     )

@@ -21,7 +21,7 @@ WHOLE_GPU_UNITS = range(16)
 _TABLES = """
 CREATE TABLE allocations (
     id TEXT PRIMARY KEY, request TEXT NOT NULL, phase TEXT NOT NULL, created REAL NOT NULL,
-    command TEXT NOT NULL, keeper TEXT NOT NULL, memory INTEGER NOT NULL
+    command TEXT NOT NULL, keeper TEXT NOT NULL, memory INTEGER NOT NULL, gpu_millionths INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE grants (
     allocation_id TEXT NOT NULL REFERENCES allocations(id) ON DELETE CASCADE, ordinal INTEGER NOT NULL,

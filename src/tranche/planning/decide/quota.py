@@ -1,52 +1,46 @@
 """What a user may still get: the administrator's quota, less what the user holds.
 
-A slice counts as its part of the GPU's memory or of its compute, the larger one; all its memory counts. So seven 1g slices are
-one GPU. A part of a shared device counts as its part of the memory, with CUDA's context, or as its compute ceiling if that is
-larger.
-All grants on a GPU that does not show what it has count as one GPU, and with the memory that the ledger recorded for them.
+A share counts as what the ledger recorded when it was granted (`size_of`), so the loss of a GPU changes nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tranche.core.allocation import (
+    WHOLE,
     Allocation,
-    ComputeSlice,
     FractionalShare,
     Grant,
     NodeView,
+    ShareSize,
     Slice,
     WholeGpu,
-    grant_memory,
+    grant_size,
 )
 from tranche.core.errors import QuotaExceeded
 from tranche.core.grid import Placement
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import GIB, MIB, format_duration
 from tranche.core.request import Request
-from tranche.core.sharing import ALL_COMPUTE
 from tranche.core.state import GpuState
 from tranche.core.user_quota import UserQuota, quota_of
 from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.share_options import rules_of
 
-if TYPE_CHECKING:
-    from fractions import Fraction
 
+class _Held(NamedTuple):
+    """Millionths of a GPU, bytes, and grants."""
 
-class _Amount(NamedTuple):
-    """GPUs, of which a slice is a fraction, bytes, and grants."""
-
-    gpus: Fraction
+    gpu_millionths: int
     memory: int
-    shares: int = 1
+    shares: int
 
-    def plus(self, other: _Amount, times: int = 1) -> _Amount:
-        return _Amount(
-            self.gpus + times * other.gpus, self.memory + times * other.memory, self.shares + times * other.shares
+    def plus(self, size: ShareSize, times: int = 1) -> _Held:
+        return _Held(
+            self.gpu_millionths + times * size.gpu_millionths, self.memory + times * size.memory, self.shares + times
         )
 
 
@@ -93,35 +87,36 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
         )
 
 
-def _held(view: NodeView) -> _Amount:
-    from fractions import Fraction  # a slow import, and most machines have no quotas
+def _held(view: NodeView) -> _Held:
+    found = [_size(each, view) for each in held_by_asker(view)]
+    return _Held(
+        sum(each.gpu_millionths for each in found),
+        sum(each.memory for each in found),
+        sum(len(each.grants) for each in held_by_asker(view)),
+    )
 
-    gpus = {gpu.uuid: gpu for gpu in view.node}
-    most = max((gpu.usable_memory for gpu in view.node), default=0)
-    found = nothing = _Amount(Fraction(0), 0, 0)
-    dark: set[str] = set()
-    for each in held_by_asker(view):
-        share = nothing
-        for grant in each.grants:
-            gpu = gpus.get(grant.gpu_uuid)
-            amount = _amount(grant, gpu, most)
-            if gpu is None or gpu.lost:
-                amount = amount._replace(gpus=Fraction(grant.gpu_uuid not in dark))
-                dark.add(grant.gpu_uuid)
-            share = share.plus(amount)
-        found = found.plus(share._replace(memory=each.memory or share.memory))
-    return found
+
+def _size(allocation: Allocation, view: NodeView) -> ShareSize:
+    """The recorded size. Without one, as after the loss of a ledger, each grant on a GPU that shows nothing counts as a GPU."""
+    gpus = {gpu.uuid: gpu for gpu in view.node if not gpu.lost}
+    most = max((gpu.usable_memory for gpu in gpus.values()), default=0)
+    found = ShareSize(0, 0)
+    for grant in allocation.grants:
+        gpu = gpus.get(grant.gpu_uuid)
+        size = ShareSize(WHOLE, most) if gpu is None else grant_size(grant, gpu)
+        found = ShareSize(found.gpu_millionths + size.gpu_millionths, found.memory + size.memory)
+    return ShareSize(allocation.gpu_millionths or found.gpu_millionths, allocation.memory or found.memory)
 
 
 def _within(
-    found: Candidate | Obstacle, gpu: GpuState, quota: UserQuota, held: _Amount, needed: int
+    found: Candidate | Obstacle, gpu: GpuState, quota: UserQuota, held: _Held, needed: int
 ) -> Candidate | Obstacle:
     if isinstance(found, Obstacle):
         return found
     beyond: list[str] = []
 
     def allowed(grant: Grant) -> bool:
-        why = _beyond(quota, held, _amount(grant, gpu), needed)
+        why = _beyond(quota, held, grant_size(grant, gpu), needed)
         beyond.extend([why] if why else [])
         return not why
 
@@ -140,48 +135,25 @@ def _within(
     return replace(found, profile=profile, whole=whole, part=part)
 
 
-def _beyond(quota: UserQuota, held: _Amount, asked: _Amount, times: int) -> str:
+def _beyond(quota: UserQuota, held: _Held, asked: ShareSize, times: int) -> str:
     """What of the quota the user would exceed with so many times more, in words; "" for nothing."""
-    from fractions import Fraction
-
     after = held.plus(asked, times)
     if quota.shares is not None and after.shares > quota.shares:
         return _words(str(UserQuota(shares=quota.shares)), held, str(held.shares), str(times))
-    if quota.gpu_percent is not None and after.gpus > Fraction(quota.gpu_percent, 100):
-        return _words(str(UserQuota(quota.gpu_percent)), held, _up(held.gpus), _up(times * asked.gpus))
+    if quota.gpu_percent is not None and after.gpu_millionths > quota.gpu_percent * WHOLE // 100:
+        now, more = _up(held.gpu_millionths, WHOLE), _up(times * asked.gpu_millionths, WHOLE)
+        return _words(str(UserQuota(quota.gpu_percent)), held, now, more)
     if quota.memory is not None and after.memory > quota.memory:
         unit, name = (GIB, "GiB") if quota.memory >= GIB else (MIB, "MiB")
-        now, more = _up(Fraction(held.memory, unit)), _up(Fraction(times * asked.memory, unit))
+        now, more = _up(held.memory, unit), _up(times * asked.memory, unit)
         return _words(f"{quota.memory * 100 // unit / 100:g} {name}", held, f"{now} {name}", f"{more} {name}")
     return ""
 
 
-def _words(most: str, held: _Amount, now: str, more: str) -> str:
+def _words(most: str, held: _Held, now: str, more: str) -> str:
     return f"its user may hold {most} at once" + (f", holds {now}" if held.shares else "") + f", and this needs {more}"
 
 
-def _up(number: Fraction) -> str:
-    """Hundredths, rounded up: what exceeds a limit never looks as if it did not."""
-    return f"{-(-number * 100 // 1) / 100:.2f}".rstrip("0").rstrip(".")
-
-
-def _amount(grant: Grant, gpu: GpuState | None, most: int = 0) -> _Amount:
-    """What a grant counts as. One on a GPU that does not show what it has counts as a whole GPU of `most` bytes."""
-    from fractions import Fraction
-
-    if gpu is None or gpu.lost:
-        return _Amount(Fraction(1), grant.memory if isinstance(grant, FractionalShare) else most)
-    memory = grant_memory(grant, gpu)
-    match grant:
-        case WholeGpu():
-            return _Amount(Fraction(1), memory)
-        case Slice():
-            profile, slices = gpu.profile(grant.profile), max((each.slices for each in gpu.profiles), default=1)
-            compute = Fraction(0 if profile is None else profile.slices, slices)
-            part = Fraction(grant.placement.size, gpu.memory_slices or grant.placement.size)
-            return _Amount(max(compute, part), memory)
-        case ComputeSlice():
-            return _amount(grant.inside, gpu)
-        case FractionalShare():
-            compute = _amount(grant.device, gpu).gpus * Fraction(grant.compute or 0, ALL_COMPUTE)
-            return _Amount(max(compute, Fraction(grant.memory, max(gpu.usable_memory, 1))), memory)
+def _up(amount: int, unit: int) -> str:
+    """Hundredths of the unit, rounded up: what exceeds a limit never looks as if it did not."""
+    return f"{-(-amount * 100 // unit) / 100:.2f}".rstrip("0").rstrip(".")

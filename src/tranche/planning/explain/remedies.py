@@ -18,7 +18,7 @@ from tranche.core.allocation import (
     NodeView,
     Slice,
     WholeGpu,
-    granted_memory,
+    size_of,
 )
 from tranche.core.board import GpuInstanceProfile, catalogue
 from tranche.core.errors import TrancheError
@@ -265,7 +265,7 @@ def _beyond_quota(question: _Question) -> bool:
 def _own_ends(question: _Question) -> Iterator[Remedy]:
     """The fewest of the user's own shares, largest first, after whose end the request could start."""
     view = question.view
-    own = sorted(held_by_asker(view), key=lambda each: (-granted_memory(each.grants, view.node), each.id))
+    own = sorted(held_by_asker(view), key=lambda each: (-size_of(each.grants, view.node).memory, each.id))
     for count in range(1, len(own) + 1):
         holders = _Holders(frozenset(each.id for each in own[:count]))
         if question.granted(holders.gone_from(view)) is not None:
