@@ -23,7 +23,7 @@ PLAIN_WORDS = frozenset(
     informer installation interrupted inventory job key kind leader lease ledger limit list lock log long machine manager
     memory mismatch model moment mount name node observation occupancy offer operation option order page permission
     phase pipe place pod preparer preview process processes publisher reader readiness reading reason record ref refused
-    reporter requirement response result room row runner sample server set settings sharing source span spec state status
+    reporter requirement response result room row runner sample server set settings sharing size source span spec state status
     store strategy stream summary supervisor table task timeout tracker type unit usage user value waiting watch webhook
     writer
     """,
