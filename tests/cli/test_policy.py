@@ -92,16 +92,26 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
     assert said == "4711: 1 GPU, 40 GiB, 3 shares, 1h30m for each command\n", "other limits stay"
     machine.tranche("policy", "quota", "--user", "4711", "--remove")
     machine.tranche("policy", "quota", *twice, "--shares", "2")
+    more = {"gpuHours": None, "weight": None}
+    nothing = dict.fromkeys(("gpuPercent", "memoryBytes", "timeLimitSeconds"))
     assert machine.json("policy", "list")["quotas"] == [
-        {"user": None, "gpuPercent": 150, "memoryBytes": 40 * 2**30, "shares": None, "timeLimitSeconds": 5400},
-        {"user": "root", "gpuPercent": None, "memoryBytes": None, "shares": 2, "timeLimitSeconds": None},
-        {"user": "4711", "gpuPercent": None, "memoryBytes": None, "shares": 2, "timeLimitSeconds": None},
+        {
+            "user": None,
+            "group": None,
+            "gpuPercent": 150,
+            "memoryBytes": 40 * 2**30,
+            "shares": None,
+            "timeLimitSeconds": 5400,
+            **more,
+        },
+        {"user": "root", "group": None, **nothing, "shares": 2, **more},
+        {"user": "4711", "group": None, **nothing, "shares": 2, **more},
     ]
     table = machine.tranche("policy", "list").stdout.splitlines()
     assert [line.split() for line in table[-3:]] == [
-        ["(all)", "1.5", "40", "GiB", "-", "1h30m"],
-        ["root", "-", "-", "2", "-"],
-        ["4711", "-", "-", "2", "-"],
+        ["(all)", "1.5", "40", "GiB", "-", "1h30m", "-", "-"],
+        ["root", "-", "-", "2", "-", "-", "-"],
+        ["4711", "-", "-", "2", "-", "-", "-"],
     ]
     assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--remove").stderr == (
         "root: no quota\n4711: the quota of all users, 1.5 GPUs, 40 GiB, 1h30m for each command\n"
@@ -124,7 +134,53 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
         "memoryBytes": None,
         "shares": 2,
         "timeLimitSeconds": None,
+        "gpuHours": None,
+        "weight": None,
     }
+
+
+def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machine: MakeMachine) -> None:
+    machine = make_machine("A100-40GB")
+    assert machine.tranche("policy", "fair").stderr == "requests of those who have used less are served first\n"
+    said = machine.tranche("policy", "fair", "--user", "4711", "--group", "daemon", "--weight", "3").stderr
+    assert said.splitlines()[:2] == ["4711: weight 3", "@daemon: weight 3"]
+    said = machine.tranche("policy", "quota", "--group", "daemon", "--gpus", "2", "--gpu-hours", "40").stderr
+    assert said == "@daemon: 2 GPUs, 40 GPU-hours in seven days, weight 3\n"
+    listed = [(each["user"], each["group"], each["weight"]) for each in machine.json("policy", "list")["quotas"]]
+    assert listed == [(None, None, 1), ("4711", None, 3), (None, "daemon", 3)]
+    table = machine.tranche("policy", "list").stdout.splitlines()
+    assert [line.split() for line in table[-3:]] == [
+        ["(all)", "-", "-", "-", "-", "-", "1"],
+        ["4711", "-", "-", "-", "-", "-", "3"],
+        ["@daemon", "2", "-", "-", "-", "40", "3"],
+    ]
+    machine.tranche("policy", "quota", "--group", "daemon", "--remove")
+    machine.tranche("policy", "quota", "--remove")
+    quotas = machine.json("policy", "list")["quotas"]
+    assert [(each["group"], each["gpuHours"], each["weight"]) for each in quotas][::2] == [
+        (None, None, 1),
+        ("daemon", None, 3),
+    ]
+    assert machine.tranche("policy", "fair", "--off").stderr == "requests are served in order of arrival\n"
+    assert machine.json("policy", "list")["quotas"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--weight", "2"), "a weight and its users or groups go together"),
+        (("--user", "root"), "a weight and its users or groups go together"),
+        (("--off", "--user", "root"), "--off takes no other option"),
+        (("--user", "root", "--weight", "0"), "'0' is not a whole number from 1 to 9999"),
+        (("--user", "root", "--weight", "1.5"), "'1.5' is not a whole number from 1 to 9999"),
+        (("--group", "no-such-group", "--weight", "2"), "this machine has no group 'no-such-group'"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_weight_changes_nothing(make_machine: MakeMachine, arguments: tuple[str, ...], message: str) -> None:
+    machine = make_machine("T4")
+    assert message in machine.tranche("policy", "fair", *arguments, code=2).stderr
+    assert machine.json("policy", "list")["quotas"] == []
 
 
 @pytest.mark.parametrize(
@@ -136,6 +192,9 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
         (("--gpus", "1.005"), "'1.005' is not a number of GPUs up to 999999 with at most two decimals"),
         (("--gpu-memory", "40"), "without a unit"),
         (("--gpu-memory", "9223372037G"), "more GPU memory than any machine has"),
+        (("--gpu-hours", "1.5"), "is not a whole number of GPU-hours"),
+        (("--group", "daemon", "--time", "1h"), "--time is for each command of a user"),
+        (("--group", "no-such-group", "--gpus", "1"), "no group 'no-such-group'"),
         (("--shares", "99999999999999999999"), "is not a whole number of shares up to 999999"),
         (("--user", "4294967295", "--gpus", "1"), "no user '4294967295'"),
         (("--user", "nobody-of-that-name", "--gpus", "1"), "no user 'nobody-of-that-name'"),

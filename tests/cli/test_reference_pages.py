@@ -122,6 +122,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
         "PolicyList": policy,
         "PolicyGpu": policy["gpus"][0],
         "UserQuota": policy["quotas"][0],
+        "UsageReport": machine.json("report"),
     }
     described = described_objects()
     for name, document in printed.items():

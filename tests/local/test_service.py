@@ -23,6 +23,7 @@ from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
 from tranche.core.errors import NoRoom, PermissionDenied, QuotaExceeded, ServiceUnavailable, UsageError
+from tranche.core.usage import DayUsage
 from tranche.local.client_workload import ClientProcess
 from tranche.local.service import MOST_OF_A_USER, RunService, answer
 from tranche.node.host import Host
@@ -31,6 +32,8 @@ from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import children_of, process_at
 from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
 from tranche.node.state.session import StateFolder
+from tranche.node.store import records
+from tranche.node.store.ledger import Ledger
 
 pytestmark = needs_root
 
@@ -838,6 +841,42 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
         process.kill()
     os.kill(shared.held[0], signal.SIGKILL)
     assert second.wait(60) == 0
+
+
+def test_a_fair_queue_serves_first_who_has_used_less_and_says_so(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "fair")
+    first, _ = shared.hold()
+    second, _ = shared.hold()
+    mine = shared.start("run", *HALF, "--", "sleep", "600")
+    wait_until(lambda: len(shared.waiters()) == 1, mine)
+    others = shared.start("run", *HALF, "--", "sh", "-c", "exit 3", uid=OTHER)
+    wait_until(lambda: len(shared.waiters()) == 2, others)
+    assert [cast(dict[str, str], each["owner"])["name"] for each in shared.waiters()] == [str(OTHER), str(NOBODY)]
+    waits = shared.waiters()[1]["id"]
+    code, out, _ = shared.run("explain", str(waits))
+    assert (code, f"{OTHER} goes first: 0.0 GPU-hours used, " in out) == (0, True), out
+    code, out, _ = shared.run("explain", *HALF, "-o", "json")
+    document = json.loads(out)
+    assert (document["waitersAhead"], [each["user"] for each in document["fairness"]][1]) == (2, str(OTHER))
+    code, out, _ = shared.run("explain", *HALF, "-o", "json", uid=OTHER)
+    assert json.loads(out)["waitersAhead"] == 1, "a new request of the other user goes before mine, too"
+    os.kill(shared.held[0], signal.SIGKILL)
+    first.wait(60)
+    assert others.wait(60) == 3
+    wait_until(lambda: not shared.waiters(), mine)
+    mine.kill()
+    second.kill()
+
+
+def test_the_hours_of_the_week_count_and_the_next_request_waits(shared: SharedMachine) -> None:
+    shared.machine.tranche("policy", "quota", "--user", str(NOBODY), "--gpu-hours", "1")
+    with closing(Ledger(shared.machine.ledger)) as ledger, ledger.write() as db:
+        records.add_usage(db, [DayUsage(int(time.time() // 86400) - 6, NOBODY, 3599.0, 3599.0, 1)])
+    code, _, err = shared.run("run", "--gpus", "1", "--", "sleep", "1.2")
+    assert (code, err.count("Quota")) == (0, 0), err
+    code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
+    assert (code, "may use 1 GPU-hours in seven days, and has used 1" in err) == (NoRoom.exit_code, True), err
+    assert shared.run("run", "--no-wait", *HALF, "--", "true", uid=OTHER)[0] == 0
 
 
 def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:

@@ -40,7 +40,7 @@ from tranche.planning.decide.recording import view_from_dict, view_to_dict
 from tranche.planning.explain.explanation import explain
 
 A100 = next(board for board in FAMILY_BOARDS if board.key == "A100-40GB")
-ANN, BOB = 1001, 1002
+ANN, BOB, CY = 1001, 1002, 1003
 
 
 def empty(gpus: int = 1, **quotas: UserQuota) -> NodeView:
@@ -208,6 +208,45 @@ def test_a_request_beyond_the_limit_holds_no_other_up_and_starts_when_a_share_en
     assert list(startable(ended, waiters)) == ["ann"]
 
 
+def test_a_groups_limit_holds_for_all_its_members_together_beside_their_own() -> None:
+    view = empty(4, ann=UserQuota(gpu_percent=200))
+    view = replace(view, quotas={**view.quotas, "@msc": UserQuota(gpu_percent=300)})
+    view = replace(view, groups={str(ANN): ("@msc",), str(BOB): ("@msc",)})
+    one = parse_request(gpus="1")
+    view, anns = filled(view, ANN, one)
+    view, bobs = filled(view, BOB, one)
+    assert (anns, bobs) == (2, 1)
+    told = [each.text for each in _waiting(replace(view, asker=BOB), one).obstacles if each.reason is Reason.QUOTA]
+    assert told[-1] == "group msc may hold 3 GPUs at once, holds 3, and this needs 1"
+    assert filled(view, CY, one)[1] == 1, "others are in no group"
+    with pytest.raises(QuotaExceeded, match="group msc may hold 3 GPUs at once, and this needs 4"):
+        decide(replace(view, asker=BOB), parse_request(gpus="4"))
+
+
+def test_a_user_who_has_used_the_hours_of_the_week_waits_and_is_not_refused() -> None:
+    view = empty(1, ann=UserQuota(gpu_hours=10))
+    view = replace(view, recent={str(ANN): 10 * 3600.0 - 1})
+    assert decide(view, parse_request(gpus="1"))
+    view = replace(view, recent={str(ANN): 10 * 3600.0 + 1500})
+    assert [each.text for each in _waiting(view, parse_request(gpus="1")).obstacles] == [
+        "its user may use 10 GPU-hours in seven days, and has used 10"
+    ]
+    assert decide(replace(view, asker=BOB), parse_request(gpus="1"))
+    group = replace(empty(1), quotas={"@msc": UserQuota(gpu_hours=1)}, groups={str(ANN): ("@msc",)})
+    assert decide(replace(group, recent={str(ANN): 7200.0}), parse_request(gpus="1"))
+    assert "group msc may use 1 GPU-hours" in str(
+        _waiting(replace(group, recent={"@msc": 7200.0}), parse_request(gpus="1")).obstacles[0]
+    )
+    with pytest.raises(QuotaExceeded, match="may use 0 GPU-hours"):
+        decide(empty(1, ann=UserQuota(gpu_hours=0)), parse_request(gpus="1"))
+
+
+def _waiting(view: NodeView, request: Request) -> Waiting:
+    decision = decide(view, request)
+    assert isinstance(decision, Waiting)
+    return decision
+
+
 def test_the_explanation_says_which_limit_and_whose_end_helps() -> None:
     view = empty(2, ann=UserQuota(gpu_percent=100))
     for profile in ("1g.5gb", "3g.20gb", "2g.10gb"):
@@ -260,7 +299,7 @@ class _Totals(tuple[Fraction, int, int]):
 
 
 def _most(limits: Mapping[str, UserQuota], uid: int) -> tuple[Fraction | None, int | None, int | None]:
-    percent, memory, shares, _ = quota_of(limits, uid) or UserQuota()
+    percent, memory, shares, *_ = quota_of(limits, uid) or UserQuota()
     return None if percent is None else Fraction(percent, 100), memory, shares
 
 

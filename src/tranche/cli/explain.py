@@ -22,13 +22,13 @@ from tranche.core.quantity import format_memory
 from tranche.core.request import parse_request
 from tranche.core.state import NodeState
 from tranche.documents import describe
-from tranche.documents.explanation import explanation_document, reasons, status
+from tranche.documents.explanation import explanation_document, fairness_document, reasons, status, who_goes_first
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.queue import as_asked
 from tranche.local.wakeup_pipe import attending
 from tranche.node.store import records
-from tranche.node.store.register import process_owners
+from tranche.node.store.register import fair_order, process_owners, user_name
 from tranche.planning.decide.answers import GpuFit
 from tranche.planning.decide.obstacle import Obstacle
 from tranche.planning.explain.explanation import Explanation, explain
@@ -90,13 +90,21 @@ def command(
             waiter_id = full_id(host, waiter_id)
             waiter, queue = _waiting(waiter_id, queue)
             asked, uid = waiter.request, waiter.uid
+        with host.ledger.read() as db:
+            order = fair_order(db, time.time())
+        if order is not None and not waiter_id:
+            queue = tuple(each for each in queue if order.level(each.uid) <= order.level(uid))
         waiters = as_asked(attending(host.places, queue, time.time()))
     foreign, now = adopt_foreign == "destroy", time.time()
     answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=foreign, now=now)
     if output == "json":
-        print_json("Explanation", **explanation_document(answer, len(waiters), names))
+        fairness = (
+            None if order is None else fairness_document(order, [uid, *(each.uid for each in waiters)], user_name)
+        )
+        print_json("Explanation", **explanation_document(answer, len(waiters), names, fairness))
     else:
-        _print(answer, view.node, names)
+        first = [] if order is None else who_goes_first(order, uid, [each.uid for each in waiters], user_name)
+        _print(answer, view.node, names, first)
     if answer.impossible is not None:
         sys.exit(answer.impossible.exit_code)
 
@@ -131,7 +139,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
 
 
-def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:
+def _print(answer: Explanation, node: NodeState, names: NameTable, first: Sequence[str]) -> None:
     show(f"{status(answer)}: {answer.summary}")
     if answer.granted is not None:
         steps = answer.granted.plan.steps
@@ -143,6 +151,8 @@ def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:
     said = reasons(answer, names)
     if said and said.count("; ") < len(answer.gpus) - 1:
         show(f"  {said}")
+    for line in first:
+        show(f"  {line}")
     if answer.starts_by is not None:
         show(f"  it starts by {describe.local_time(answer.starts_by)}, when others have reached their time limits")
     show()

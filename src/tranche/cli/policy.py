@@ -1,7 +1,8 @@
-"""`tranche policy`: how the administrator wants GPUs to be shared, and how much one user may hold."""
+"""`tranche policy`: how the administrator wants GPUs to be shared, how much one user may hold, and who goes first."""
 
 from __future__ import annotations
 
+import grp
 import pwd
 import re
 from collections.abc import Mapping
@@ -17,14 +18,15 @@ from tranche.core.quantity import format_duration, format_memory
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
-from tranche.core.user_quota import EVERYONE, UserQuota, parse_quota, quota_of
+from tranche.core.user_quota import EVERYONE, GROUP, UserQuota, is_group, parse_quota, quota_of
 from tranche.local.queue import Queue
 from tranche.node.files.files import read_document, told_of
-from tranche.node.policy_change import change_policy, change_quotas
+from tranche.node.policy_change import change_policy, change_quotas, make_fair, user_name_of
 from tranche.node.store import records
 from tranche.node.store.register import user_name
 
 _UID = re.compile(r"0*\d{1,10}", re.ASCII)
+_WEIGHT = re.compile(r"\d{1,4}", re.ASCII)
 _GPU_OPTION = click.option(
     "--gpu",
     "gpus",
@@ -36,7 +38,7 @@ _GPU_OPTION = click.option(
 
 @click.group("policy", cls=TrancheGroup)
 def command() -> None:
-    """Set and list the sharing policies of GPUs, and the quotas of users.
+    """Set and list the sharing policies of GPUs, the quotas of users and groups, and the order of the queue.
 
     A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and Tranche obeys
     it in every decision. The help of `tranche policy set` explains the policies.
@@ -45,6 +47,8 @@ def command() -> None:
     $ tranche policy set --gpu 3 sharing=mig
     $ tranche policy set sharing=off
     $ tranche policy set --gpu 3 timeslice=short
+    $ tranche policy quota --gpus 2 --shares 8
+    $ tranche policy fair
     $ tranche policy list
     """
 
@@ -110,10 +114,10 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 @output_option()
 @click.pass_obj
 def list_(settings: Settings, /, output: str) -> None:
-    """List the policy of each GPU, and the quotas of users.
+    """List the policy of each GPU, and the quotas and weights of users and groups.
 
     SET FOR shows where the policy comes from: gpu, all, or nothing for the default. For a user with a quota, - means
-    that the limit of all users applies, if there is one.
+    that the limit of all users applies, if there is one. With a weight for (all), the queue is fair.
 
     \b
     $ tranche policy list
@@ -136,14 +140,16 @@ def list_(settings: Settings, /, output: str) -> None:
     if quotas:
         show("")
         print_table(
-            ("USER", "GPUS", "GPU MEMORY", "SHARES", "TIME"),
+            ("USER", "GPUS", "GPU MEMORY", "SHARES", "TIME", "GPU-HOURS", "WEIGHT"),
             [
                 (
-                    user_name(int(uid)) if uid else "(all)",
+                    user_name_of(uid) or "(all)",
                     each.gpus or "-",
                     "-" if each.memory is None else format_memory(each.memory),
                     "-" if each.shares is None else each.shares,
                     "-" if each.time_limit is None else format_duration(each.time_limit),
+                    "-" if each.gpu_hours is None else each.gpu_hours,
+                    "-" if each.weight is None else each.weight,
                 )
                 for uid, each in quotas.items()
             ],
@@ -158,50 +164,109 @@ def list_(settings: Settings, /, output: str) -> None:
     multiple=True,
     help="User, by name or uid; repeatable. Default: all users, except root.",
 )
+@click.option("--group", "groups", metavar="GROUP", multiple=True, help="Group, for all members together; repeatable.")
 @click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
 @click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
 @click.option("--shares", metavar="N", help="Most shares at once. A request for several GPUs gets several.")
 @click.option(
     "--time", metavar="TIME", help="Longest time of a command, such as 8h, and the time limit of one without."
 )
-@click.option("--remove", is_flag=True, help="Remove all limits of the user, or those of all users.")
+@click.option("--gpu-hours", metavar="N", help="Most GPU-hours today and on the six days before, by UTC.")
+@click.option("--remove", is_flag=True, help="Remove all limits of the user or group, or those of all users.")
 @click.pass_obj
 def quota(
     settings: Settings,
     /,
     users: tuple[str, ...],
+    groups: tuple[str, ...],
     gpus: str | None,
     gpu_memory: str | None,
     shares: str | None,
     time: str | None,
+    gpu_hours: str | None,
     remove: bool,
 ) -> None:
-    """Set how much one user may hold at once.
+    """Set how much one user, or a group, may hold at once.
 
     The limits that you name replace earlier ones, and the others stay. A user's own limit replaces that of all users.
-    Quotas apply to commands of the machine, not to pods. A request beyond the quota waits, and all later requests may
-    pass it, also the user's own. Existing shares stay.
+    A group's limit holds for all its members together, beside their own. Quotas apply to commands of the machine, not
+    to pods. A request beyond a quota waits, and all later requests may pass it, also the user's own. Existing shares
+    stay.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
     $ tranche policy quota --user ann --gpus 4
+    $ tranche policy quota --group students --gpus 3 --gpu-hours 200
     """
-    given = [each for each in (gpus, gpu_memory, shares, time) if each is not None]
+    given = [each for each in (gpus, gpu_memory, shares, time, gpu_hours) if each is not None]
     if bool(given) is remove:
         what = "--remove takes no limit" if remove else "give at least one limit, or --remove"
         raise UsageError(what, hint="for example: tranche policy quota --gpus 2")
-    named = dict(_user(each) for each in users) or {EVERYONE: ""}
-    wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time)
+    if groups and time is not None:
+        raise UsageError("--time is for each command of a user", hint="set it for users or, without --user, for all")
+    named = _named(users, groups) or {EVERYONE: ""}
+    wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time, gpu_hours)
     with open_host(settings) as host:
         quotas = change_quotas(host, named, wanted, clock=clock)
         Queue(host).ring_all()
     told: dict[str, list[str]] = {}
     for uid, name in named.items():
-        now = quota_of(quotas, int(uid)) if uid else quotas.get(EVERYONE)
+        now = quota_of(quotas, int(uid)) if uid.isdigit() else quotas.get(uid)
         words = "no quota" if now is None else f"the quota of all users, {now}" if wanted is None else str(now)
         told.setdefault(words, []).append(name)
     for words, names in told.items():
         say(f"{', '.join(names) or 'all users, except root'}: {words}")
+
+
+@command.command("fair", cls=TrancheCommand)
+@click.option("--user", "users", metavar="USER", multiple=True, help="User, by name or uid; repeatable.")
+@click.option("--group", "groups", metavar="GROUP", multiple=True, help="Group; repeatable.")
+@click.option("--weight", metavar="N", help="Weight of the users or groups, from 1 to 9999. Default: 1.")
+@click.option("--off", is_flag=True, help="Serve requests in order of arrival again, and forget all weights.")
+@click.pass_obj
+def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
+    """Serve those first who have used less.
+
+    The request of the user with the least GPU time for their weight goes first. A slice counts as its part of a GPU,
+    and use loses half of its value in seven days. Users with equal use go in order of arrival. Running commands stay.
+
+    A group with a weight is one party, and its members share what it gets. A user in several such groups counts in the
+    first by name.
+
+    \b
+    $ tranche policy fair
+    $ tranche policy fair --user ann --weight 2
+    $ tranche policy fair --group phd --group staff --weight 3
+    $ tranche policy fair --off
+    """
+    if off and (users or groups or weight is not None):
+        raise UsageError("--off takes no other option", hint="for example: tranche policy fair --off")
+    if (weight is None) is not (not users and not groups):
+        raise UsageError(
+            "a weight and its users or groups go together",
+            hint="for example: tranche policy fair --user ann --weight 2",
+        )
+    if weight is not None and (_WEIGHT.fullmatch(weight) is None or int(weight) == 0):
+        raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="write it as --weight 2")
+    named = _named(users, groups)
+    with open_host(settings) as host:
+        make_fair(host, named, None if off else int(weight or 1), clock=clock)
+        Queue(host).ring_all()
+    for name in named.values():
+        say(f"{name}: weight {weight}")
+    say("requests are served in order of arrival" if off else "requests of those who have used less are served first")
+
+
+def _named(users: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]:
+    """The keys and the names of users and groups; UsageError for one that the machine does not know."""
+    return dict([*map(_user, users), *((f"{GROUP}{each}", f"{GROUP}{_group(each)}") for each in groups)])
+
+
+def _group(text: str) -> str:
+    try:
+        return grp.getgrnam(text).gr_name
+    except KeyError as error:
+        raise UsageError(f"this machine has no group '{text}'", hint="list a user's groups with: id USER") from error
 
 
 def _user(text: str) -> tuple[str, str]:
@@ -261,14 +326,17 @@ def _documents(policy: SharingPolicy, node: NodeState) -> list[dict[str, Any]]:
 
 
 def _quota_documents(quotas: Mapping[str, UserQuota]) -> list[dict[str, Any]]:
-    """The limits by user; `user` is None for those without a quota of their own."""
+    """The limits by user or group; both are None for those without a quota of their own."""
     return [
         {
-            "user": user_name(int(uid)) if uid else None,
+            "user": user_name(int(uid)) if uid.isdigit() else None,
+            "group": uid.removeprefix(GROUP) if is_group(uid) else None,
             "gpuPercent": each.gpu_percent,
             "memoryBytes": each.memory,
             "shares": each.shares,
             "timeLimitSeconds": each.time_limit,
+            "gpuHours": each.gpu_hours,
+            "weight": each.weight,
         }
         for uid, each in quotas.items()
     ]

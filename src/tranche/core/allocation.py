@@ -272,8 +272,9 @@ class NodeView:
 
     `requested` is the subset of `owned` that was made for requests; an idle one may give way to a better place. `changing` names
     the GPUs that a layout change is re-cutting; they take no grants. `uses` maps GPU UUIDs to the administrator's policy.
-    `withheld` places take no new grants, even if they have holders. `quotas` maps uids as text to quotas of users; `asker` is the
-    uid of the user that the decision is for, -1 if unknown.
+    `withheld` places take no new grants, even if they have holders. `quotas` maps uids as text, and groups, to quotas; `groups`
+    maps uids as text to the groups with quotas that the user is in. `recent` has the GPU-seconds of users and groups today and on
+    the six days before, if a quota limits them. `asker` is the uid of the user that the decision is for, -1 if unknown.
 
     Invariants: grants overlap only as parts of one device, by one mechanism. A GPU granted whole carries no other grant.
     """
@@ -286,6 +287,8 @@ class NodeView:
     withheld: tuple[WithheldDevice, ...] = ()
     requested: frozenset[InstanceKey] = frozenset()
     quotas: Mapping[str, UserQuota] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    recent: Mapping[str, float] = field(default_factory=dict)
     asker: int = -1
 
     def use_of(self, gpu_uuid: str) -> GpuPolicy:

@@ -44,7 +44,7 @@ _COUNTS: Mapping[str, int] = {
     **dict.fromkeys(("gpus", "profiles", "compute_profiles", "starts", "instances", "compute_instances"), 64),
     **dict.fromkeys(("processes", "stray_processes", "others"), _PROCESSES),
     "grants": 256,
-    "quotas": 0,
+    **dict.fromkeys(("quotas", "groups", "recent"), 0),
 }
 """The most entries of a field, by its name; `_MANY` for others."""
 _LONGEST = 4096

@@ -210,7 +210,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class QuotaChanged:
-    """The administrator set the quota of a user, or of all users without one of their own (""); all None removes it.
+    """The administrator set the quota of a user, of a group (`@` and its name), or of everyone (""); all None removes it.
 
     `gpu_percent` is in hundredths of a GPU, `memory` in bytes, `time_limit` in seconds.
     """
@@ -221,6 +221,8 @@ class QuotaChanged:
     memory: int | None
     shares: int | None
     time_limit: int | None = None
+    gpu_hours: int | None = None
+    weight: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,6 +333,7 @@ _CODECS: Mapping[str, _Codec] = {
     "gpu_percent": _Codec("gpuPercent"),
     "memory": _Codec("memoryBytes"),
     "time_limit": _Codec("timeLimitSeconds"),
+    "gpu_hours": _Codec("gpuHours"),
     "gpu_uuid": _Codec("gpuUUID"),
     "device_uuid": _Codec("deviceUUID"),
     "step": _Codec("step", dict),

@@ -78,7 +78,7 @@ STEP = fields("action", "gpu", "enabled", "profile", "start", "size", "slices")
 BEFORE = fields("mode", "slices", "owned")
 EVENT_DATA = fields(
     "planId", "waiterId", "pid", "reason", "failedGpu", "bootId", "gpuUUID", "sharing",
-    "gpuPercent", "memoryBytes", "shares", "timeLimitSeconds",
+    "gpuPercent", "memoryBytes", "shares", "timeLimitSeconds", "gpuHours", "weight",
     step=STEP, request=REQUEST, grants=GRANT, keeper=KEEPER,
 )  # fmt: skip
 

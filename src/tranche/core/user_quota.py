@@ -1,4 +1,4 @@
-"""How much of a machine one user may hold at once, as the administrator sets it."""
+"""How much of a machine a user or a group may hold, and their weights in a fair queue, as the administrator sets them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ _SHARES = re.compile(r"\d{1,6}", re.ASCII)
 _MOST_MEMORY = 2**50
 EVERYONE = ""
 """Stands for all users except root, as far as they have no limits of their own."""
+GROUP = "@"
+"""Stands before the name of a group, whose limits hold for all its members together."""
 _ROOT = "0"
 
 
 class UserQuota(NamedTuple):
-    """The most that one user may hold at once; None is no limit.
+    """The most that one user, or all members of a group together, may hold at once; None is no limit.
 
     `gpu_percent` is in hundredths of a GPU: 150 are one and a half. `memory` is in bytes. A request for several GPUs gets
-    as many `shares`. `time_limit`, in seconds, is the longest of one command, and that of a request without one.
+    as many `shares`. `time_limit`, in seconds, is the longest of one command, and that of a request without one. `gpu_hours`
+    are those of today and the six days before. `weight` is no limit: in a fair queue, a larger one gets more.
     """
 
     gpu_percent: int | None = None
     memory: int | None = None
     shares: int | None = None
     time_limit: int | None = None
+    gpu_hours: int | None = None
+    weight: int | None = None
 
     @property
     def gpus(self) -> str:
@@ -51,6 +56,10 @@ class UserQuota(NamedTuple):
             parts.append(f"{self.shares} share{'' if self.shares == 1 else 's'}")
         if self.time_limit is not None:
             parts.append(f"{format_duration(self.time_limit)} for each command")
+        if self.gpu_hours is not None:
+            parts.append(f"{self.gpu_hours} GPU-hours in seven days")
+        if self.weight is not None:
+            parts.append(f"weight {self.weight}")
         return ", ".join(parts) or "no limit"
 
 
@@ -65,6 +74,16 @@ def quota_of(quotas: Mapping[str, UserQuota], uid: int) -> UserQuota | None:
     return everyone if own is None else own.over(everyone)
 
 
+def is_group(name: str) -> bool:
+    """Whether a key of quotas names a group: `@` and its name."""
+    return name.startswith(GROUP)
+
+
+def is_fair(quotas: Mapping[str, UserQuota]) -> bool:
+    """Whether the queue is fair: the administrator gave everyone a weight."""
+    return EVERYONE in quotas and quotas[EVERYONE].weight is not None
+
+
 def _first(own: int | None, other: int | None) -> int | None:
     return other if own is None else own
 
@@ -77,7 +96,9 @@ def within_time(request: Request, quotas: Mapping[str, UserQuota], uid: int) -> 
     return replace(request, time_limit=quota.time_limit)
 
 
-def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None, time: str | None = None) -> UserQuota:
+def parse_quota(
+    gpus: str | None, gpu_memory: str | None, shares: str | None, time: str | None = None, gpu_hours: str | None = None
+) -> UserQuota:
     """The quota in an administrator's words; raises UsageError."""
     if gpus is not None and _GPUS.fullmatch(gpus) is None:
         raise UsageError(
@@ -86,6 +107,10 @@ def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None, ti
         )
     if shares is not None and _SHARES.fullmatch(shares) is None:
         raise UsageError(f"'{shares}' is not a whole number of shares up to 999999", hint="write it as --shares 4")
+    if gpu_hours is not None and _SHARES.fullmatch(gpu_hours) is None:
+        raise UsageError(
+            f"'{gpu_hours}' is not a whole number of GPU-hours up to 999999", hint="write it as --gpu-hours 40"
+        )
     memory = None if gpu_memory is None else parse_memory(gpu_memory)
     if memory is not None and memory > _MOST_MEMORY:
         raise UsageError(f"'{gpu_memory}' is more GPU memory than any machine has", hint="give at most 1024Ti")
@@ -94,4 +119,5 @@ def parse_quota(gpus: str | None, gpu_memory: str | None, shares: str | None, ti
         memory,
         None if shares is None else int(shares),
         None if time is None else parse_time_limit(time),
+        None if gpu_hours is None else int(gpu_hours),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tranche.core.user_quota import GROUP, is_group
 from tranche.core.wire import grant_to_dict, request_to_dict
 from tranche.documents import describe
 from tranche.documents.holder_names import NO_NAMES, NameTable
@@ -12,6 +14,7 @@ from tranche.documents.overview import obstacle_document
 from tranche.documents.reasons import summed_up
 from tranche.planning.decide.allocate import Waiting
 from tranche.planning.decide.answers import GpuFit
+from tranche.planning.decide.fairness import FairOrder
 from tranche.planning.explain.explanation import Explanation
 from tranche.planning.explain.remedies import Remedy
 
@@ -31,7 +34,44 @@ def reasons(answer: Explanation, names: NameTable) -> str:
     return summed_up(Waiting(found.obstacles, found.unnamed, found.ready), names)
 
 
-def explanation_document(answer: Explanation, waiters_ahead: int, names: NameTable = NO_NAMES) -> dict[str, Any]:
+def who_goes_first(order: FairOrder, uid: int, ahead: Iterable[int], user_name: Callable[[int], str]) -> list[str]:
+    """Why a fair queue serves others before a user: a line for each user or group."""
+    found = dict[str, str]()
+
+    def rival(name: str) -> str:
+        weight = order.weight(name)
+        who = f"group {name.removeprefix(GROUP)}" if is_group(name) else user_name(int(name))
+        return who if weight == 1 else f"{who} (weight {weight})"
+
+    for other in ahead:
+        if order.level(other) < order.level(uid):
+            theirs, mine = order.rivals(other, uid)
+            hours = f"{order.use_of(theirs) / 3600:.1f} GPU-hours used, {rival(mine)} {order.use_of(mine) / 3600:.1f}"
+            found[theirs] = f"{rival(theirs)} goes first: {hours}"
+    return list(found.values())
+
+
+def fairness_document(order: FairOrder, uids: Iterable[int], user_name: Callable[[int], str]) -> list[dict[str, Any]]:
+    """What decides the order of these users in a fair queue."""
+    return [
+        {
+            "user": user_name(uid),
+            "weight": order.weight(str(uid)),
+            "gpuHours": round(order.use_of(str(uid)) / 3600, 3),
+            "group": None if group is None else group.removeprefix(GROUP),
+            "groupWeight": None if group is None else order.weight(group),
+            "groupGpuHours": None if group is None else round(order.use_of(group) / 3600, 3),
+        }
+        for uid, group in ((uid, order.groups.get(uid)) for uid in dict.fromkeys(uids))
+    ]
+
+
+def explanation_document(
+    answer: Explanation,
+    waiters_ahead: int,
+    names: NameTable = NO_NAMES,
+    fairness: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
     """What a request would get now, and what would help; a long answer says what it omits."""
     granted, impossible = answer.granted, answer.impossible
     document = {
@@ -41,6 +81,7 @@ def explanation_document(answer: Explanation, waiters_ahead: int, names: NameTab
         "message": answer.summary,
         "reasons": reasons(answer, names) or None,
         "waitersAhead": waiters_ahead,
+        "fairness": fairness,
         "startsBy": None if answer.starts_by is None else describe.timestamp(answer.starts_by),
         "grants": [] if granted is None else [grant_to_dict(each) for each in granted.grants],
         "steps": []

@@ -35,6 +35,7 @@ from tranche.core.errors import (
 from tranche.core.keeper import Actor, Keeper, ProcessKeeper
 from tranche.core.request import Request
 from tranche.core.state import NodeState
+from tranche.core.usage import usage_of
 from tranche.core.user_quota import within_time
 from tranche.hardware.driver import DeviceVisibility, meets_this_machine
 from tranche.node.execution.executor import Executor, Progress, carry_out_apart, no_progress
@@ -151,9 +152,9 @@ class Host(HostContext):
         return self._recovery.needed()
 
     def waiters(self) -> tuple[records.Waiter, ...]:
-        """The queue, in order of arrival."""
+        """The queue, in the order of service."""
         with self.ledger.read() as db:
-            return records.waiters(db)
+            return register.queue(db, self.clock())
 
     def events(self, *, after: int = 0, last: int | None = None) -> tuple[Event, ...]:
         """The events, oldest first."""
@@ -417,6 +418,7 @@ class Host(HostContext):
             if not register.remove_allocation(db, allocation_id):
                 raise unknown
             chronicle.released(db, self.clock(), allocation_id, why, self.actor)
+            records.add_usage(db, usage_of(found, self.clock()))
         self.boundary()
         drop_state_file(self.places.allocation(allocation_id))
 

@@ -40,7 +40,7 @@ def look(
             allocations, changing = register.allocations(db), records.changing_gpus(db)
             owned, policy = records.owned_instances(db) | _being_made(db), records.sharing_policy(db)
             withheld, requested = cordoned(records.cordons(db)), records.requested_instances(db)
-            quotas = records.user_quotas(db)
+            limits = register.user_limits(db, allocations, time.time())
     finally:
         ledger.close()
     if left and ledger.unwritable is not None:
@@ -52,7 +52,7 @@ def look(
     node = with_lost_named(driver.observe(), places, whole=whole, remember=may_write)
     node = node_with_daemons(node, DaemonRecordStore(places.mps))
     held = with_overdrawn(with_lost_limits(allocations, node), node)
-    return NodeView(node, held, owned, changing, policy.on(node), withheld, requested, quotas)
+    return NodeView(node, held, owned, changing, policy.on(node), withheld, requested, *limits)
 
 
 def _care_needed(db: sqlite3.Connection, places: StateFolder, unsettled: Callable[[TrancheError], None]) -> bool:

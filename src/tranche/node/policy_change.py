@@ -1,16 +1,18 @@
-"""An administrator's policy in the ledger: how GPUs may be shared, and which are cordoned."""
+"""An administrator's policy in the ledger: how GPUs may be shared, which are cordoned, and quotas."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import Cordon
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import GpuState, NodeState
-from tranche.core.user_quota import UserQuota
+from tranche.core.user_quota import EVERYONE, UserQuota
 from tranche.node.host import Host
 from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
+from tranche.node.store.register import user_name
 
 
 def change_policy(
@@ -36,18 +38,42 @@ def change_policy(
 def change_quotas(
     host: Host, users: Mapping[str, str], quota: UserQuota | None, *, clock: Callable[[], float]
 ) -> Mapping[str, UserQuota]:
-    """Set limits of these users, whose names are by uid as text, from the next decision on; None removes all of them.
+    """Set limits of users and groups, whose names are by their keys, from the next decision on; None removes all of them.
 
     Limits that `quota` lacks stay. Returns all quotas after that.
     """
     with host.ledger.write() as db:
         before = records.user_quotas(db)
         for uid, name in users.items():
-            after = None if quota is None else quota.over(before.get(uid))
-            if before.get(uid) != after:
-                records.set_user_quota(db, uid, after)
-                chronicle.quota_changed(db, clock(), name, after)
+            own = before.get(uid, UserQuota())
+            _set(db, uid, name, own, UserQuota(weight=own.weight) if quota is None else quota.over(own), clock())
         return records.user_quotas(db)
+
+
+def make_fair(host: Host, names: Mapping[str, str], weight: int | None, *, clock: Callable[[], float]) -> None:
+    """Make the queue fair, and give a weight to users and groups, by their keys in quotas; None makes it one of arrival."""
+    with host.ledger.write() as db:
+        quotas = records.user_quotas(db)
+        if weight is None:
+            for name, own in quotas.items():
+                _set(db, name, user_name_of(name), own, own._replace(weight=None), clock())
+            return
+        given = {EVERYONE: ("", 1), **{key: (name, weight) for key, name in names.items()}}
+        for key, (name, each) in given.items():
+            own = quotas.get(key, UserQuota())
+            _set(db, key, name, own, own._replace(weight=each), clock())
+
+
+def user_name_of(key: str) -> str:
+    """The name behind a key of quotas: of a user or a group, "" for everyone."""
+    return user_name(int(key)) if key.isdigit() else key
+
+
+def _set(db: sqlite3.Connection, key: str, name: str, before: UserQuota, after: UserQuota, now: float) -> None:
+    if before != after:
+        kept = None if after == UserQuota() else after
+        records.set_user_quota(db, key, kept)
+        chronicle.quota_changed(db, now, name, kept)
 
 
 def cordon(host: Host, gpu: GpuState, *, user: str, reason: str, clock: Callable[[], float]) -> None:

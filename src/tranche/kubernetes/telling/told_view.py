@@ -235,7 +235,7 @@ def told_to_lease(said: ViewReport, owner: tuple[str, str]) -> Lease:
 def _view_text(view: NodeView, most: int) -> str | None:
     """None if it is too long for a lease, or for its readers."""
     try:
-        text = packed(view_to_dict(replace(view, quotas={})))  # pods have none
+        text = packed(view_to_dict(replace(view, quotas={}, groups={}, recent={})))  # pods have none
     except ValueError:
         return None
     return text if len(text) <= most else None

@@ -10,11 +10,13 @@ the share stands, nothing can be cut in its place. Once the kubelet runs, it rep
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tranche.core.allocation import Allocation, Grant, NodeView
 from tranche.core.keeper import KeeperStatus, PodKeeper, ProcessKeeper
+from tranche.core.usage import usage_of
 from tranche.hardware.process_stat import PROC
 from tranche.node.execution.executor import Executor
 from tranche.node.execution.host_context import HostContext
@@ -109,13 +111,15 @@ class Recovery:
         if gone:
             # Note it first: if this process is killed before it frees the share, the next one may not know of the kill.
             self._given_back(allocation.grants, killed)
+        now = self._machine.clock()
         with self._machine.ledger.write() as db:
             if gone and register.remove_allocation(db, allocation_id):
-                chronicle.released(db, self._machine.clock(), allocation_id, why)
+                chronicle.released(db, now, allocation_id, why)
+                records.add_usage(db, usage_of(allocation, _ended_by(allocation, now)))
             elif keeper is not None and keeper != allocation.keeper:
                 register.set_keeper(db, allocation_id, keeper)
                 if keeper.pid != allocation.keeper.pid or keeper.suspected != allocation.keeper.suspected:
-                    chronicle.kept(db, self._machine.clock(), allocation_id, keeper)
+                    chronicle.kept(db, now, allocation_id, keeper)
         if gone:
             drop_state_file(self._machine.places.allocation(allocation_id))
         return remains
@@ -138,6 +142,12 @@ class Recovery:
 
 
 _MARGIN_SECONDS = 2.0
+
+
+def _ended_by(allocation: Allocation, now: float) -> float:
+    """When the command of an ended share ended at the latest: before the machine's start, if the share is older."""
+    booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted if allocation.created < booted - _MARGIN_SECONDS else now
 
 
 def boot_time(proc: Path = PROC) -> float | None:

@@ -218,7 +218,7 @@ def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str
 
 
 def quota_changed(db: sqlite3.Connection, time: float, user: str, quota: UserQuota | None) -> None:
-    """The administrator set the quota of a user by name, or of everyone ("")."""
+    """The administrator set the quota of a user by name, of a group (`@` and its name), or of everyone ("")."""
     from tranche.core.events import QuotaChanged
 
     message = f"{user or 'all users'}: {'no quota' if quota is None else quota}"

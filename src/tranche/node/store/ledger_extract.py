@@ -66,7 +66,8 @@ _TABLES: Mapping[str, Mapping[str, Column]] = {
     "change_totals": dict.fromkeys(("kind", "outcome", "bound", "changes", "seconds"), kept),
     "chores": {"name": kept},
     "cordons": {"gpu_uuid": kept, "user": _left_out, "reason": _left_out, "since": kept},
-    "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares", "time_limit"), kept),
+    "user_quotas": dict.fromkeys(("uid", "gpu_percent", "memory", "shares", "time_limit", "gpu_hours", "weight"), kept),
+    "usage": dict.fromkeys(("day", "uid", "gpu_seconds", "share_seconds", "shares"), kept),
     "gpu_uses": dict.fromkeys(("gpu_uuid", "use"), kept),
 }
 

@@ -19,6 +19,7 @@ from tranche.core.request import Request
 from tranche.core.sharing import GpuPolicy
 from tranche.core.sharing_policy import SharingPolicy
 from tranche.core.state import InstanceKey
+from tranche.core.usage import DayUsage
 from tranche.core.user_quota import UserQuota
 from tranche.core.wire import request_from_dict, request_to_dict
 
@@ -114,7 +115,7 @@ def set_sharing_policy(db: sqlite3.Connection, policy: SharingPolicy) -> None:
 
 
 def user_quotas(db: sqlite3.Connection) -> dict[str, UserQuota]:
-    """The quotas of users, by uid as text."""
+    """The quotas of users, by uid as text, and of groups."""
     return {uid: UserQuota(*rest) for uid, *rest in db.execute("SELECT * FROM user_quotas ORDER BY uid")}
 
 
@@ -122,7 +123,22 @@ def set_user_quota(db: sqlite3.Connection, uid: str, quota: UserQuota | None) ->
     """Replace the quota of a user; None removes it."""
     db.execute("DELETE FROM user_quotas WHERE uid = ?", (uid,))
     if quota is not None:
-        db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?, ?)", (uid, *quota))
+        db.execute("INSERT INTO user_quotas VALUES (?, ?, ?, ?, ?, ?, ?)", (uid, *quota))
+
+
+def usage(db: sqlite3.Connection, since: int = 0) -> tuple[DayUsage, ...]:
+    """What ended shares have used, by day and user, from that day on."""
+    return tuple(DayUsage(*row) for row in db.execute("SELECT * FROM usage WHERE day >= ? ORDER BY day, uid", (since,)))
+
+
+def add_usage(db: sqlite3.Connection, used: Iterable[DayUsage]) -> None:
+    """Add the use of a share that ends."""
+    db.executemany(
+        "INSERT INTO usage VALUES (?, ?, ?, ?, ?) ON CONFLICT (day, uid) DO UPDATE SET "
+        "gpu_seconds = gpu_seconds + excluded.gpu_seconds, share_seconds = share_seconds + excluded.share_seconds, "
+        "shares = shares + excluded.shares",
+        used,
+    )
 
 
 def cordons(db: sqlite3.Connection) -> tuple[Cordon, ...]:

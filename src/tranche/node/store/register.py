@@ -8,19 +8,21 @@ ledger was edited or has lost data, they are rewritten.
 
 from __future__ import annotations
 
+import grp
 import json
 import os
 import pwd
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, Phase, Slice, WholeGpu
 from tranche.core.keeper import ClaimKeeper, Keeper, OwnerKind, PlacedPodKeeper, PodKeeper, ProcessKeeper, ShareOwner
 from tranche.core.request import Request
 from tranche.core.sharing import ALL_COMPUTE, Sharing
 from tranche.core.state import InstanceKey
+from tranche.core.user_quota import GROUP, UserQuota, is_fair, is_group
 from tranche.core.wire import (
     grant_from_dict,
     grant_to_dict,
@@ -33,6 +35,9 @@ from tranche.node.locks.locks import is_held
 from tranche.node.state.session import StateFolder, pid_namespace, process_lives, sees_processes_of
 from tranche.node.store import records
 from tranche.node.store.schema import WHOLE_GPU_UNITS
+
+if TYPE_CHECKING:
+    from tranche.planning.decide.fairness import FairOrder
 
 _REMEMBERED = 1024
 
@@ -394,3 +399,64 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def groups_of(uid: int) -> tuple[str, ...]:
+    """The groups of a user, as keys of quotas; none if the machine does not know the user."""
+    try:
+        user = pwd.getpwuid(uid)
+        return tuple(f"{GROUP}{grp.getgrgid(gid).gr_name}" for gid in os.getgrouplist(user.pw_name, user.pw_gid))
+    except (KeyError, OSError):
+        return ()
+
+
+def queue(db: sqlite3.Connection, now: float) -> tuple[records.Waiter, ...]:
+    """The queue in the order of service: of arrival or, if it is fair, by what users have used."""
+    waiting = records.waiters(db)
+    order = fair_order(db, now) if len(waiting) > 1 else None
+    return waiting if order is None else order.in_turn(waiting)
+
+
+def fair_order(db: sqlite3.Connection, now: float) -> FairOrder | None:
+    """Who goes first in a fair queue at a time in seconds since the epoch; None if it is in order of arrival."""
+    quotas = records.user_quotas(db)
+    if not is_fair(quotas):
+        return None
+    from tranche.core.usage import COUNTED_DAYS, DAY_SECONDS, weighed_use, with_running
+    from tranche.planning.decide.fairness import FairOrder, group_in_order
+
+    used = weighed_use(
+        with_running(records.usage(db, int(now // DAY_SECONDS) - COUNTED_DAYS), allocations(db), now), now
+    )
+    groups: dict[int, str] = {}
+    if any(is_group(name) and each.weight is not None for name, each in quotas.items()):
+        for uid in {os.getuid(), *used, *(each.uid for each in records.waiters(db))}:
+            if (group := group_in_order(groups_of(uid), quotas)) is not None:
+                groups[uid] = group
+    return FairOrder(used, groups, quotas)
+
+
+UserLimits = tuple[Mapping[str, UserQuota], Mapping[str, tuple[str, ...]], Mapping[str, float]]
+"""The `quotas`, `groups` and `recent` of a view."""
+
+
+def user_limits(db: sqlite3.Connection, held: Sequence[Allocation], now: float) -> UserLimits:
+    """What a view tells of the quotas of users and groups, at a time in seconds since the epoch."""
+    quotas = records.user_quotas(db)
+    named = {name for name in quotas if is_group(name)}
+    hours = any(each.gpu_hours is not None for each in quotas.values())
+    if not named and not hours:
+        return quotas, {}, {}
+    from tranche.core.usage import DAY_SECONDS, WINDOW_DAYS, recent_use, with_running
+
+    since = int(now // DAY_SECONDS) - WINDOW_DAYS + 1
+    used = recent_use(with_running(records.usage(db, since), held, now), now) if hours else {}
+    holders = {each.keeper.uid for each in held if isinstance(each.keeper, ProcessKeeper)}
+    groups: dict[str, tuple[str, ...]] = {}
+    recent = {str(uid): seconds for uid, seconds in used.items()}
+    for uid in {os.getuid(), *used, *holders, *(each.uid for each in records.waiters(db))} if named else ():
+        if own := tuple(name for name in groups_of(uid) if name in named):
+            groups[str(uid)] = own
+        for name in own:
+            recent[name] = recent.get(name, 0.0) + used.get(uid, 0.0)
+    return quotas, groups, recent

@@ -106,7 +106,12 @@ CREATE TABLE gpu_uses (
     gpu_uuid TEXT PRIMARY KEY, use TEXT NOT NULL CHECK (use IN ('auto', 'mig', 'shared', 'off'))
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE user_quotas (
-    uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER, time_limit INTEGER
+    uid TEXT PRIMARY KEY, gpu_percent INTEGER, memory INTEGER, shares INTEGER, time_limit INTEGER, gpu_hours INTEGER,
+    weight INTEGER
+) STRICT, WITHOUT ROWID;
+CREATE TABLE usage (
+    day INTEGER NOT NULL, uid INTEGER NOT NULL, gpu_seconds REAL NOT NULL, share_seconds REAL NOT NULL,
+    shares INTEGER NOT NULL, PRIMARY KEY (day, uid)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE cordons (
     gpu_uuid TEXT PRIMARY KEY, user TEXT NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL

@@ -76,7 +76,9 @@ class _AskedGpu:
         if (shut := _closed(self.here)) is not None:
             return GpuFit(gpu, shut)
         if self.kept_for:
-            return GpuFit(gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which asked earlier"))
+            return GpuFit(
+                gpu, obstacle(gpu, Reason.QUEUED_BEHIND, f"kept for {self.kept_for}, which is ahead in the queue")
+            )
         found = _options(self.here, self.candidate, freedom)
         return GpuFit(gpu, found if isinstance(found, Obstacle) else None)
 

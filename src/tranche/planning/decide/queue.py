@@ -1,4 +1,4 @@
-"""Fair order of waiting requests: competitors for a GPU are served in order of arrival.
+"""The queue: competitors for a GPU are served in its order, which is that of arrival unless the administrator wants it fair.
 
 A waiter wants every GPU that could serve it, were it empty. A later waiter may start only on GPUs that no earlier one wants. So a
 small request never overtakes a large one that waits for the same GPU, and requests for different GPUs never wait for each other.
@@ -38,7 +38,7 @@ def may_start(
     adopt_foreign_destroy: bool = False,
     now: float | None = None,
 ) -> Decision:
-    """What that waiter gets now; `waiters` is in order of arrival, and `adopt_foreign_destroy` is that of `decide`.
+    """What that waiter gets now; `waiters` is in the order of service, and `adopt_foreign_destroy` is that of `decide`.
 
     A waiter with a time limit may pass earlier ones only with `now`, in seconds since the epoch. Raises AllocationUnknown when
     the id is not among them, and what `decide` raises when the request can never be served.
@@ -101,7 +101,7 @@ def startable(
     adopt_foreign_destroy: bool = False,
     now: float | None = None,
 ) -> Iterator[str]:
-    """The ids of the waiters that may start now, in order of arrival; the rest as for `may_start`."""
+    """The ids of the waiters that may start now, in the order of service; the rest as for `may_start`."""
     reserved: dict[str, str] = {}
     ahead: list[WaitingRequest] = []
     # Among equal requests only the first can be startable: it reserves everything the others want.
@@ -120,7 +120,7 @@ def startable(
 
 
 def outlooks(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[Decision | TrancheError]:
-    """What each waiter gets now, in order of arrival, or why it never can."""
+    """What each waiter gets now, in the order of service, or why it never can."""
     reserved: dict[str, str] = {}
     known: dict[_Alike, Decision | TrancheError] = {}
     for waiter in waiters:

@@ -1,10 +1,11 @@
-"""What a user may still get: the administrator's quota, less what the user holds.
+"""What a user may still get: the administrator's quotas of the user and of the user's groups, less what they hold.
 
 A share counts as what the ledger recorded when it was granted (`size_of`), so the loss of a GPU changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,10 +26,12 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import GIB, MIB, format_duration
 from tranche.core.request import Request
 from tranche.core.state import GpuState
-from tranche.core.user_quota import UserQuota, quota_of
+from tranche.core.user_quota import GROUP, UserQuota, quota_of
 from tranche.planning.decide.candidates import Candidate, candidate, gpus_needed
 from tranche.planning.decide.obstacle import Obstacle, Reason, obstacle
 from tranche.planning.decide.share_options import rules_of
+
+HOUR_SECONDS = 3600
 
 
 class _Held(NamedTuple):
@@ -51,22 +54,62 @@ def held_by_asker(view: NodeView) -> tuple[Allocation, ...]:
     )
 
 
+class _Limit(NamedTuple):
+    """A quota, who it is for, what they hold and, in seconds, their recent use."""
+
+    quota: UserQuota
+    who: str
+    held: _Held
+    used: float
+
+    def beyond(self, asked: ShareSize, times: int) -> str:
+        """What of the quota so many times more would exceed, in words; "" for nothing."""
+        quota, held, after = self.quota, self.held, self.held.plus(asked, times)
+        if quota.shares is not None and after.shares > quota.shares:
+            return self._words(str(UserQuota(shares=quota.shares)), str(held.shares), str(times))
+        if quota.gpu_percent is not None and after.gpu_millionths > quota.gpu_percent * WHOLE // 100:
+            now, more = _up(held.gpu_millionths, WHOLE), _up(times * asked.gpu_millionths, WHOLE)
+            return self._words(str(UserQuota(quota.gpu_percent)), now, more)
+        if quota.memory is not None and after.memory > quota.memory:
+            unit, name = (GIB, "GiB") if quota.memory >= GIB else (MIB, "MiB")
+            most = f"{quota.memory * 100 // unit / 100:g} {name}"
+            return self._words(most, f"{_up(held.memory, unit)} {name}", f"{_up(times * asked.memory, unit)} {name}")
+        if quota.gpu_hours is not None and self.used >= quota.gpu_hours * HOUR_SECONDS:
+            return f"{self.who} may use {UserQuota(gpu_hours=quota.gpu_hours)}, and has used {_hours(self.used)}"
+        return ""
+
+    def _words(self, most: str, now: str, more: str) -> str:
+        holds = f", holds {now}" if self.held.shares else ""
+        return f"{self.who} may hold {most} at once{holds}, and this needs {more}"
+
+
+def _limits(view: NodeView) -> tuple[_Limit, ...]:
+    """All quotas that the decision must keep."""
+    asker = str(view.asker)
+    own = quota_of(view.quotas, view.asker)
+    found = [] if own is None else [_Limit(own, "its user", _held(view, {asker}), view.recent.get(asker, 0.0))]
+    for group in view.groups.get(asker, ()):
+        members = {uid for uid, groups in view.groups.items() if group in groups}
+        who = f"group {group.removeprefix(GROUP)}"
+        found.append(_Limit(view.quotas[group], who, _held(view, members), view.recent.get(group, 0.0)))
+    return tuple(found)
+
+
 def candidates_within_quota(view: NodeView, request: Request) -> tuple[Candidate | Obstacle, ...]:
     """Each GPU's candidate, as far as the user may still get it; the obstacle is the quota where the user may not."""
     found = tuple(candidate(request, gpu, rules_of(view, gpu)) for gpu in view.node)
-    quota = quota_of(view.quotas, view.asker)
-    if quota is None:
+    limits = _limits(view) if view.quotas else ()
+    if not limits:
         return found
-    held = _held(view)
     needed = gpus_needed(request)
-    return tuple(_within(each, gpu, quota, held, needed) for each, gpu in zip(found, view.node, strict=True))
+    return tuple(_within(each, gpu, limits, needed) for each, gpu in zip(found, view.node, strict=True))
 
 
 def refuse_beyond_quota(view: NodeView, request: Request) -> None:
-    """Raises QuotaExceeded when the user could not get the request even while holding nothing."""
-    if quota_of(view.quotas, view.asker) is None:
+    """Raises QuotaExceeded when the user could not get the request even while nobody holds anything."""
+    if not view.quotas:
         return
-    alone = candidates_within_quota(replace(view, allocations=()), request)
+    alone = candidates_within_quota(replace(view, allocations=(), recent={}), request)
     beyond = [each for each in alone if isinstance(each, Obstacle) and each.reason is Reason.QUOTA]
     possible = sum(isinstance(each, Candidate) or each.reason is Reason.GPU_LOST for each in alone)
     if beyond and possible < gpus_needed(request):
@@ -87,12 +130,14 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
         )
 
 
-def _held(view: NodeView) -> _Held:
-    found = [_size(each, view) for each in held_by_asker(view)]
+def _held(view: NodeView, uids: Collection[str]) -> _Held:
+    """What these users hold together."""
+    own = [each for each in view.allocations if isinstance(each.keeper, ProcessKeeper) and str(each.keeper.uid) in uids]
+    found = [_size(each, view) for each in own]
     return _Held(
         sum(each.gpu_millionths for each in found),
         sum(each.memory for each in found),
-        sum(len(each.grants) for each in held_by_asker(view)),
+        sum(len(each.grants) for each in own),
     )
 
 
@@ -108,15 +153,14 @@ def _size(allocation: Allocation, view: NodeView) -> ShareSize:
     return ShareSize(allocation.gpu_millionths or found.gpu_millionths, allocation.memory or found.memory)
 
 
-def _within(
-    found: Candidate | Obstacle, gpu: GpuState, quota: UserQuota, held: _Held, needed: int
-) -> Candidate | Obstacle:
+def _within(found: Candidate | Obstacle, gpu: GpuState, limits: Sequence[_Limit], needed: int) -> Candidate | Obstacle:
     if isinstance(found, Obstacle):
         return found
     beyond: list[str] = []
 
     def allowed(grant: Grant) -> bool:
-        why = _beyond(quota, held, grant_size(grant, gpu), needed)
+        size = grant_size(grant, gpu)
+        why = next(filter(None, (limit.beyond(size, needed) for limit in limits)), "")
         beyond.extend([why] if why else [])
         return not why
 
@@ -135,25 +179,11 @@ def _within(
     return replace(found, profile=profile, whole=whole, part=part)
 
 
-def _beyond(quota: UserQuota, held: _Held, asked: ShareSize, times: int) -> str:
-    """What of the quota the user would exceed with so many times more, in words; "" for nothing."""
-    after = held.plus(asked, times)
-    if quota.shares is not None and after.shares > quota.shares:
-        return _words(str(UserQuota(shares=quota.shares)), held, str(held.shares), str(times))
-    if quota.gpu_percent is not None and after.gpu_millionths > quota.gpu_percent * WHOLE // 100:
-        now, more = _up(held.gpu_millionths, WHOLE), _up(times * asked.gpu_millionths, WHOLE)
-        return _words(str(UserQuota(quota.gpu_percent)), held, now, more)
-    if quota.memory is not None and after.memory > quota.memory:
-        unit, name = (GIB, "GiB") if quota.memory >= GIB else (MIB, "MiB")
-        now, more = _up(held.memory, unit), _up(times * asked.memory, unit)
-        return _words(f"{quota.memory * 100 // unit / 100:g} {name}", held, f"{now} {name}", f"{more} {name}")
-    return ""
-
-
-def _words(most: str, held: _Held, now: str, more: str) -> str:
-    return f"its user may hold {most} at once" + (f", holds {now}" if held.shares else "") + f", and this needs {more}"
-
-
 def _up(amount: int, unit: int) -> str:
     """Hundredths of the unit, rounded up: what exceeds a limit never looks as if it did not."""
     return f"{-(-amount * 100 // unit) / 100:.2f}".rstrip("0").rstrip(".")
+
+
+def _hours(seconds: float) -> str:
+    """Whole hours, rounded down, or minutes below an hour."""
+    return f"{int(seconds // HOUR_SECONDS)}" if seconds >= HOUR_SECONDS else f"{int(seconds // 60)} minutes"
