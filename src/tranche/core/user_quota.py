@@ -41,6 +41,11 @@ class UserQuota(NamedTuple):
         """The number of GPUs as an administrator writes it, such as `1.5`; "" without a limit."""
         return "" if self.gpu_percent is None else f"{self.gpu_percent / 100:g}"
 
+    @property
+    def limits_shares(self) -> bool:
+        """Whether it limits which shares its user gets."""
+        return (self.gpu_percent, self.memory, self.shares, self.gpu_hours) != (None, None, None, None)
+
     def over(self, others: UserQuota | None) -> UserQuota:
         """These limits, and those of `others` where this quota has none."""
         own = self if others is None else map(_first, self, others)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import TrancheError
@@ -39,9 +39,16 @@ class Foresight:
 
     view: NodeView
     now: float
+    _known: dict[tuple[Request, int], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     def starts_by(self, request: Request, uid: int = -1) -> float | None:
         """When that user's request can start at the latest, if it is the next to start; None if time limits do not tell."""
+        asked = request, uid
+        if asked not in self._known:
+            self._known[asked] = self._starts_by(*asked)
+        return self._known[asked]
+
+    def _starts_by(self, request: Request, uid: int) -> float | None:
         ends = sorted({free_by(each) for each in self._ending()})
         if not ends or not self.fits(request, uid, ends[-1]):
             return None
@@ -56,68 +63,70 @@ class Foresight:
         except TrancheError:
             return False
 
-    def after(self, request: Request, granted: Granted) -> Foresight:
-        """The same after the grant."""
-        view = with_granted(self.view, request, granted)
+    def after(self, request: Request, granted: Granted, uid: int) -> Foresight:
+        """The same after the grant to that user."""
+        view = with_granted(replace(self.view, asker=uid), request, granted)
         *others, new = view.allocations
-        return replace(self, view=replace(view, allocations=(*others, new._replace(created=self.now))))
+        return Foresight(replace(view, allocations=(*others, new._replace(created=self.now))), self.now)
 
     def _ending(self) -> Iterator[Allocation]:
         return (each for each in self.view.allocations if self.now <= free_by(each) < math.inf)
+
+
+Queued = Mapping[str, tuple[Request, int]]
+"""The request and the user behind each id for which a GPU is reserved."""
 
 
 def backfill(
     view: NodeView,
     request: Request,
     reserved: Reserved,
-    first: Mapping[str, tuple[int, Request]],
-    now: float,
+    first: Queued,
+    foresight: Foresight,
     *,
     adopt_foreign_destroy: bool = False,
 ) -> Granted | None:
-    """A grant on reserved GPUs that delays none of the requests they are reserved for; None without one.
+    """A grant to the view's asker on reserved GPUs that delays none of the `first`, for which they are reserved; or None.
 
-    `first` has the user and the request behind each id in `reserved`.
+    `foresight` is of the same machine.
     """
-    before = Foresight(view, now)
-    starts: dict[str, float | None] = {}
-    for granted in _grants(view, request, reserved, adopt_foreign_destroy):
+    starts = starts_of(reserved, first, foresight)
+    for granted in _grants(view, request, reserved, starts, adopt_foreign_destroy) if starts else ():
         used = {each.gpu_uuid for each in (*granted.grants, *granted.plan.steps)}
         passed = {reserved[uuid] for uuid in used if uuid in reserved}
-        for each in passed - set(starts):
-            uid, wanted = first[each]
-            starts[each] = before.starts_by(wanted, uid)
-        after = before.after(request, granted)
-        if all(_still(after, starts[each], *first[each]) for each in passed):
+        after = foresight.after(request, granted, view.asker)
+        if all(each in starts and after.fits(*first[each], starts[each]) for each in passed):
             return granted
     return None
 
 
+def starts_of(reserved: Reserved, first: Queued, foresight: Foresight) -> dict[str, float]:
+    """When those for whom GPUs are reserved start at the latest, by id, as far as time limits tell; others are never passed."""
+    found = {id: foresight.starts_by(*first[id]) for id in dict.fromkeys(reserved.values())}
+    return {id: start for id, start in found.items() if start is not None}
+
+
 def longest_limit(
-    view: NodeView, request: Request, reserved: Reserved, first: Mapping[str, tuple[int, Request]], now: float
+    view: NodeView, request: Request, reserved: Reserved, first: Queued, foresight: Foresight
 ) -> int | None:
     """The longest time limit, in whole minutes, with which `backfill` would grant the request; None if none would."""
-    found = (
-        Foresight(view, now).starts_by(wanted, uid) for uid, wanted in (first[id] for id in set(reserved.values()))
-    )
-    for start in sorted({each for each in found if each is not None}, reverse=True):
-        limit = int(start - now - _CUT_SECONDS - 2 * GRACE_SECONDS) // 60 * 60
-        if limit > 0 and backfill(view, replace(request, time_limit=limit), reserved, first, now) is not None:
+    for start in sorted(set(starts_of(reserved, first, foresight).values()), reverse=True):
+        limit = int(start - foresight.now - _CUT_SECONDS - 2 * GRACE_SECONDS) // 60 * 60
+        if limit > 0 and backfill(view, replace(request, time_limit=limit), reserved, first, foresight) is not None:
             return limit
     return None
 
 
-def _still(after: Foresight, start: float | None, uid: int, request: Request) -> bool:
-    return start is not None and after.fits(request, uid, start)
-
-
-def _grants(view: NodeView, request: Request, reserved: Reserved, adopt_foreign_destroy: bool) -> Iterator[Granted]:
-    """What the request would get if no GPU were reserved, and then if one of them were not."""
-    found = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy)
+def _grants(
+    view: NodeView, request: Request, reserved: Reserved, starts: Collection[str], adopt_foreign_destroy: bool
+) -> Iterator[Granted]:
+    """What the request would get on all GPUs but those of waiters without known `starts`, and then on all but one of them."""
+    closed = {uuid: id for uuid, id in reserved.items() if id not in starts}
+    found = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=closed)
     if not isinstance(found, Granted):
         return
     yield found
-    for open_gpu in reserved:
+    for open_gpu in (uuid for uuid in reserved if uuid not in closed):
         others = {uuid: id for uuid, id in reserved.items() if uuid != open_gpu}
         other = decide(view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=others)
         if isinstance(other, Granted):

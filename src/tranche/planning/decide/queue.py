@@ -8,8 +8,9 @@ beyond its user's quota, so later requests may pass it, also the same user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
@@ -18,7 +19,10 @@ from tranche.core.user_quota import within_time
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
-from tranche.planning.decide.quota import candidates_within_quota, refuse_beyond_quota, refuse_too_long
+from tranche.planning.decide.quota import candidates_within_quota, limits_alike, refuse_beyond_quota, refuse_too_long
+
+if TYPE_CHECKING:
+    from tranche.planning.decide.backfill import Foresight, Queued
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,12 @@ def decide_behind(
     now: float | None,
     *,
     adopt_foreign_destroy: bool = False,
+    foresight: Foresight | None = None,
 ) -> Decision:
-    """What the waiter gets behind those `ahead`, for whom GPUs are `reserved`; the rest as for `may_start`."""
+    """What the waiter gets behind those `ahead`, for whom GPUs are `reserved`; the rest as for `may_start`.
+
+    A caller that decides about many waiters may pass the `foresight` of the view, so that it is found once.
+    """
     its_view, request = for_user(view, waiter), waiter.request
     refuse_too_long(its_view, request)
     found = decide(its_view, request, adopt_foreign_destroy=adopt_foreign_destroy, reserved=reserved)
@@ -70,17 +78,20 @@ def decide_behind(
         return found
     from tranche.planning.decide.backfill import Foresight, backfill  # most machines have no time limits
 
+    foresight = foresight or Foresight(view, now)
     if not reserved:
-        return replace(found, starts_by=Foresight(its_view, now).starts_by(request, waiter.uid))
+        return replace(found, starts_by=foresight.starts_by(request, waiter.uid))
     if request.time_limit is None:
         return found
-    passing = backfill(its_view, request, reserved, by_id(ahead), now, adopt_foreign_destroy=adopt_foreign_destroy)
+    passing = backfill(
+        its_view, request, reserved, by_id(ahead), foresight, adopt_foreign_destroy=adopt_foreign_destroy
+    )
     return found if passing is None else passing
 
 
-def by_id(waiters: Iterable[WaitingRequest]) -> Mapping[str, tuple[int, Request]]:
-    """The user and the request behind each id."""
-    return {each.id: (each.uid, each.request) for each in waiters}
+def by_id(waiters: Iterable[WaitingRequest]) -> Queued:
+    """The request and the user behind each id."""
+    return {each.id: (each.request, each.uid) for each in waiters}
 
 
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
@@ -104,14 +115,21 @@ def startable(
     """The ids of the waiters that may start now, in the order of service; the rest as for `may_start`."""
     reserved: dict[str, str] = {}
     ahead: list[WaitingRequest] = []
+    foresight: Foresight | None = None
+    if now is not None and any(each.request.time_limit is not None for each in view.allocations):
+        from tranche.planning.decide.backfill import Foresight  # most machines have no time limits
+
+        foresight = Foresight(view, now)
     # Among equal requests only the first can be startable: it reserves everything the others want.
     for waiter in _first_of_each(view, _in_time(view, waiters)):
-        may_pass = now is not None and waiter.request.time_limit is not None
+        may_pass = foresight is not None and waiter.request.time_limit is not None
         if len(reserved) == len(view.node.gpus) and not may_pass:
             continue
         wanted = _wanted(for_user(view, waiter), waiter.request)
         if wanted and (may_pass or not all(uuid in reserved for uuid in wanted)):
-            decision = decide_behind(view, waiter, ahead, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy)
+            decision = decide_behind(
+                view, waiter, ahead, reserved, now, adopt_foreign_destroy=adopt_foreign_destroy, foresight=foresight
+            )
             if isinstance(decision, Granted):
                 yield waiter.id
         for uuid in wanted:
@@ -154,12 +172,12 @@ def _in_time(view: NodeView, waiters: Iterable[WaitingRequest]) -> list[WaitingR
     return [replace(each, request=within_time(each.request, view.quotas, each.uid)) for each in waiters]
 
 
-_Alike = tuple[Request, int]
+_Alike = tuple[Request, Hashable]
 
 
 def _alike(view: NodeView, waiter: WaitingRequest) -> _Alike:
-    """Equal for waiters that get the same answer. Users differ only where they have quotas."""
-    return waiter.request, waiter.uid if view.quotas else -1
+    """Equal for waiters that get the same answer."""
+    return waiter.request, limits_alike(for_user(view, waiter))
 
 
 def _first_of_each(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[WaitingRequest]:

@@ -5,7 +5,7 @@ A share counts as what the ledger recorded when it was granted (`size_of`), so t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -87,12 +87,24 @@ def _limits(view: NodeView) -> tuple[_Limit, ...]:
     """All quotas that the decision must keep."""
     asker = str(view.asker)
     own = quota_of(view.quotas, view.asker)
-    found = [] if own is None else [_Limit(own, "its user", _held(view, {asker}), view.recent.get(asker, 0.0))]
-    for group in view.groups.get(asker, ()):
+    found = (
+        []
+        if own is None or not own.limits_shares
+        else [_Limit(own, "its user", _held(view, {asker}), view.recent.get(asker, 0.0))]
+    )
+    for group in (each for each in view.groups.get(asker, ()) if view.quotas[each].limits_shares):
         members = {uid for uid, groups in view.groups.items() if group in groups}
         who = f"group {group.removeprefix(GROUP)}"
         found.append(_Limit(view.quotas[group], who, _held(view, members), view.recent.get(group, 0.0)))
     return tuple(found)
+
+
+def limits_alike(view: NodeView) -> Hashable:
+    """Equal for users to whom the quotas leave the same."""
+    if not view.quotas:
+        return None
+    own = quota_of(view.quotas, view.asker)
+    return _limits(view), None if own is None else own.time_limit
 
 
 def candidates_within_quota(view: NodeView, request: Request) -> tuple[Candidate | Obstacle, ...]:

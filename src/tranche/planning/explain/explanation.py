@@ -104,9 +104,9 @@ def explain(
     helps = remedies(view, request, freedom, reserved)
     limit = None
     if impossible is None and now is not None and any(each.request.time_limit is not None for each in view.allocations):
-        from tranche.planning.decide.backfill import longest_limit  # most machines have no time limits
+        from tranche.planning.decide.backfill import Foresight, longest_limit  # most machines have no time limits
 
-        limit = longest_limit(view, request, reserved, by_id(waiters), now)
+        limit = longest_limit(view, request, reserved, by_id(waiters), Foresight(view, now))
     if limit is not None:
         text = f"set a time limit of at most {format_duration(limit)}: --time {format_duration(limit)}"
         first = Remedy(RemedyKind.TIME_LIMIT, text, replace(request, time_limit=limit))
