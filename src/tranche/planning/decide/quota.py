@@ -88,7 +88,7 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
     most = None if quota is None else quota.time_limit
     if most is not None and request.time_limit is not None and request.time_limit > most:
         raise QuotaExceeded(
-            f"{request} is too long: its user may run a command for at most {format_duration(most)}",
+            f"{request} is too long: the user may run a command for at most {format_duration(most)}",
             hint="ask for less time; the quotas are in: tranche policy list",
         )
 
@@ -157,7 +157,11 @@ def _beyond(quota: UserQuota, held: _Amount, asked: _Amount, times: int) -> str:
 
 
 def _words(most: str, held: _Amount, now: str, more: str) -> str:
-    return f"its user may hold {most} at once" + (f", holds {now}" if held.shares else "") + f", and this needs {more}"
+    return (
+        f"the user may hold at most {most} at once"
+        + (f", already holds {now}" if held.shares else "")
+        + f", and this needs {more}"
+    )
 
 
 def _up(number: Fraction) -> str:
