@@ -205,7 +205,7 @@ def test_a_workload_of_another_user_is_not_ended(readable_a100: TestMachine) -> 
     workload = readable_a100.hold("--mig-profile", "1g.5gb")
     allocations = readable_a100.json("ps")["allocations"]
     arguments = ("release", allocations[0]["id"], "--terminate")
-    says(readable_a100.tranche(*arguments, as_nobody=True, code=22), f"no permission to end pid {workload.pid}")
+    says(readable_a100.tranche(*arguments, as_nobody=True, code=22), f"no permission to terminate pid {workload.pid}")
     assert readable_a100.json("ps")["allocations"] == allocations
 
 

@@ -212,7 +212,7 @@ def test_a_whole_gpu_counts_with_its_memory_after_the_driver_has_lost_it(two_a10
     two_a100.hold("--gpus", "1")
     two_a100.machine.inject_lost(0)
     refused = two_a100.tranche("run", "--no-wait", "--gpu-memory", "8G", "--", "true", code=NoRoom.exit_code).stderr
-    assert "its user may hold 41 GiB at once, holds 39.5 GiB, and this needs" in refused
+    assert "the user may hold at most 41 GiB at once, already holds 39.5 GiB, and this needs" in refused
 
 
 def test_a_changed_quota_ends_a_waiting_request_that_became_too_large(two_a100: TestMachine) -> None:

@@ -60,7 +60,7 @@ def test_who_may_not_end_a_tenant_is_refused_before_its_daemon_is_asked(t4: Test
     (before,) = records(t4).all()
     (held,) = holders(t4)
     done = t4.tranche("release", held["id"], "--terminate", as_nobody=True, code=PermissionDenied.exit_code)
-    assert "no permission to end pid" in done.stderr
+    assert "no permission to terminate pid" in done.stderr
     assert "sudo" in done.stderr
     assert records(t4).all() == (before,)
     assert [each["id"] for each in holders(t4)] == [held["id"]]

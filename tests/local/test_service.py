@@ -326,7 +326,7 @@ def test_a_command_of_a_user_ends_at_its_time_also_if_its_client_is_stopped(
         process.send_signal(signal.SIGCONT)
     assert process.wait(60) == 128 + signal.SIGTERM
     assert process.stderr is not None
-    assert "the time limit of 2s is over" in process.stderr.read()
+    assert "the time limit of 2s has passed" in process.stderr.read()
 
 
 @pytest.mark.long
@@ -347,7 +347,7 @@ def test_the_service_ends_a_command_whose_own_process_was_killed(shared: SharedM
         shared.serve()
     wait_until(lambda: shared.shares() == [])
     assert process_at(shared.held[-1]) is None
-    assert shared.machine.json("events")["events"][-1]["message"] == "its time limit was over"
+    assert shared.machine.json("events")["events"][-1]["message"] == "its time limit had passed"
 
 
 def test_a_quota_gives_a_users_command_its_time_limit(shared: SharedMachine) -> None:
@@ -355,7 +355,7 @@ def test_a_quota_gives_a_users_command_its_time_limit(shared: SharedMachine) -> 
     code, _, error = shared.run("run", *HALF, "--", "sleep", "600")
     assert code == 128 + signal.SIGTERM
     assert "hard isolation, for at most 2s" in error
-    assert "the time limit of 2s is over" in error
+    assert "the time limit of 2s has passed" in error
     code, _, error = shared.run("run", *HALF, "--time", "3s", "--", "true")
     assert (code, "may run a command for at most 2s" in error) == (37, True)
 
@@ -425,7 +425,7 @@ def test_a_command_ends_with_its_own_code_after_the_service_was_killed(shared: S
     go_on.touch()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 5, err
-    assert "the next request to Tranche frees it" in err
+    assert "the next tranche command frees it" in err
     shared.serve()
     assert shared.run("run", *HALF, "--", "true")[0] == 0
     assert shared.shares() == []
@@ -832,7 +832,9 @@ def test_a_user_beyond_the_limit_waits_and_holds_no_other_up(shared: SharedMachi
     other, _ = shared.hold(OTHER)
     (waiter,) = shared.waiters()
     code, out, _ = shared.run("explain", str(waiter["id"]))
-    assert (code, "its user may hold 1 share at once, holds 1, and this needs 1" in out) == (0, True), out
+    assert (code, "the user may hold at most 1 share at once, already holds 1, and this needs 1" in out) == (0, True), (
+        out
+    )
     code, out, _ = shared.run("explain", "--mig-profile", "1g.5gb", "-o", "json", uid=OTHER)
     assert (code, [each["obstacle"]["reason"] for each in json.loads(out)["gpus"]]) == (0, ["NoRoom"])
     code, _, err = shared.run("run", "--no-wait", *HALF, "--", "true")
@@ -882,7 +884,7 @@ def test_the_hours_of_the_week_count_and_the_next_request_waits(shared: SharedMa
 def test_a_request_larger_than_the_limit_is_refused(shared: SharedMachine) -> None:
     shared.machine.tranche("policy", "quota", "--gpus", "0.5")
     code, _, err = shared.run("run", "--gpus", "1", "--", "true")
-    assert (code, "exceeds the quota: its user may hold 0.5 GPUs" in err) == (QuotaExceeded.exit_code, True)
+    assert (code, "exceeds the quota: the user may hold at most 0.5 GPUs" in err) == (QuotaExceeded.exit_code, True)
     assert shared.machine.tranche("run", "--gpus", "1", "--", "true").returncode == 0, "root has no limits of everyone"
     shared.machine.tranche("policy", "quota", "--remove")
     assert shared.run("run", "--gpus", "1", "--", "true")[0] == 0

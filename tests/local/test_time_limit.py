@@ -43,11 +43,11 @@ def test_the_command_and_all_that_it_started_end(
     a100: TestMachine, told: Path, left: Callable[[Path, str], tuple[str, ...]]
 ) -> None:
     done = a100.tranche("run", "-q", *WHOLE, "--time", "2s", "--", *left(told, "exec sleep 600"), code=143)
-    assert "the time limit of 2s is over" in done.stderr
+    assert "the time limit of 2s has passed" in done.stderr
     assert process_at(int(told.read_text())) is None
     assert a100.json("ps")["allocations"] == []
     last = a100.json("events")["events"][-1]
-    assert last["message"].endswith("143, because its time limit was over")
+    assert last["message"].endswith("143, because its time limit had passed")
 
 
 def test_a_command_may_end_in_its_own_way(a100: TestMachine) -> None:
@@ -96,7 +96,7 @@ def test_warnings_come_before_the_end_and_follow_an_extension(tmp_path: Path, ex
             child.kill()
             child.wait()
     end = "33m20s" if extended else "16m40s"
-    assert [line.partition(":")[0] for line in said] == ["10m left", "1m left", f"the time limit of {end} is over"]
+    assert [line.partition(":")[0] for line in said] == ["10m left", "1m left", f"the time limit of {end} has passed"]
     assert child.returncode == -signal.SIGTERM
     assert limit.over
     assert threading.active_count() == 1
@@ -133,7 +133,7 @@ def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path, program:
             end_overdue(host, later)
             command.wait(60)
             assert [each.id for each in host.view().allocations] == [second.allocation.id]
-            assert [each.message for each in host.events()][-1] == "its time limit was over"
+            assert [each.message for each in host.events()][-1] == "its time limit had passed"
             assert other.poll() is None
         finally:
             for each in (command, other):

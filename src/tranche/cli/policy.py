@@ -165,14 +165,18 @@ def list_(settings: Settings, /, output: str) -> None:
     help="User, by name or uid; repeatable. Default: all users, except root.",
 )
 @click.option("--group", "groups", metavar="GROUP", multiple=True, help="Group, for all members together; repeatable.")
-@click.option("--gpus", metavar="N", help="Most GPUs at once, such as 1.5. A slice counts as its part of a GPU.")
-@click.option("--gpu-memory", metavar="SIZE", help="Most GPU memory at once, such as 40G.")
-@click.option("--shares", metavar="N", help="Most shares at once. A request for several GPUs gets several.")
 @click.option(
-    "--time", metavar="TIME", help="Longest time of a command, such as 8h, and the time limit of one without."
+    "--gpus", metavar="N", help="Maximum number of GPUs at once, such as 1.5. A slice counts as its part of a GPU."
 )
-@click.option("--gpu-hours", metavar="N", help="Most GPU-hours today and on the six days before, by UTC.")
-@click.option("--remove", is_flag=True, help="Remove all limits of the user or group, or those of all users.")
+@click.option("--gpu-memory", metavar="SIZE", help="Maximum GPU memory at once, such as 40G.")
+@click.option(
+    "--shares", metavar="N", help="Maximum number of shares at once. A request for several GPUs gets several."
+)
+@click.option(
+    "--time", metavar="TIME", help="Longest time limit of a command, such as 8h; applies also without run --time."
+)
+@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours today and on the six days before, in UTC.")
+@click.option("--remove", is_flag=True, help="Remove the limits of the user or group, or those set for all users.")
 @click.pass_obj
 def quota(
     settings: Settings,
@@ -188,10 +192,10 @@ def quota(
 ) -> None:
     """Set how much one user, or a group, may hold at once.
 
-    The limits that you name replace earlier ones, and the others stay. A user's own limit replaces that of all users.
-    A group's limit holds for all its members together, beside their own. Quotas apply to commands of the machine, not
-    to pods. A request beyond a quota waits, and all later requests may pass it, also the user's own. Existing shares
-    stay.
+    The limits that you name replace earlier ones; the others stay. A user's own limit overrides that of all users. A
+    group's limit holds for all its members together, in addition to their own. Quotas apply to commands on the machine,
+    not to pods. A request beyond a quota waits, and all later requests can pass it, including the user's own. Existing
+    shares stay.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8

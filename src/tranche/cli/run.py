@@ -62,8 +62,8 @@ def command(
     the queue. The command sees only its share, through CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Tranche
     releases the share when the command ends, and exits with the command's exit code.
 
-    With --time, Tranche warns 10 minutes and 1 minute before the end. Then it sends SIGTERM to the command and
-    its child processes, and SIGKILL 30 seconds later. A command with a time limit may start before others that have
+    With --time, Tranche warns 10 minutes and 1 minute before the limit. At the limit it sends SIGTERM to the command
+    and its child processes, and SIGKILL 30 seconds later. A command with a time limit may start before others that have
     waited longer, if it ends before the first of them can start.
 
     \b

@@ -107,7 +107,7 @@ class ServiceClient:
         self._connection.close_sending()
         listener.join()
         if self._code is None:
-            self._warn("the service ended before it freed the share; the next request to Tranche frees it")
+            self._warn("the service ended before it freed the share; the next tranche command frees it")
         return code
 
     def _await(self, wanted: str) -> tuple[dict[str, Any] | None, list[int]]:

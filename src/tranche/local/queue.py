@@ -287,7 +287,7 @@ class Queue:
         def refuse_over() -> None:
             with interruptible():
                 if deadline is not None and self._monotonic() >= deadline:
-                    raise WaitTimeout("the time ran out before any change began")
+                    raise WaitTimeout("the timeout passed before any change began")
 
         failed = FailedGpus(self._monotonic)
         changed = False

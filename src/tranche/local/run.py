@@ -96,7 +96,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
             why = f"the command ended with exit code {code}"
             if limit is not None:
                 limit.end_orphans()
-                why += ", because its time limit was over" if limit.over else ""
+                why += ", because its time limit had passed" if limit.over else ""
             _give_back(queue, held, asked.workload, reporter, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             reporter.kept(error)

@@ -153,7 +153,7 @@ class RunService:
             )
         if uid and users.count(uid) >= MOST_OF_A_USER:
             raise NoRoom(
-                f"{user_name(uid)} already has {MOST_OF_A_USER} connections, the most of one user",
+                f"{user_name(uid)} already has {MOST_OF_A_USER} connections, the most that one user can have",
                 hint="wait until one of them ends: tranche ps",
             )
         if len(users) >= MOST_OF_ALL:
@@ -312,7 +312,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             return
         if full:
             raise NoRoom(
-                f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most of one user",
+                f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most that one user can have",
                 hint="wait until one of them ends: tranche ps",
             )
         asked, command, patience = _parse(message)
@@ -421,6 +421,6 @@ def _refuse_inside_share(host: Host, peer: ClientProcess) -> None:
         found = [each.id for each in register.allocations(db) if each.id in marks]
     if found:
         raise UsageError(
-            f"this process is inside share {found[0]}, and Tranche does not change the machine from inside a share",
+            f"this process runs inside share {found[0]}, and Tranche does not change the machine from inside a share",
             hint="run this outside the share; inside it, start commands without tranche",
         )

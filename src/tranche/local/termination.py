@@ -170,7 +170,7 @@ def _refuse_own_end(allocation: Allocation, pids: Collection[int]) -> None:
     """UsageError if this process is among those to be ended, or descends from one."""
     if {os.getpid(), *ancestors_of(os.getpid())} & set(pids):
         raise UsageError(
-            f"this process is inside share {allocation.id}: ending the share would end this command too",
+            f"this process runs inside share {allocation.id}: ending the share would end this command too",
             hint="run it outside the share, or end the share's command, which releases the share",
         )
 
@@ -253,7 +253,7 @@ def _signal(pid: int, number: int) -> None:
             os.kill(pid, number)
     except PermissionError as error:
         raise PermissionDenied(
-            f"no permission to end pid {pid}", hint="run the command with sudo, or as the user who started it"
+            f"no permission to terminate pid {pid}", hint="run the command with sudo, or as the user who started it"
         ) from error
 
 

@@ -81,8 +81,8 @@ class TimeLimit:
                 continue  # the limit was extended, or the sleep was only a part
             if until:
                 self._warn(
-                    f"{format_duration(round(until))} left: then the time limit of {format_duration(self._seconds)} is over, "
-                    "and Tranche ends this command"
+                    f"{format_duration(round(until))} left: the time limit of {format_duration(self._seconds)} is near, "
+                    "and Tranche then ends this command"
                 )
             else:
                 self._end(poll)
@@ -111,7 +111,7 @@ class TimeLimit:
         """End the command, which may not have started yet, and go on until nothing of it is left."""
         self.over = True
         self._warn(
-            f"the time limit of {format_duration(self._seconds)} is over: Tranche sends SIGTERM to this command, and SIGKILL "
+            f"the time limit of {format_duration(self._seconds)} has passed: Tranche sends SIGTERM to this command, and SIGKILL "
             f"after {self._grace:g} s"
         )
         while True:
@@ -192,7 +192,7 @@ def _end_overdue(host: Host, allocation: Allocation) -> None:
         time.sleep(_POLL_SECONDS)
     for grace in (_LAST_GRACE_SECONDS, 0.0):
         try:
-            take_back(host, allocation.id, terminate=True, grace=grace, why="its time limit was over")
+            take_back(host, allocation.id, terminate=True, grace=grace, why="its time limit had passed")
         except AllocationUnknown:
             return
         except GpuBusy:
@@ -216,13 +216,13 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
         before = found.request.time_limit
         if uid and not (isinstance(found.keeper, ProcessKeeper) and found.keeper.uid == uid):
             raise PermissionDenied(
-                f"allocation {found.id} belongs to another user", hint="ask its user, or an administrator"
+                f"allocation {found.id} belongs to another user", hint="ask its owner, or an administrator"
             )
         if before is None:
-            raise UsageError(f"allocation {found.id} has no time limit", hint="it lasts as long as its command")
+            raise UsageError(f"allocation {found.id} has no time limit", hint="it lasts until its command ends")
         if host.clock() >= found.created + before:
             raise UsageError(
-                f"the time limit of allocation {found.id} is over", hint="run the command again with a longer --time"
+                f"the time limit of allocation {found.id} has passed", hint="run the command again with a longer --time"
             )
         waiters = as_asked(attending(host.places, queue, host.clock()))
         reserved = reserved_for(view, waiters)

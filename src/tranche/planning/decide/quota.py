@@ -79,8 +79,8 @@ class _Limit(NamedTuple):
         return ""
 
     def _words(self, most: str, now: str, more: str) -> str:
-        holds = f", holds {now}" if self.held.shares else ""
-        return f"{self.who} may hold {most} at once{holds}, and this needs {more}"
+        holds = f", already holds {now}" if self.held.shares else ""
+        return f"{self.who} may hold at most {most} at once{holds}, and this needs {more}"
 
 
 def _limits(view: NodeView) -> tuple[_Limit, ...]:
@@ -90,7 +90,7 @@ def _limits(view: NodeView) -> tuple[_Limit, ...]:
     found = (
         []
         if own is None or not own.limits_shares
-        else [_Limit(own, "its user", _held(view, {asker}), view.recent.get(asker, 0.0))]
+        else [_Limit(own, "the user", _held(view, {asker}), view.recent.get(asker, 0.0))]
     )
     for group in (each for each in view.groups.get(asker, ()) if view.quotas[each].limits_shares):
         members = {uid for uid, groups in view.groups.items() if group in groups}
@@ -137,7 +137,7 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
     most = None if quota is None else quota.time_limit
     if most is not None and request.time_limit is not None and request.time_limit > most:
         raise QuotaExceeded(
-            f"{request} is too long: its user may run a command for at most {format_duration(most)}",
+            f"{request} is too long: the user may run a command for at most {format_duration(most)}",
             hint="ask for less time; the quotas are in: tranche policy list",
         )
 
