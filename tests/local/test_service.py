@@ -22,12 +22,21 @@ import pytest
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
-from tranche.core.errors import NoRoom, PermissionDenied, QuotaExceeded, ServiceUnavailable, UsageError
+from tranche.core.errors import (
+    NoRoom,
+    PermissionDenied,
+    QuotaExceeded,
+    ServiceUnavailable,
+    UsageError,
+    WaitTimeout,
+)
 from tranche.core.usage import DayUsage
-from tranche.local.client_workload import ClientProcess
+from tranche.local import client_workload
+from tranche.local.client_workload import ClientProcess, ClientWorkload
 from tranche.local.service import MOST_OF_A_USER, RunService, answer
+from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
-from tranche.node.locks.locks import FileLock
+from tranche.node.locks.locks import FileLock, is_held
 from tranche.node.mps.mps_records import IDLE_SECONDS
 from tranche.node.processes.processes import children_of, process_at
 from tranche.node.state.connection import LONGEST, VERSION, ServiceConnection, connect
@@ -633,6 +642,47 @@ def test_a_client_that_answers_nonsense_loses_its_share(shared: SharedMachine, a
         connection.send(answer)
         last_of(connection)
         assert shared.shares() == []
+
+
+def test_a_share_whose_command_does_not_start_is_taken_back_although_the_client_keeps_the_lock(
+    shared: SharedMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_workload, "_STARTS_WITHIN_SECONDS", 0.5)
+    ours, theirs = (ServiceConnection(each) for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    lock = FileLock(shared.machine.folder / "lock")
+    with closing(ours), closing(theirs):
+        workload = ClientWorkload(ours, ClientProcess(os.getpid(), 0, os.pidfd_open(os.getpid())), "work")
+        held = SimpleNamespace(allocation=SimpleNamespace(id="a"), lock=lock, group=None)
+        child = subprocess.Popen(["sleep", "600"])
+        try:
+            with pytest.raises(WaitTimeout, match="did not start within"):
+                workload.run(cast(HeldAllocation, held), {}, lambda pid: None, lambda: None)
+            assert workload.orphans() == (), "nothing of the client runs in the share"
+        finally:
+            child.kill()
+            child.wait()
+        received = theirs.receive()
+        assert received is not None
+        (kept,) = received[1]
+        lock.release()
+        assert not is_held(shared.machine.folder / "lock")
+        os.close(kept)
+
+
+@pytest.mark.long
+def test_a_client_stopped_between_grant_and_start_loses_its_share_and_is_told(shared: SharedMachine) -> None:
+    first, _ = shared.hold()
+    second, _ = shared.hold()
+    with connected(shared) as stopped:
+        stopped.send(asking(request={"mig_profile": "3g.20gb", "time": "5s"}))
+        wait_until(lambda: len(shared.waiters()) == 1)
+        first.kill()
+        os.kill(shared.held[0], signal.SIGKILL)
+        granted(stopped)
+        waits = shared.start("run", "-q", *HALF, "--", "true")
+        assert waits.wait(60) == 0
+        assert last_of(stopped)["reason"] == WaitTimeout.reason
+    second.kill()
 
 
 def test_a_client_that_says_nothing_is_dropped_and_others_are_served_meanwhile(shared: SharedMachine) -> None:

@@ -27,6 +27,7 @@ from tranche.local.time_limit import TimeLimit, boot_clock, end_overdue
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.processes import process_at
+from tranche.node.state.session import process_stopped
 from tranche.node.store import register
 
 WHOLE = ("--mig-profile", "7g.40gb")
@@ -139,6 +140,36 @@ def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path, program:
             for each in (command, other):
                 each.kill()
                 each.wait()
+
+
+@isolated
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_run_that_is_stopped_before_its_command_starts_keeps_no_share_beyond_the_time(
+    tmp_path: Path, stopped: bool
+) -> None:
+    node = node_of(tmp_path, "A100-40GB")
+    with node.host() as host:
+        request = Request(MigSlice(parse_profile("3g.20gb")), time_limit=60)
+        held = Queue(host).acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
+        runner = subprocess.Popen(["sleep", "600"], pass_fds=[held.lock.descriptor])  # as `tranche run` of another
+        try:
+            held.lock.release()
+            if stopped:
+                runner.send_signal(signal.SIGSTOP)
+                wait_until(lambda: process_stopped(runner.pid))
+            end_overdue(host)
+            assert runner.poll() is None, "its time is not over"
+            with host.ledger.write() as db:
+                db.execute("UPDATE allocations SET created = created - 156")
+            end_overdue(host)
+            if stopped:
+                runner.wait(60)
+                assert host.view().allocations == ()
+            else:
+                assert runner.poll() is None, "it is about to start its command, which then has all its time"
+        finally:
+            runner.kill()
+            runner.wait()
 
 
 @pytest.mark.long

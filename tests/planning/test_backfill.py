@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tests.planning.test_allocate import allocated
 from tests.strategies import FAMILY_BOARDS, gpu_on, view_of
 from tranche.core.allocation import NodeView
 from tranche.core.errors import QuotaExceeded, TrancheError
+from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, parse_request
 from tranche.core.state import MigMode
 from tranche.core.user_quota import EVERYONE, UserQuota
@@ -230,3 +232,52 @@ def test_a_users_quota_gives_a_time_limit_and_refuses_a_longer_one() -> None:
     assert isinstance(next(outlooks(view, late)), QuotaExceeded)
     assert list(startable(view, late, now=NOW)) == ["w-1"], "it holds nobody up"
     assert isinstance(may_start(view, [WaitingRequest("w-0", long, 0)], "w-0", now=NOW), Granted), "root has no quota"
+
+
+ANN, BOB, CY = 1001, 1002, 1003
+
+
+@given(
+    st.lists(st.tuples(jobs(), st.sampled_from([ANN, BOB, CY])), min_size=3, max_size=9),
+    st.integers(2, 3),
+    st.dictionaries(st.sampled_from([str(ANN), str(BOB)]), st.builds(UserQuota, st.integers(50, 300)), max_size=2),
+    st.randoms(use_true_random=False),
+)
+def test_no_one_who_is_told_a_start_waits_longer_whoever_is_stopped_or_beyond_a_quota(
+    asked: list[tuple[tuple[Request, float, float], int]], gpus: int, quotas: dict[str, UserQuota], rng: Random
+) -> None:
+    view, now, queue = replace(machine(gpus), quotas=quotas), NOW, list[WaitingRequest]()
+    arrivals, running, promised = list(enumerate(asked)), dict[str, float](), dict[str, float]()
+    lengths = {f"j-{number}": length for number, ((_, _, length), _) in enumerate(asked)}
+    arriving = NOW
+    while arrivals or running:
+        due = min(running.values(), default=math.inf)
+        if arrivals and arriving + arrivals[0][1][0][1] <= due:
+            number, ((request, wait, _), uid) = arrivals.pop(0)
+            now = arriving = arriving + wait
+            queue.append(WaitingRequest(f"j-{number}", request, uid))
+        else:
+            now = due
+            over = [id for id, end in running.items() if end <= now]
+            view = without(view, over)
+            running = {id: end for id, end in running.items() if id not in over}
+        queue = [replace(each, silent=rng.random() < 0.2) for each in queue]
+        while (next_id := next(startable(view, queue, now=now), None)) is not None:
+            waiter = next(each for each in queue if each.id == next_id)
+            granted = may_start(view, queue, next_id, now=now)
+            assert isinstance(granted, Granted)
+            assert not waiter.silent
+            assert now <= promised.get(next_id, math.inf)
+            view = given_at(view, waiter.request, granted, now)
+            *others, new = view.allocations
+            view = replace(view, allocations=(*others, new._replace(keeper=ProcessKeeper(uid=waiter.uid))))
+            running[new.id] = now + lengths[next_id]
+            queue.remove(waiter)
+        for number, each in enumerate(queue):
+            told = explain(replace(view, asker=each.uid), each.request, queue[:number], now=now).starts_by
+            if each.silent:
+                promised.pop(each.id, None)  # the promise of one who does not answer is void
+            elif told is not None or each.id in promised:
+                assert told is not None, f"{each.id} was promised {promised[each.id]}"
+                assert told <= promised.get(each.id, math.inf)
+                promised[each.id] = told

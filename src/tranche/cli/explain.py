@@ -26,7 +26,6 @@ from tranche.documents.explanation import explanation_document, fairness_documen
 from tranche.documents.holder_names import NameTable, names_of
 from tranche.documents.reasons import named
 from tranche.local.queue import as_asked
-from tranche.local.wakeup_pipe import attending
 from tranche.node.store import records
 from tranche.node.store.register import fair_order, process_owners, user_name
 from tranche.planning.decide.answers import GpuFit
@@ -94,14 +93,16 @@ def command(
             order = fair_order(db, time.time())
         if order is not None and not waiter_id:
             queue = tuple(each for each in queue if order.level(each.uid) <= order.level(uid))
-        waiters = as_asked(attending(host.places, queue, time.time()))
+        waiters = as_asked(host.places, queue, time.time())
     foreign, now = adopt_foreign == "destroy", time.time()
     answer = explain(replace(view, asker=uid), asked, waiters, adopt_foreign_destroy=foreign, now=now)
     if output == "json":
         fairness = (
             None if order is None else fairness_document(order, [uid, *(each.uid for each in waiters)], user_name)
         )
-        print_json("Explanation", **explanation_document(answer, len(waiters), names, fairness))
+        print_json(
+            "Explanation", **explanation_document(answer, sum(not each.silent for each in waiters), names, fairness)
+        )
     else:
         first = [] if order is None else who_goes_first(order, uid, [each.uid for each in waiters], user_name)
         _print(answer, view.node, names, first)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
 
-from tranche.core.errors import UsageError
+from tranche.core.errors import UsageError, WaitTimeout
 from tranche.local.child import beside
 from tranche.node.held import HeldAllocation
 from tranche.node.processes.processes import Process, children_of
@@ -19,6 +19,7 @@ from tranche.node.store.register import user_name
 CLIENT_GONE = 128 + signal.SIGHUP
 """The exit code of a command whose client has gone, and so cannot tell it."""
 _TELLS_WITHIN_SECONDS = 30.0
+_STARTS_WITHIN_SECONDS = 30.0
 
 
 class ClientProcess(NamedTuple):
@@ -54,6 +55,7 @@ class ClientWorkload:
         self._connection, self._peer = connection, peer
         self.pid, self.uid, self.text = peer.pid, peer.uid, text
         self._others: frozenset[Process] = frozenset()
+        self._admitted = False
         self._stack = ExitStack()
 
     def note_children(self) -> None:
@@ -61,7 +63,9 @@ class ClientWorkload:
         self._others = frozenset(self._peer.children())
 
     def orphans(self) -> tuple[Process, ...]:
-        """The client's living children of later; none once the client has ended."""
+        """The client's living children of later; none before the command starts, and once the client has ended."""
+        if not self._admitted:
+            return ()
         return tuple(each for each in self._peer.children() if each not in self._others)
 
     @contextmanager
@@ -86,12 +90,20 @@ class ClientWorkload:
         """Let the client start the command, and return the exit code that the client tells; that of SIGHUP if it goes.
 
         A client that is stopped when its command ends cannot tell, and counts as gone soon after. The command waits until its pid
-        is registered and it is in the share's control group.
+        is registered and it is in the share's control group. Raises WaitTimeout when the client does not start it, as while it
+        is stopped: then nothing runs in the share, and the client's copy of the lock keeps nobody out.
         """
         starting()
         self._stack.close()
         granted = {"event": "granted", "allocation": held.allocation.id, "environment": dict(variables)}
         self._connection.send(granted, [held.lock.descriptor])
+        if not self._connection.answers_within(_STARTS_WITHIN_SECONDS):
+            held.lock.unlock()
+            raise WaitTimeout(
+                f"the command did not start within {_STARTS_WITHIN_SECONDS:g} s after its share was granted, so the share was "
+                "taken back",
+                hint="run the command again; do not stop it before it has started",
+            )
         pid = self._told("started")
         if pid is None or not self._peer.lives:
             return CLIENT_GONE
@@ -103,6 +115,7 @@ class ClientWorkload:
 
             move_into(held.group.folder, child.pid)
         started(child.pid)
+        self._admitted = True
         self._connection.send({"event": "admitted"})
         with suppress(ProcessLookupError), open(os.pidfd_open(child.pid), "rb") as command:
             if not self._connection.await_end(command.fileno(), _TELLS_WITHIN_SECONDS):

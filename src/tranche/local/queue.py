@@ -37,7 +37,7 @@ from tranche.core.request import Request
 from tranche.core.state import GpuState
 from tranche.documents.holder_names import names_of
 from tranche.documents.reasons import summed_up
-from tranche.local.wakeup_pipe import WakeupPipe, attending, ring
+from tranche.local.wakeup_pipe import WakeupPipe, attending, ring, silent
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.held import HeldAllocation, QueuePlace, ReservedShare
 from tranche.node.host import Host
@@ -46,7 +46,7 @@ from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import interruptible, uninterruptible
 from tranche.node.processes.keeping import RemainingProcesses
 from tranche.node.processes.processes import Process
-from tranche.node.state.session import process_stopped
+from tranche.node.state.session import StateFolder, process_stopped
 from tranche.node.store import records
 from tranche.node.store.register import process_owners
 from tranche.planning.decide.allocate import Decision, Waiting
@@ -139,9 +139,12 @@ Record = Callable[[NodeView, Sequence[WaitingRequest], str, bool, float, Decisio
 """Receives a view, the waiters in order, the id decided about, whether foreign idle instances may go, the time, the outcome."""
 
 
-def as_asked(queue: Sequence[records.Waiter]) -> list[WaitingRequest]:
-    """The queue as decisions see it."""
-    return [WaitingRequest(waiter.id, waiter.request, waiter.uid) for waiter in queue]
+def as_asked(
+    places: StateFolder, queue: Sequence[records.Waiter], now: float, *, but: str = ""
+) -> list[WaitingRequest]:
+    """The queue as decisions see it at a time in seconds since the epoch; the waiter with the id `but` is never silent."""
+    away = silent(places, queue, now) - {but}
+    return [WaitingRequest(each.id, each.request, each.uid, each.id in away) for each in queue]
 
 
 _HEAD_PATROL_SECONDS = 1.0
@@ -266,7 +269,7 @@ class Queue:
             return
         view = self._host.view(seconds=_COURTESY_SECONDS)
         now = self._clock()
-        waiters = as_asked(attending(self._host.places, self._host.waiters(), now))
+        waiters = as_asked(self._host.places, self._host.waiters(), now)
         for waiter_id in startable(view, waiters, adopt_foreign_destroy=self._adopt_foreign_destroy, now=now):
             if ring(self._host.places.wakeup_pipe(waiter_id)):
                 return
@@ -377,7 +380,7 @@ class Queue:
         """Decide without the GPUs on which the plan failed; raises their failure if no other GPU can ever serve."""
         left = failed.left_out_of(view)
         now = self._clock()
-        there = as_asked(attending(self._host.places, queue, now, but=waiter_id))
+        there = as_asked(self._host.places, queue, now, but=waiter_id)
         outcome: Decision | TrancheError
         try:
             outcome = may_start(left, there, waiter_id, adopt_foreign_destroy=self._adopt_foreign_destroy, now=now)

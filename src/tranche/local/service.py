@@ -204,7 +204,7 @@ class RunService:
     def _any_overdue(self) -> bool:
         """Whether the time of a command is over, and nothing ends it."""
         with suppress(TrancheError), closing(Ledger(self.ledger)) as ledger, ledger.read() as db:
-            return bool(overdue(register.allocations(db), boot_clock()))
+            return bool(overdue(register.allocations(db), boot_clock(), time.time()))
         return False
 
     def _work_and_exit(self, who: str, selector: selectors.BaseSelector, work: Callable[[], None]) -> None:

@@ -23,7 +23,6 @@ from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
 from tranche.local.queue import as_asked
 from tranche.local.termination import end_processes, living, take_back
-from tranche.local.wakeup_pipe import attending
 from tranche.local.workload import Workload
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held
@@ -148,24 +147,27 @@ class TimeLimit:
         return True
 
 
+_STARTS_WITHIN_SECONDS = 60.0
 _OVERDUE_SECONDS = GRACE_SECONDS + 5.0
 _LAST_GRACE_SECONDS = 5.0
 _WAKES_WITHIN_SECONDS = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def overdue(allocations: Iterable[Allocation], now: float) -> list[Allocation]:
-    """The shares of commands that should have ended by `now`, which is that of `boot_clock`.
+def overdue(allocations: Iterable[Allocation], now: float, wall: float) -> list[Allocation]:
+    """The shares of commands that should have ended by `now`, which is that of `boot_clock`; `wall` is since the epoch.
 
     The process that should end them was killed, or is stopped; or the command has ended, and left processes.
     """
-    return [each for each in allocations if _is_overdue(each, now)]
+    return [each for each in allocations if _is_overdue(each, now, wall)]
 
 
-def _is_overdue(allocation: Allocation, now: float) -> bool:
+def _is_overdue(allocation: Allocation, now: float, wall: float) -> bool:
     keeper, limit = allocation.keeper, allocation.request.time_limit
-    if limit is None or not isinstance(keeper, ProcessKeeper) or not keeper.begun:
+    if limit is None or not isinstance(keeper, ProcessKeeper):
         return False
+    if not keeper.begun:
+        return not keeper.pid and wall >= allocation.created + _STARTS_WITHIN_SECONDS + limit + _OVERDUE_SECONDS
     return sees_processes_of(keeper.namespace) and now >= keeper.begun / _TICKS + limit + _OVERDUE_SECONDS
 
 
@@ -178,12 +180,17 @@ def end_overdue(host: Host, clock: Callable[[], float] = boot_clock) -> None:
 
 def _overdue_now(host: Host, now: float) -> list[Allocation]:
     with host.ledger.read() as db:
-        return overdue(register.allocations(db), now)
+        return overdue(register.allocations(db), now, host.clock())
 
 
 def _end_overdue(host: Host, allocation: Allocation) -> None:
     lock = host.places.allocation(allocation.id)
     stopped = [pid for pid in holders_of(lock) if process_stopped(pid)]
+    if isinstance(allocation.keeper, ProcessKeeper) and not allocation.keeper.begun:
+        for pid in stopped:  # `tranche run` itself, which would start its command now; nothing runs in the share yet
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        return
     for pid in stopped:  # `tranche run` may be among them: it ends its command itself, and returns the exit code
         with suppress(OSError):
             os.kill(pid, signal.SIGCONT)
@@ -224,7 +231,7 @@ def extend(host: Host, allocation_id: str, seconds: int, uid: int) -> str:
             raise UsageError(
                 f"the time limit of allocation {found.id} has passed", hint="run the command again with a longer --time"
             )
-        waiters = as_asked(attending(host.places, queue, host.clock()))
+        waiters = as_asked(host.places, queue, host.clock())
         reserved = reserved_for(view, waiters)
         waiting = next((reserved[each.gpu_uuid] for each in found.grants if each.gpu_uuid in reserved), None)
         if uid and waiting is not None:

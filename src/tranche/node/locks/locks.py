@@ -203,6 +203,11 @@ class FileLock:
         """Whether the path still leads to this lock; after deletion, another process can hold a lock of that name."""
         return leads_to(self.path, self.descriptor)
 
+    def unlock(self) -> None:
+        """End the lock also for processes that have inherited or received its file."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
     def release(self, *, remove: bool = False) -> None:
         """Give back the lock; with `remove`, delete the file too, if its name is never used again."""
         if self._descriptor is None:

@@ -92,12 +92,16 @@ class ServiceConnection:
 
     def await_answer(self, seconds: float) -> None:
         """Sleep until the peer has sent something or has gone. Raises ServiceUnavailable after so many seconds."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if not poll.poll(seconds * 1000):
+        if not self.answers_within(seconds):
             raise ServiceUnavailable(
                 f"the service has not answered within {seconds:g} s", hint="ask an administrator to restart it"
             )
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether the peer has sent something, or has gone, after at most so many seconds."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
 
     def await_end(self, process: int, seconds: float) -> bool:
         """Sleep until the peer has sent something or has gone; False if it stays silent for so long after that process's end.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tranche.core.allocation import NodeView
 from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.request import Request
-from tranche.core.user_quota import within_time
+from tranche.core.user_quota import is_fair, quota_of, within_time
 from tranche.planning.decide.allocate import Decision, Granted, decide
 from tranche.planning.decide.answers import Reserved
 from tranche.planning.decide.candidates import Candidate, check_possible, gpus_needed
@@ -27,11 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A waiting request with its id, and the uid of its user, -1 if unknown."""
+    """A waiting request with its id, and the uid of its user, -1 if unknown.
+
+    The process of a `silent` one does not answer: others need not wait for it, until it does again.
+    """
 
     id: str
     request: Request
     uid: int = -1
+    silent: bool = False
 
 
 def may_start(
@@ -80,13 +84,20 @@ def decide_behind(
 
     foresight = foresight or Foresight(view, now)
     if not reserved:
-        return replace(found, starts_by=foresight.starts_by(request, waiter.uid))
+        promised = not any(True for _ in ahead) and _lasts(its_view) and _wanted(its_view, request)
+        return replace(found, starts_by=foresight.starts_by(request, waiter.uid)) if promised else found
     if request.time_limit is None:
         return found
     passing = backfill(
         its_view, request, reserved, by_id(ahead), foresight, adopt_foreign_destroy=adopt_foreign_destroy
     )
     return found if passing is None else passing
+
+
+def _lasts(view: NodeView) -> bool:
+    """Whether nobody can come before the asker's request once it is first, and whether no quota can stop it by then."""
+    hours = (quota_of(view.quotas, view.asker), *map(view.quotas.get, view.groups.get(str(view.asker), ())))
+    return not is_fair(view.quotas) and all(each is None or each.gpu_hours is None for each in hours)
 
 
 def by_id(waiters: Iterable[WaitingRequest]) -> Queued:
@@ -97,7 +108,7 @@ def by_id(waiters: Iterable[WaitingRequest]) -> Queued:
 def reserved_for(view: NodeView, waiters: Iterable[WaitingRequest]) -> dict[str, str]:
     """The UUIDs of the GPUs that the waiters want, each with the first waiter's id."""
     reserved: dict[str, str] = {}
-    for waiter in _first_of_each(view, waiters):
+    for waiter in _first_of_each(view, (each for each in waiters if not each.silent)):
         if len(reserved) == len(view.node.gpus):
             break
         for uuid in _wanted(for_user(view, waiter), waiter.request):
@@ -122,6 +133,9 @@ def startable(
         foresight = Foresight(view, now)
     # Among equal requests only the first can be startable: it reserves everything the others want.
     for waiter in _first_of_each(view, _in_time(view, waiters)):
+        if waiter.silent:
+            ahead.append(waiter)
+            continue
         may_pass = foresight is not None and waiter.request.time_limit is not None
         if len(reserved) == len(view.node.gpus) and not may_pass:
             continue
@@ -172,12 +186,12 @@ def _in_time(view: NodeView, waiters: Iterable[WaitingRequest]) -> list[WaitingR
     return [replace(each, request=within_time(each.request, view.quotas, each.uid)) for each in waiters]
 
 
-_Alike = tuple[Request, Hashable]
+_Alike = tuple[Request, bool, Hashable]
 
 
 def _alike(view: NodeView, waiter: WaitingRequest) -> _Alike:
     """Equal for waiters that get the same answer."""
-    return waiter.request, limits_alike(for_user(view, waiter))
+    return waiter.request, waiter.silent, limits_alike(for_user(view, waiter))
 
 
 def _first_of_each(view: NodeView, waiters: Iterable[WaitingRequest]) -> Iterator[WaitingRequest]:
