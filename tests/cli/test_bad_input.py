@@ -64,7 +64,7 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (
             ("run", "--gpus", "1", "--no-wait", "--timeout", "9s", *COMMAND),
             2,
-            "--no-wait and --timeout exclude each other",
+            "--no-wait and --timeout cannot be combined",
         ),
         (("run", "--gpus", "1", "--", "no-such-command"), 127, "'no-such-command' is not an executable command"),
         (("--simulate", "no-such-machine", "gpus"), 27, "no simulated machine 'no-such-machine'"),

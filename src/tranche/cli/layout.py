@@ -133,7 +133,7 @@ def apply(
         context = click.get_current_context()
         for name in ("config_file", "selected_config", "mode_only", "skip_reset"):
             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-                raise UsageError(f"--plan and --{name.replace('_', '-')} exclude each other")
+                raise UsageError(f"--plan and --{name.replace('_', '-')} cannot be combined")
         saved = read_plan(plan_file)
     else:
         layout = _layout_of_file(config_file, selected_config)
@@ -288,7 +288,7 @@ def _print_plan(plan: Plan, node: NodeState) -> None:
     """The steps as a table on stdout, and their sum on stderr."""
     labels = {gpu.uuid: gpu.index for gpu in node}
     if plan.empty:
-        say("nothing to do: the GPUs are as declared")
+        say("nothing to do: the GPUs already match the layout")
         return
     print_table(("GPU", "STEP"), [(labels.get(step.gpu_uuid, step.gpu_uuid), step) for step in plan.steps])
     say(f"{counted(len(plan.steps), 'step')} on {counted(len(plan.gpu_uuids), 'GPU')}")

@@ -34,7 +34,7 @@ def command() -> None:
     """Create and control simulated machines.
 
     A simulated machine consists of a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that run with the
-    variables of `tranche sim env` see its GPUs. They need no driver and no GPU.
+    variables of `tranche sim env` see its GPUs. They need neither a driver nor a GPU.
     """
 
 
@@ -113,7 +113,7 @@ def list_machines(output: str) -> None:
 def env(name: str, shell: str) -> None:
     """Print the variables of a simulated machine.
 
-    Programs that run with these environment variables use the machine.
+    Programs that run with these environment variables use the simulated machine.
 
     \b
     $ eval "$(tranche sim env p4d.24xlarge)"
@@ -205,8 +205,8 @@ def exec_(name: str, command: tuple[str, ...]) -> int:
     """Run a command with the driver files of a simulated machine.
 
     The command runs in its own mount namespace. It finds NVML, nvidia-smi and the machine's GPUs in
-    /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys. Programs that look for a driver there
-    find one.
+    /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys. So programs that look for a driver in
+    these places find one.
     """
     from tranche_simulator.namespace import enter
 

@@ -62,7 +62,7 @@ class HooksInvalid(TrancheError, exit_code=13):
 
 
 class HookFailed(TrancheError, exit_code=14):
-    """A hook command could not be started or returned non-zero."""
+    """A hook command could not be started or exited with a non-zero code."""
 
 
 class PlanInvalid(TrancheError, exit_code=15):

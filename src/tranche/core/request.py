@@ -179,7 +179,7 @@ def _parse_shares(text: str, demand: Demand) -> int:
 
 def _parse_percent(text: str) -> int:
     digits = text.strip().removesuffix("%").rstrip()
-    return _whole(text, "compute ceiling", "write it as a whole number of percent, from 1 to 100", digits, most=100)
+    return _whole(text, "compute ceiling", "write it as a whole percentage from 1 to 100", digits, most=100)
 
 
 def parse_time_limit(text: str) -> int:

@@ -196,7 +196,7 @@ class Ledger:
             if not _is_busy(error):
                 raise
             holder = LockHolder(pids[0] if pids else 0, 0.0)
-            ending = f", with kill -9 {holder.pid} say" if holder.pid else ""
+            ending = f", for example with kill -9 {holder.pid}" if holder.pid else ""
             raise self._timeout(
                 f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing",
                 hint=f"end that process{ending}: SQLite rolls back its unfinished write",

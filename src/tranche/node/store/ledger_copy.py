@@ -70,7 +70,7 @@ def ledger_content(ledger: Path) -> tuple[bytes, bytes]:
         if files is not None:
             return files
         time.sleep(_WAIT_SECONDS)
-    raise LedgerUnavailable(f"the ledger {ledger} is being written all the time", hint="run the command again")
+    raise LedgerUnavailable(f"the ledger {ledger} is being written constantly", hint="run the command again")
 
 
 def _read(ledger: Path) -> tuple[bytes, bytes] | None:

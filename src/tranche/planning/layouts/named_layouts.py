@@ -77,7 +77,7 @@ def _brought(name: str, node: NodeState, declared: LayoutFile, unknown: str, oth
     if name in generated.names:
         return generated.select(name)
     meant = did_you_mean(name, {*declared.names, *generated.names})
-    raise LayoutUnknown(unknown, hint=f"{meant}{others}this machine's GPUs bring: {', '.join(generated.names)}")
+    raise LayoutUnknown(unknown, hint=f"{meant}{others}this machine's GPUs offer: {', '.join(generated.names)}")
 
 
 def _balanced(profiles: Iterable[GpuInstanceProfile]) -> Slices:
@@ -202,7 +202,7 @@ def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) 
         if wanted in file.names:
             return file.select(wanted)
         declared = f"{file.source} has: {', '.join(file.names)}; " if file.layouts else ""
-        return _brought(wanted, node, file, f"{PARTITION}={wanted} names no layout", declared)
+        return _brought(wanted, node, file, f"{PARTITION}={wanted} does not name a layout", declared)
     capable = [gpu for gpu in node if gpu.mig_capable or gpu.lost]
     if not capable:
         names = ", ".join(sorted({gpu.name for gpu in node})) or "no GPU"
