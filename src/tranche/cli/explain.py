@@ -128,7 +128,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     for position, waiter in enumerate(queue):
         if waiter.id == waiter_id:
             return waiter, tuple(queue[:position])
-    raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
+    raise AllocationUnknown(f"no request {waiter_id} is waiting", hint="list the waiting requests with: tranche ps")
 
 
 def _print(answer: Explanation, node: NodeState, names: NameTable) -> None:

@@ -158,7 +158,7 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances of a checkpoint.
 
-    Instances at their recorded place stay. Tranche destroys and creates the others as apply does.
+    Instances that are already in their recorded place stay. Tranche destroys and creates others, as apply does.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -271,7 +271,7 @@ def _undone_by_signals(
     except WaitInterrupted as stop:
         said = "the change has been undone" if narrator.begun else "nothing was changed"
         if stop.left:
-            said = f"undoing the change failed, so some of it stays: {stop.left}"
+            said = f"undoing the change failed, so parts of it remain: {stop.left}"
         say(f"interrupted: {'the change was made before' if change.made else said}")
         sys.exit(stop.exit_code)
 

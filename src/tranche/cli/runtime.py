@@ -298,7 +298,9 @@ def full_id(host: Host, typed: str) -> str:
         return typed
     found = sorted(each for each in ids if typed and each.startswith(typed))
     if len(found) > 1:
-        raise AllocationUnknown(f"several ids begin with {typed}: {', '.join(found)}", hint="type more of the id")
+        raise AllocationUnknown(
+            f"several ids begin with {typed}: {', '.join(found)}", hint="type more characters of the id"
+        )
     return found[0] if found else typed
 
 

@@ -110,7 +110,7 @@ def _serve(settings: Settings) -> None:
                 f"tranche: serving only this user at {listener.getsockname()}, because the service does not run as root"
             )
         RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}")).serve()
-        say("tranche: the service ends; commands that run keep their shares")
+        say("tranche: the service is ending; running commands keep their shares")
 
 
 def _warn_of_closed_folders() -> None:

@@ -246,8 +246,8 @@ def attach(context: click.Context, target: str | None, memory: str | None) -> in
     """Use a simulated GPU or slice while a command runs.
 
     TARGET is a GPU index, a GPU UUID, a MIG UUID, or a comma-separated list. It defaults to $CUDA_VISIBLE_DEVICES.
-    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is the command's. The machine is that
-    of --simulate, or of $TRANCHE_SIM_STATE.
+    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is that of the command. The machine is
+    that of --simulate, or of $TRANCHE_SIM_STATE.
     """
     targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     machine = _machine(context.ensure_object(Settings))
@@ -333,7 +333,8 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
     if not can_fail(name):
         raise UsageError(
             f"neither NVML nor CUDA has a function '{name}'",
-            hint=f"for example nvmlDeviceCreateGpuInstanceWithPlacement, or cuMemAlloc; and also {', '.join(special_faults())}",
+            hint="for example nvmlDeviceCreateGpuInstanceWithPlacement, or cuMemAlloc; special names are "
+            + ", ".join(special_faults()),
         )
     return name
 

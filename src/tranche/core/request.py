@@ -149,10 +149,13 @@ def parse_request(
         )
     if not gpu_model.strip().isprintable():
         raise UsageError(
-            "--gpu-model has characters that no GPU model's name has", hint="write a part of the name: --gpu-model A100"
+            "--gpu-model contains characters that do not occur in the names of GPU models",
+            hint="write a part of the name: --gpu-model A100",
         )
     if len(gpu_model) > _LONGEST_MODEL:
-        raise UsageError(f"--gpu-model is longer than {_LONGEST_MODEL} characters, and no GPU model's name is")
+        raise UsageError(
+            f"--gpu-model has more than {_LONGEST_MODEL} characters, longer than the name of any GPU model"
+        )
     request = Request(
         demand,
         Isolation(isolation),

@@ -99,7 +99,7 @@ class RunService:
                     self._tidy(selector)
                 if _file_at(self.listener.getsockname()) != here:
                     raise ServiceUnavailable(
-                        f"{self.listener.getsockname()} was removed or replaced, so no user reaches this service",
+                        f"{self.listener.getsockname()} was removed or replaced, so users cannot reach this service",
                         hint="start the service again",
                     )
                 if self.listener.fileno() in ready:

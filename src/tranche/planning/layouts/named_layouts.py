@@ -175,7 +175,7 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
         absent = sorted(set(entry.devices or ()) - present)
         if absent and any(entry.matches_product(gpu) for gpu in node):
             raise GpuNotFound(
-                f"layout '{layout.name}' names GPU {', '.join(map(str, absent))}, and this machine has {len(present)}",
+                f"layout '{layout.name}' names GPU {', '.join(map(str, absent))}, but this machine has {len(present)}",
                 hint=f"correct 'devices' in ConfigMap {source}",
             )
     matched = [(gpu, spec) for gpu in node if (spec := layout.spec_for(gpu)) is not None]
@@ -186,7 +186,7 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
         )
     if any(spec.mig_enabled for _, spec in matched) and not any(gpu.mig_capable for gpu, _ in matched):
         names = ", ".join(sorted({gpu.name for gpu, _ in matched}))
-        raise MigNotSupported(f"layout '{layout.name}' needs GPUs that can be cut, and this machine has {names}")
+        raise MigNotSupported(f"layout '{layout.name}' needs GPUs that can be cut, but this machine has {names}")
 
 
 def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) -> Layout:
@@ -207,7 +207,7 @@ def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) 
     if not capable:
         names = ", ".join(sorted({gpu.name for gpu in node})) or "no GPU"
         raise MigNotSupported(
-            f"{PARTITION}={wanted.text} needs GPUs that can be cut, and this machine has {names}",
+            f"{PARTITION}={wanted.text} needs GPUs that can be cut, but this machine has {names}",
             hint="see: tranche gpus",
         )
     # A lost GPU reports no profiles: the other GPUs' slices stand in, and the decision lists it as lost.
