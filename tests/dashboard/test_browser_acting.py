@@ -100,7 +100,7 @@ def test_what_can_be_done_keeps_nobody_out_in_any_look(
             viewer.open(path)
             clean(path)
         viewer.open(f"/act/cordon?gpu={given}")
-        viewer.page.get_by_label("Why, for whoever waits because of it").fill("its fan")
+        viewer.page.get_by_label("Reason, shown to users who wait because of it").fill("its fan")
         viewer.page.keyboard.press("Enter")
         viewer.page.locator("#state", has_text="Done.").wait_for()
         assert str(machine.json("gpus")["gpus"][0]["withheld"]).endswith(": its fan")

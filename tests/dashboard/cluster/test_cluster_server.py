@@ -204,7 +204,7 @@ def test_each_sees_what_is_his(page: ServedClusterPage) -> None:
 def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: ServedClusterPage) -> None:
     (n1, n2) = page.json("/api/nodes", "t-olga")["nodes"]
     assert n1["trouble"] is None
-    assert n2["trouble"] == "its agent has not renewed what it tells"
+    assert n2["trouble"] == "its agent has not renewed its report"
     assert n2["seen"] < n1["seen"]
     shown = text_of(parsed(page.ask("/nodes/n2", "t-olga").text))
     assert "Not seen since" in shown
@@ -221,10 +221,10 @@ def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: S
 
 def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedClusterPage) -> None:
     shown = parsed(page.ask("/queue", "t-ana").text)
-    (row,) = tables(shown)["Pods that wait for GPUs, first come first"]
+    (row,) = tables(shown)["Pods that wait for GPUs, oldest first"]
     assert row[0] == "blue/blue-waits"
     assert "1 more wait in other namespaces" in text_of(shown)
-    rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, first come first"]
+    rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, oldest first"]
     assert {each[0] for each in rows} == {"blue/blue-waits", "zebra/zebra-waits"}
     assert "choose what to ask for" in page.ask("/ask?amount=4Gi", "t-ana").text
     assert "choose what to ask for" not in page.ask("/ask", "t-ana").text
@@ -277,7 +277,7 @@ def test_after_a_change_of_how_shares_are_given_the_queue_says_who_waits_in_vain
     before = page.api.server.objects["/api/v1/nodes/n1"]
 
     def told(pod: str, word: str) -> bool:
-        rows = tables(parsed(page.ask("/queue", "t-ana").text))["Pods that wait for GPUs, first come first"]
+        rows = tables(parsed(page.ask("/queue", "t-ana").text))["Pods that wait for GPUs, oldest first"]
         return any(row[0] == f"blue/{pod}" and f"this cluster now assigns shares {word}" in row[4] for row in rows)
 
     page.api.change(lambda server: server.put(paths["at-gate"], gated))
