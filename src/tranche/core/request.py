@@ -153,9 +153,7 @@ def parse_request(
             hint="write a part of the name: --gpu-model A100",
         )
     if len(gpu_model) > _LONGEST_MODEL:
-        raise UsageError(
-            f"--gpu-model has more than {_LONGEST_MODEL} characters, longer than the name of any GPU model"
-        )
+        raise UsageError(f"--gpu-model has more than {_LONGEST_MODEL} characters, more than the name of any GPU model")
     request = Request(
         demand,
         Isolation(isolation),
