@@ -102,7 +102,7 @@ def test_a_layout_is_applied_as_its_plan_says(machine: TestMachine, acting: Serv
     assert LAYOUT.partition("?")[2] in visitor.open("/layouts?layout=all-1g.5gb").text
     planned = tables(parsed(visitor.open(LAYOUT).text))["What would be done"]
     answer = visitor.send(visitor.form(LAYOUT))
-    assert visitor.outcome(answer).startswith("Done. The GPUs are as declared")
+    assert visitor.outcome(answer).startswith("Done. The GPUs match the layout")
     page = parsed(visitor.open(answer.headers["location"]).text)
     (steps,) = [each for each in page.iter("ol") if each.get("id") == "steps"]
     assert sorted(map(text_of, steps)) == sorted(f"{gpu}: {step}" for gpu, step in planned)
@@ -236,7 +236,7 @@ def test_a_share_that_has_ended_meanwhile_is_told(machine: TestMachine, acting: 
     workload.process.wait()
     page = me.open(me.send(form).headers["location"])
     assert "Nothing was done" in page.text
-    assert "there is no share and no waiting request" in page.text
+    assert "there is neither a share nor a waiting request" in page.text
 
 
 def test_an_open_plan_says_that_another_one_comes_out(machine: TestMachine, acting: ServedDashboard) -> None:

@@ -56,7 +56,7 @@ def test_the_keyboard_alone_leads_from_the_fleet_to_an_applied_layout(
         tab_to(viewer, "do")
         keys.press("Enter")
         viewer.page.wait_for_url("**/actions/*")
-        viewer.page.locator("#state", has_text="Done. The GPUs are as declared").wait_for()
+        viewer.page.locator("#state", has_text="Done. The GPUs match the layout").wait_for()
         tab_to(viewer, "The fleet")
         keys.press("Enter")
         viewer.page.locator(".bar text", has_text="1g.5gb").first.wait_for()

@@ -255,7 +255,7 @@ def test_events_that_somebody_forges_are_neither_about_nodes_nor_of_the_future(p
         assert [each["name"] for each in found if each["kind"] == "Node"] == ["n1"]
         (forged,) = (each for each in found if each["name"] == "forged")
         assert (forged["last"], forged["writtenIn"]) == ("2026-11-22T09:00:00Z", "zebra")
-        assert "Whoever may write events in a namespace can write any" in page.ask("/events", "t-ana").text
+        assert "Users who may write events in a namespace can write any" in page.ask("/events", "t-ana").text
     finally:
         for path in paths:
             page.api.change(lambda server, path=path: server.delete(path))  # type: ignore[misc]
@@ -491,7 +491,7 @@ def test_what_one_node_tells_is_trouble_of_that_node_alone(page: ServedClusterPa
             assert page.readiness()[0] == 200
             # What is gone from the cluster is gone here, whatever it was.
             page.api.change(lambda server: forget_told(server, "odd"))
-            wait_until(page, lambda: "told nothing" in (page.json("/api/nodes/odd", "t-olga")["trouble"] or ""))
+            wait_until(page, lambda: "sent no report" in (page.json("/api/nodes/odd", "t-olga")["trouble"] or ""))
     finally:
         page.api.change(lambda server: server.delete(path))
         page.api.change(lambda server: forget_told(server, "odd"))
@@ -513,12 +513,12 @@ def test_a_fault_of_the_page_itself_is_said_wherever_it_is_asked_after() -> None
         with served.news("t-olga") as news:
             assert next(news)["trouble"] == ""
             served.api.change(lambda server: server.put(path, odd))
-            assert "cannot make out" in next(each for each in news if each["trouble"])["trouble"]
+            assert "cannot read the cluster's data" in next(each for each in news if each["trouble"])["trouble"]
             status, said = served.readiness()
             assert (status, "TypeError" in said) == (503, True)
             listed = served.json("/api/nodes", "t-olga")
             assert {each["trouble"] is None for each in (listed, *listed["nodes"])} == {False}
-            assert "cannot make out" in text_of(parsed(served.ask("/nodes/n1", "t-olga").text))
+            assert "cannot read the cluster's data" in text_of(parsed(served.ask("/nodes/n1", "t-olga").text))
             served.api.change(lambda server: server.delete(path))
             assert any(not each["trouble"] for each in news)
         wait_until(served, lambda: served.readiness()[0] == 200)
@@ -530,7 +530,7 @@ def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
     kubeconfig.write_text("""{current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],
         clusters: [{name: k, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u, user: {token: t}}]}""")
     file = tmp_path / "secret"
-    for content, said in (("short", "characters or more"), (None, "cannot be read")):
+    for content, said in (("short", "must have at least"), (None, "cannot read it")):
         file.unlink(missing_ok=True)
         if content is not None:
             file.write_text(content)
