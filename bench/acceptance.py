@@ -175,11 +175,11 @@ def accepted(placer: ByIndex | Repack | ProductPath, path: Sequence[Arrival]) ->
 def run(report: Report) -> None:
     report.section(
         "Accepted requests",
-        f"Requests for slices of {GPUS} {BOARD} come and go. A request that finds no place is lost.",
-        f"The load is {', '.join(map(str, LOADS))} % of what fits if slices move at will, in {len(MIXES)} mixes.",
+        f"Requests for slices of {GPUS} {BOARD} come and go. A request that finds no room is lost.",
+        f"The load is {', '.join(map(str, LOADS))} % of what would fit if slices could move freely, in {len(MIXES)} mixes.",
         f"Each run has {ARRIVALS:,} requests; the seeds are {SEEDS[0]} to {SEEDS[-1]}.",
-        "Cells: the percentage points of the requests that a policy loses and that moving slices at will would accept.",
-        "The last two columns weigh each request by its compute slices.",
+        "Cells: percentage points of requests that a policy loses but that would be accepted if slices could move freely.",
+        "The last two columns weight each request by its compute slices.",
     )
     found = on_all_cores({(mix, load): (_cell, MIXES[mix], load) for mix in MIXES for load in LOADS})
     gaps = {

@@ -81,12 +81,12 @@ def run(report: Report) -> None:
     measured = _measured(_contenders(ensure_nvidia_driver(say_beside)))
     report.section(
         f"{CLAIMS} claims at once, beside NVIDIA's driver",
-        f"{CLAIMS} pods, each with a claim of {_PROFILE}, come at once to a node with eight A100 40 GB and no instances.",
-        f"Then the same pods come again and use the instances that are there; then {SINGLE_CLAIMS} pods come one after another.",
+        f"{CLAIMS} pods, each with a claim of {_PROFILE}, arrive together on a node with eight A100 40 GB and no instances.",
+        f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
         "GPU operations take no time, so the figures show what the drivers add.",
-        "A claim takes from the kubelet's first call of NodePrepareResources to its answer.",
+        "The time of a claim is that from the kubelet's first call of NodePrepareResources to its answer.",
         f"NVIDIA's driver is {pinned_version()} with its gate DynamicMIG, and prepares claims one by one.",
-        f"Claims are in milliseconds, pods in seconds: medians of {ROUNDS} rounds.",
+        f"Claims are in milliseconds, pods in seconds, medians of {ROUNDS} rounds.",
     )
     rows = []
     for name, batches in measured.items():

@@ -101,9 +101,9 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     report.section(
         "A Kubernetes node",
         f"A simulated {node.record.machine} has a real kubelet; its GPU operations take as long as on hardware.",
-        f"A label on the node asks for each layout. Medians of {LABEL_RUNS} runs, in seconds.",
-        "NVML works from the first call that asks for a change until the last change has taken effect.",
-        "The kubelet writes its node's status once a second, so up to a second of the third column is the kubelet's.",
+        f"A node label requests each layout. Medians of {LABEL_RUNS} runs, in seconds.",
+        "'NVML at work' lasts from the first call that requests a change until the last change has taken effect.",
+        "The kubelet writes its node's status once a second, so the kubelet can cause up to a second of the third column.",
         f"For comparison, `tranche layout apply` makes the same change without Kubernetes, in medians of {COMMAND_RUNS} runs.",
     )
     measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}

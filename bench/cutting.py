@@ -77,8 +77,8 @@ def run(report: Report) -> None:
     report.section(
         "Cutting eight A100 into 56 slices",
         f"The machine is a simulated {MACHINE}. Its GPU operations take as long as on hardware.",
-        "The baseline works like mig-parted: one GPU after the other, it destroys every instance and creates each new one.",
-        "Tranche cuts the GPUs at once. It also looks, plans, journals and verifies, which the last column shows.",
+        "The baseline works like mig-parted: one GPU after another, it destroys every instance and creates the new ones.",
+        "Tranche cuts the GPUs in parallel. The last column is the time that it takes to look, plan, journal and verify.",
         f"Medians of {OUR_RUNS} and {BASELINE_RUNS} runs.",
     )
     report.table(["from", "Tranche", "one after the other", "ratio", "Tranche's own work"], rows)

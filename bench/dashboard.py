@@ -61,7 +61,7 @@ def run(report: Report) -> None:
         f"A page of {NODES:,} nodes",
         f"The page shows a simulated cluster with {GPUS:,} GPUs, {SLICES:,} slices and {CHANGES} changes a second.",
         f"A real server and Chromium run on one machine, {_SECONDS:.0f} s for each column.",
-        "For comparison, the same page is fetched as a whole whenever something has changed.",
+        "For comparison, the browser fetches the whole page again whenever something has changed.",
     )
     rows: Sequence[tuple[str, str, Callable[[_Watched], float]]] = (
         ("first picture with all rows, median", "s", lambda each: median(each.first)),

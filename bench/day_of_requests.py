@@ -48,11 +48,11 @@ class Visit:
 def run(report: Report) -> None:
     report.section(
         "Requests of a day that find a place at once",
-        f"{_ARRIVALS:,} requests come at random and never wait, mean of {len(_SEEDS)} seeds.",
+        f"{_ARRIVALS:,} requests arrive at random times and never wait; mean of {len(_SEEDS)} seeds.",
         f"They would fill {100 * _LOAD:.0f} % of the memory if none were lost.",
-        f"Most ask for 1 to {max(_AMOUNTS)} GiB, {100 - sum(_AMOUNTS.values())} % for a whole GPU.",
-        f"In the rows with `hard`, {100 * _HARD:.0f} % of those for memory accept only hard isolation.",
-        "The last column is Tranche's default, which chooses between the two.",
+        f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())} % request a whole GPU.",
+        f"In the rows with `hard`, {100 * _HARD:.0f} % of the requests for memory accept only hard isolation.",
+        "The last column is Tranche's default, which chooses between slices and parts.",
     )
     machines = {"one T4": (t4(),), "one A100 40 GB": a100s(1), "eight A100 40 GB": a100s(8)}
     rows = []

@@ -55,8 +55,8 @@ def run(report: Report) -> None:
 def _commands(report: Report) -> None:
     report.section(
         "Commands and decisions",
-        f"Simulated machines have GPUs of the kind {BOARD} with MIG mode on, and their operations take no time.",
-        "Each `tranche run -- true` gets the idle slice of the last one. The new Python at the end is the baseline.",
+        f"Simulated machines have {BOARD} GPUs with MIG mode on, and GPU operations take no time.",
+        "Each `tranche run -- true` gets the idle slice of the previous one. A new Python process, at the end, is the baseline.",
         f"Cells: wall time, processor time of a new process, in milliseconds; medians of {_COMMANDS} runs.",
     )
     commands = {
@@ -92,7 +92,7 @@ def _commands(report: Report) -> None:
 def _decisions(report: Report) -> None:
     report.section(
         "The decision alone",
-        f"{HELD} slices are held on each GPU. From what Tranche observed to its answer, in milliseconds of processor time.",
+        f"{HELD} slices are held on each GPU. Processor time from the observation to the answer, in milliseconds.",
     )
     rows = []
     for gpus in MACHINES:

@@ -43,10 +43,10 @@ def run(report: Report) -> None:
     report.section(
         "The order of devices for Kubernetes' scheduler",
         f"The scheduler is simulated. It serves claims on {FLEET} nodes with {GPUS} A100 40 GB each.",
-        "It draws a node among those with room, and there takes the first device in the list that fits.",
+        "It picks a random node that has room, and takes the first device in the node's list that fits.",
         f"{ARRIVALS:,} pods arrive, and the last two thirds count.",
-        "At a load of 1 they would fill every GPU if slices could be moved at will.",
-        f"Cells: percent of the pods that get no place, mean of {len(SEEDS)} seeds.",
+        "At a load of 1, they would fill every GPU if slices could move freely.",
+        f"Cells: percentage of pods that find no place, mean of {len(SEEDS)} seeds.",
     )
     _simulated(report)
     _kept(report)
@@ -81,7 +81,7 @@ def _kept(report: Report) -> None:
         "Kept room for large requests",
         f"The same scheduler has {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
         "Nodes [keep room](agent.md#room-for-large-requests) for one or two slices.",
-        "Cells: percent of the requests for a profile that get no place; of all compute slices requested, the percentage given.",
+        "Cells: percentage of requests for a profile that find no place; of all compute slices requested, the percentage given.",
     )
     runs = {
         (mix, keep, seed): (

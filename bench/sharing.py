@@ -67,9 +67,9 @@ def run(report: Report) -> None:
 def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
     report.section(
         "Sharing",
-        "Tenants share a T4, each a `tranche run` of 1 GB with a program that always has work.",
+        "Tenants share a T4, each a `tranche run` of 1 GB with a program that is always busy.",
         "The GPU is the simulator's model: the table shows that Tranche sets the mechanisms up, not how fast a GPU is.",
-        "Large kernels fill the GPU, small ones a tenth of it. Cells: how much of the GPU all tenants use together.",
+        "Large kernels fill the GPU, small ones a tenth of it. Cells: how much of the GPU the tenants use together.",
     )
     rows = []
     worst = 0.0
@@ -81,7 +81,9 @@ def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
             worst = max(worst, *((max(shares) - min(shares)) / max(shares) for shares in found))
             rows.append([f"{kernels} kernels, {mechanism}", *(f"{100 * sum(shares):.0f} %" for shares in found)])
     report.table(["", *(f"tenants: {number}" for number in _TENANTS)], rows)
-    report.verdict("The least that a tenant gets is at most 2 % below the most.", worst <= 0.02)
+    report.verdict(
+        "The tenant that gets the least gets at most 2 % less than the one that gets the most.", worst <= 0.02
+    )
 
 
 def _shares(site: Site, number: int, blocks: int, request: Sequence[str]) -> list[float]:

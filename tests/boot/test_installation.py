@@ -46,7 +46,7 @@ def test_what_is_installed_goes_without_a_trace(root: Path) -> None:
     assert "ExecStart=/usr/bin/tranche boot\n" in files(root)[f"etc/systemd/system/{UNIT}"]
     assert files(root)["etc/default/mig"] == f"{MARK}MIG_PARTITION=7*1g.5gb\n"
     installed = files(root)
-    assert "as it should be" in installation(root).install()
+    assert "up to date" in installation(root).install()
     assert files(root) == installed
     assert "/etc/default/mig" in installation(root).remove()
     assert files(root) == before

@@ -60,7 +60,7 @@ def test_a_restart_of_the_machine_needs_the_hosts_root(two_a100: TestMachine, tm
 
 @pytest.mark.parametrize(
     ("holds", "mode", "words"),
-    [(("dpkg", "dbus"), 0o755, "it holds dbus, dpkg"), ((), 0o1777, "all users can write to it")],
+    [(("dpkg", "dbus"), 0o755, "it contains dbus, dpkg"), ((), 0o1777, "all users can write to it")],
 )
 def test_a_folder_that_is_everybodys_stays_as_it_is(
     two_a100: TestMachine, tmp_path: Path, holds: tuple[str, ...], mode: int, words: str

@@ -48,7 +48,7 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpu", "half", *COMMAND), 2, "'half' is not a share"),
         (("run", "--gpu", "0.5", "--compute", "0", *COMMAND), 2, "'0' is not a compute ceiling"),
         (("run", "--gpu", "0.5", "--compute", "101", *COMMAND), 2, "'101' is not a compute ceiling"),
-        (("run", "--gpu", "0.5", "--count", "3", *COMMAND), 31, "asks for 3 GPUs and this machine has 2"),
+        (("run", "--gpu", "0.5", "--count", "3", *COMMAND), 31, "asks for 3 GPUs, but this machine has 2"),
         (("run", "--gpu", "0.5", "--isolation", "firm", *COMMAND), 2, "--isolation is 'hard', 'soft', 'none' or 'any'"),
         (("run", "--gpus", "0", *COMMAND), 2, "'0' is not a number of whole GPUs"),
         (("run", "--gpus", "3", *COMMAND), 31, "this machine has 2"),
@@ -64,7 +64,7 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (
             ("run", "--gpus", "1", "--no-wait", "--timeout", "9s", *COMMAND),
             2,
-            "--no-wait and --timeout exclude each other",
+            "--no-wait and --timeout cannot be combined",
         ),
         (("run", "--gpus", "1", "--", "no-such-command"), 127, "'no-such-command' is not an executable command"),
         (("--simulate", "no-such-machine", "gpus"), 27, "no simulated machine 'no-such-machine'"),

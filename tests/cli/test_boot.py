@@ -94,7 +94,7 @@ def test_a_slice_in_use_is_never_destroyed(two_a100: TestMachine) -> None:
     [
         ("MIG_PARTITION=99,99\n", 30, "has no profile with the number 99"),
         ("MIG_PARTITION=8*19\n", 12, "cannot have 8x 1g.5gb"),
-        ("MIG_PARTITION=all-1g.10mb\n", 11, "names no layout"),
+        ("MIG_PARTITION=all-1g.10mb\n", 11, "does not name a layout"),
         ("MIG_PARTITION=\n", 18, "is empty"),
         ("MIG_PARTITION=one\nMIG_PARTED_CONFIG_FILE=/nowhere\n", 10, "cannot read /nowhere"),
     ],
@@ -216,7 +216,7 @@ def test_the_unit_is_written_once_and_removed_without_a_trace(two_a100: TestMach
     assert "@" not in unit
     link = folder / "multi-user.target.wants/tranche-boot.service"
     assert link.resolve() == folder / "tranche-boot.service"
-    assert "as it should be" in two_a100.tranche(*install).stderr
+    assert "up to date" in two_a100.tranche(*install).stderr
 
     (root / "etc/default").mkdir()
     (root / "etc/default/mig").write_text(ARTICLE)
@@ -227,7 +227,7 @@ def test_the_unit_is_written_once_and_removed_without_a_trace(two_a100: TestMach
     own = folder / "tranche-boot.service.d/mine.conf"
     own.write_text("[Service]\nNice=5\n")
     assert "is removed" in two_a100.tranche("boot", "remove", "--root", str(root)).stderr
-    assert "is not there" in two_a100.tranche("boot", "remove", "--root", str(root)).stderr
+    assert "is not installed" in two_a100.tranche("boot", "remove", "--root", str(root)).stderr
     assert [path for path in folder.rglob("*") if path.is_file()] == [own]
     assert not two_a100.json("boot", "status", "--root", str(root))["installed"]
 
@@ -325,5 +325,5 @@ def test_status_says_how_the_cut_ended(two_a100: TestMachine) -> None:
     two_a100.tranche(*command)
     shown = two_a100.json(*command, "status")
     assert (shown["reason"], shown["asked"]) == ("", "19,19,19,19,19,19,19")
-    assert "at boot the GPUs were found or made as" in two_a100.tranche(*command, "status").stdout
+    assert "at boot: the GPUs are cut as" in two_a100.tranche(*command, "status").stdout
     assert shown["file"].startswith(os.sep)

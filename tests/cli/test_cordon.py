@@ -131,7 +131,7 @@ def test_a_lost_gpu_that_nobody_knows_is_not_named_and_one_that_was_seen_is(two_
     for each in words:
         refused = two_a100.tranche(*each, code=GpuNotFound.exit_code).stderr
         assert "GPU 0 is lost" in refused
-        assert "hint: name it when the driver reaches it again" in refused
+        assert "hint: name it once the driver can reach it again" in refused
     two_a100.machine.clear_injections()
     two_a100.tranche("gpus")
     two_a100.machine.inject_lost(0)

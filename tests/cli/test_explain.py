@@ -98,8 +98,8 @@ def test_a_request_that_waits_is_explained_in_its_place(make_machine: MakeMachin
     assert document["request"] == waiter["request"]
     (gpu,) = document["gpus"]
     assert gpu["obstacle"]["allocationIds"] == [holder["id"]], "not the request itself"
-    assert "waits" in machine.tranche("explain", holder["id"], code=34).stderr
-    assert "exclude each other" in machine.tranche("explain", waiter["id"], "--gpus", "1", code=2).stderr
+    assert "is waiting" in machine.tranche("explain", holder["id"], code=34).stderr
+    assert "cannot be combined" in machine.tranche("explain", waiter["id"], "--gpus", "1", code=2).stderr
     machine.tranche("release", waiter["id"][:5])
     assert machine.json("ps")["waiters"] == []
     assert "no request" in machine.tranche("explain", waiter["id"], code=34).stderr

@@ -102,6 +102,6 @@ def test_a_description_too(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["\x1b[31mx\x1b]0;t\x07", "A100\nspec: x", "A\u202e100"])
 def test_no_request_names_a_model_that_a_terminal_would_act_on(text: str) -> None:
-    with pytest.raises(UsageError, match="characters that no GPU model's name has"):
+    with pytest.raises(UsageError, match="characters that do not occur in the names of GPU models"):
         parse_request(gpus="1", gpu_model=text)
     assert parse_request(gpus="1", gpu_model="A100\n").gpu_model == "A100"

@@ -27,7 +27,7 @@ def test_spans_of_time_have_units(machine: TestMachine) -> None:
     assert "got no share within 0.1 s" in done.stderr
 
     done = machine.tranche("run", "--gpus", "1", "--timeout", "soon", "--", "true", code=2)
-    assert "'soon' is not a span of time" in done.stderr
+    assert "'soon' is not a duration" in done.stderr
     assert "30s, 10m, 1h30m" in done.stderr
 
     done = machine.tranche("top", "--interval", "10ms", code=2)

@@ -197,7 +197,7 @@ def test_logs_of_a_job_that_has_not_started_say_so(api: ServedApi) -> None:
 def test_wait_ends_as_the_job_does(api: ServedApi) -> None:
     assert "job 'train' not found" in tranche(api, "job", "wait", "train", code=42).stderr
     api.change(lambda server: put_job(server, status={"ready": 1}))
-    assert "runs" in tranche(api, "job", "wait", "train", "--for", "running").stderr
+    assert "is running" in tranche(api, "job", "wait", "train", "--for", "running").stderr
     assert "is Running after 0.01 s" in tranche(api, "job", "wait", "train", "--timeout", "10ms", code=70).stderr
     api.change(lambda server: put_job(server, status=ended("Failed")))
     assert "has failed: because" in tranche(api, "job", "wait", "train", code=48).stderr
@@ -619,7 +619,7 @@ def kubectl_in(folder: Path) -> str:
 def test_attach_and_exec_hand_over_to_kubectl(api: ServedApi, tmp_path: Path) -> None:
     path = kubectl_in(tmp_path)
     api.change(put_job)
-    assert "no pod of job team-a/train runs" in tranche(api, "job", "attach", "train", code=42, PATH=path).stderr
+    assert "no pod of job team-a/train is running" in tranche(api, "job", "attach", "train", code=42, PATH=path).stderr
     api.change(put_pod)
     assert tranche(api, "job", "attach", "train", PATH=path).stdout == "-n team-a attach train-0-abcde -c main "
     done = tranche(

@@ -78,7 +78,7 @@ def test_where_the_driver_tells_nothing_the_catalogue_stands_in(two_a100: TestMa
         (("--gpu", "-1"), 23, "no GPU -1"),
         (("--board", "H100"), 2, "no board 'H100'"),
         (("--board", ""), 2, "no board ''"),
-        (("--board", "B200", "--boards"), 2, "exclude each other"),
+        (("--board", "B200", "--boards"), 2, "cannot be combined"),
         (("-o", "yaml"), 2, "yaml"),
     ],
 )

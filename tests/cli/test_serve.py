@@ -43,10 +43,10 @@ def test_the_unit_is_written_enabled_and_removed_again(image: Path) -> None:
     assert "written and enabled" in serve("install", *arguments)
     assert files(image) == {*before, UNIT, LINK}
     assert "ExecStart=/opt/tranche serve\n" in (image / UNIT).read_text()
-    assert "as it should be" in serve("install", *arguments)
+    assert "up to date" in serve("install", *arguments)
     assert "removed" in serve("remove", "--root", str(image))
     assert files(image) == before
-    assert "not there" in serve("remove", "--root", str(image))
+    assert "not installed" in serve("remove", "--root", str(image))
 
 
 def test_the_unit_serves_the_folder_that_the_command_names(image: Path) -> None:

@@ -166,7 +166,7 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> N
     path = tmp_path / "token"
     read_token(path)
     path.chmod(mode)
-    with pytest.raises(PermissionDenied, match="not a secret of yours alone"):
+    with pytest.raises(PermissionDenied, match="is not private to you"):
         read_token(path)
 
 
@@ -175,7 +175,7 @@ def test_a_token_that_somebody_else_made_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "token"
     read_token(path)
     os.chown(path, 65534, 65534)
-    with pytest.raises(PermissionDenied, match="not a secret of yours alone"):
+    with pytest.raises(PermissionDenied, match="is not private to you"):
         read_token(path)
 
 
@@ -199,7 +199,7 @@ def test_what_tranche_did_not_make_is_no_token(tmp_path: Path, content: bytes) -
     path = tmp_path / "a token"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(PermissionDenied, match="none that Tranche made") as refused:
+    with pytest.raises(PermissionDenied, match="was not created by Tranche") as refused:
         read_token(path)
     assert f"rm '{path}'" in refused.value.hint
 

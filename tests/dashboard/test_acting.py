@@ -67,13 +67,13 @@ def test_a_gpu_is_cordoned_and_given_away_again(machine: TestMachine, acting: Se
     assert there in visitor.open(page).text
     assert 'method="post"' not in visitor.open(back).text
     stale = visitor.form(there)
-    assert visitor.outcome(visitor.send(visitor.form(there))) == "Done. Nothing more is given away of GPU 1."
+    assert visitor.outcome(visitor.send(visitor.form(there))) == "Done. GPU 1 serves no new requests."
     assert machine.json("gpus")["gpus"][1]["withheld"] == f"cordoned by {user_name()}: from the dashboard"
     shown = visitor.open(page).text
     assert f"cordoned by {user_name()}: from the dashboard" in shown
     assert (there in shown, back in shown) == (False, True)
     assert "Nothing was done" in visitor.open(visitor.send(stale).headers["location"]).text
-    assert visitor.outcome(visitor.send(visitor.form(back))) == "Done. GPU 1 is given away again."
+    assert visitor.outcome(visitor.send(visitor.form(back))) == "Done. GPU 1 serves new requests again."
     assert machine.json("gpus")["gpus"][1]["withheld"] is None
     for kind in ("Cordoned", "Uncordoned"):
         assert actor_of(machine, kind) == {"by": "dashboard", "user": user_name()}
@@ -102,7 +102,7 @@ def test_a_layout_is_applied_as_its_plan_says(machine: TestMachine, acting: Serv
     assert LAYOUT.partition("?")[2] in visitor.open("/layouts?layout=all-1g.5gb").text
     planned = tables(parsed(visitor.open(LAYOUT).text))["What would be done"]
     answer = visitor.send(visitor.form(LAYOUT))
-    assert visitor.outcome(answer).startswith("Done. The GPUs are as declared")
+    assert visitor.outcome(answer).startswith("Done. The GPUs match the layout")
     page = parsed(visitor.open(answer.headers["location"]).text)
     (steps,) = [each for each in page.iter("ol") if each.get("id") == "steps"]
     assert sorted(map(text_of, steps)) == sorted(f"{gpu}: {step}" for gpu, step in planned)
@@ -196,7 +196,7 @@ def test_a_dashboard_that_only_shows_shows_the_plan_and_does_nothing(
     ):
         answer = me.send(form)
         assert answer.status == 403
-        assert "only shows" in answer.text
+        assert "is read-only" in answer.text
     assert machine.changes() == before
 
 
@@ -236,7 +236,7 @@ def test_a_share_that_has_ended_meanwhile_is_told(machine: TestMachine, acting: 
     workload.process.wait()
     page = me.open(me.send(form).headers["location"])
     assert "Nothing was done" in page.text
-    assert "there is no share and no waiting request" in page.text
+    assert "there is neither a share nor a waiting request" in page.text
 
 
 def test_an_open_plan_says_that_another_one_comes_out(machine: TestMachine, acting: ServedDashboard) -> None:
@@ -249,7 +249,7 @@ def test_an_open_plan_says_that_another_one_comes_out(machine: TestMachine, acti
 
     assert "The plan is that of now." in part()
     machine.hold("--mig-profile", "1g.5gb")
-    wait_until(lambda: me.open("/").status == 200 and "another plan comes out now" in part())
+    wait_until(lambda: me.open("/").status == 200 and "This plan is no longer valid" in part())
 
 
 def test_a_driver_that_hangs_in_the_middle_holds_up_no_page_and_a_kill_is_undone(

@@ -85,7 +85,7 @@ def compare(state: State, pages: dict[str, str], after: State) -> None:
             case [""]:
                 _compare_fleet(state, figures(page), tables(page)["The same as a table"])
             case ["queue"]:
-                rows = tables(page).get("Who waits, first come first", [])
+                rows = tables(page).get("Waiting requests, oldest first", [])
                 for row, each in zip(rows, state["waiters"], strict=True):
                     assert row[0] == str(each["position"])
                     assert row[1].endswith(each["id"])
@@ -100,7 +100,7 @@ def compare(state: State, pages: dict[str, str], after: State) -> None:
                 (gpu,) = [each for each in state["gpus"] if each["uuid"] == uuid]
                 _compare_gpu(gpu, figures(page), tables(page).get("Slices and holders", []))
                 of_it = [id for id, grants in _grants(state).items() if any(g["gpuUUID"] == uuid for g in grants)]
-                rows = tables(page).get("Who held what of it, newest first", [])
+                rows = tables(page).get("Past holders, newest first", [])
                 assert {row[0] for row in rows if row[4] == "held still"} == set(of_it)
             case ["shares", id]:
                 (share,) = [each for each in state["allocations"] if each["id"] == id]
@@ -153,7 +153,9 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
     idle = [each["memoryBytes"] for each in waste["idle"]]
     words = ("held and unused", "held and larger than needed", "cut and idle")
     assert numbers == {word: format_memory(sum(each)) for word, each in zip(words, (unused, spare, idle), strict=True)}
-    assert [row[1] for row in shown.get("Held, and no process is in it now", [])] == list(map(format_memory, unused))
+    assert [row[1] for row in shown.get("Held, but no process is running on it", [])] == list(
+        map(format_memory, unused)
+    )
     assert [row[1] for row in shown.get("Cut, and held by nobody", [])] == list(map(format_memory, idle))
     devices = [each for gpu in state["gpus"] for each in (gpu, *gpu["slices"])]
     active = {each["id"] for each in state["allocations"] if each["phase"] == "active"}
@@ -165,7 +167,7 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
     assert sum(each["unusedBytes"] for each in waste["owners"]) == sum(unused)
     assert sum(each["spareBytes"] for each in waste["owners"]) == sum(spare)
     _compare_held(state)
-    rows = {row[0]: row for row in shown.get("By user and namespace, who held most first", [])}
+    rows = {row[0]: row for row in shown.get("By user and namespace, largest first", [])}
     after = {_whose(each): each for each in later["owners"]}
     assert rows.keys() == after.keys()
     for each in waste["owners"]:
@@ -174,7 +176,7 @@ def _compare_waste(state: State, numbers: dict[str, str], shown: dict[str, list[
         assert (shares, unused_now, spare_now) == wanted
         first, last = (one["heldByteSeconds"] / GIB / 3600 for one in (each, after[_whose(each)]))
         assert first - 0.051 <= float(hours.removesuffix(" GiB·h").replace(",", "")) <= last + 0.051
-    use = shown["Shares of each GPU's grid and of the time"]
+    use = shown["Fractions of each GPU's grid over time"]
     for row, before, then in zip(use, waste["gpus"], later["gpus"], strict=True):
         for cell, name in zip(row[1:3], ("held", "idle"), strict=True):
             share = float(cell.removesuffix("%")) / 100

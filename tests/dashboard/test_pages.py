@@ -127,7 +127,7 @@ def test_a_gpus_page_has_every_slice_with_its_holders(view: NodeView) -> None:
 @given(VIEWS, st.lists(requests(), min_size=1, max_size=4).map(tuple))
 def test_the_queue_says_why_each_one_waits(view: NodeView, waiting: tuple[Request, ...]) -> None:
     seen = snapshot_of(view, waiting)
-    rows = tables(tree_of(page_of("/queue", seen)))["Who waits, first come first"]
+    rows = tables(tree_of(page_of("/queue", seen)))["Waiting requests, oldest first"]
     for row, each in zip(rows, seen.overview["waiters"], strict=True):
         assert row[0] == str(each["position"])
         assert row[1].endswith(each["id"])
@@ -196,7 +196,7 @@ def test_the_preview_of_a_layout_is_its_plan_and_the_machine_afterwards(view: No
     if isinstance(decision, TrancheError):
         assert printable(decision.message) in said
         return
-    caption = "What would be done where nothing is in the way" if decision.blockers else "What would be done"
+    caption = "Steps where nothing is in the way" if decision.blockers else "What would be done"
     steps = [[view.node.gpu(step.gpu_uuid).label, str(step)] for step in decision.plan.steps]
     assert tables(page).get(caption, []) == steps
     assert ("Refused now" in said) == bool(decision.blockers)
@@ -244,7 +244,7 @@ def test_events_are_chosen_and_ordered(query: dict[str, str], numbers: list[str]
     chosen = [each.get("value") for each in page.iter("option") if each.get("selected") is not None]
     assert chosen == [query.get("kind", ""), query.get("order", "")]
     if {"q", "kind"} & query.keys():
-        assert f"{len(numbers)} of 3 events are such." in text_of(page)
+        assert f"{len(numbers)} of 3 events match." in text_of(page)
 
 
 def test_a_slice_that_is_held_says_for_how_long() -> None:
@@ -296,9 +296,9 @@ def test_the_use_of_a_gpu_over_days_is_drawn_where_it_was_written_down_and_nowhe
         float(each.split("L")[0].split()[0]) for path in chart.iter("path") for each in path.get("d", "").split("M")[1:]
     ]
     assert starts == [250, 750], "of a thousand; between them nobody looked"
-    assert "Nothing was written down in this time" in text_of(page(UseRecord((of(1.5, 900.0),))))
-    assert "is not written down: the disk is full" in text_of(page(UseRecord((), "the disk is full")))
-    assert "is not written down: this server has no file" in text_of(page(None))
+    assert "Nothing was recorded in this time" in text_of(page(UseRecord((of(1.5, 900.0),))))
+    assert "is not recorded: the disk is full" in text_of(page(UseRecord((), "the disk is full")))
+    assert "is not recorded: this server has no file" in text_of(page(None))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_gpus_are_found_by_what_is_said_of_them() -> None:
     seen = snapshot_of(every_kind())
     page = tree_of(page_of("/", seen, q="TEAM-A/train"))
     assert [text_of(each) for each in page.iter("a") if str(each.get("id")).startswith("to-")] == ["GPU 2"]
-    assert "1 of 10 GPUs have “TEAM-A/train”." in text_of(page)
+    assert "1 of 10 GPUs match “TEAM-A/train”." in text_of(page)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -421,12 +421,12 @@ def test_what_is_held_is_on_every_page_though_the_clock_was_put_back() -> None:
     for gpu in seen.overview["gpus"]:
         ids = {each.id for each in later if any(grant.gpu_uuid == gpu["uuid"] for grant in each.grants)}
         page = tree_of(page_of(f"/gpus/{gpu['uuid']}", seen))
-        rows = tables(page).get("Who held what of it, newest first", [])
+        rows = tables(page).get("Past holders, newest first", [])
         assert {row[0] for row in rows} == ids
         (history,) = [each for each in page.iter("svg") if "history" in str(each.get("class"))]
         drawn = [str(rect.get("class")) for rect in history.iter("rect")]
         assert drawn.count("tr-held") == len(rows)
-    owners = tables(tree_of(page_of("/waste", seen)))["By user and namespace, who held most first"]
+    owners = tables(tree_of(page_of("/waste", seen)))["By user and namespace, largest first"]
     assert sum(int(row[1]) for row in owners) == len(later)
 
 
@@ -469,7 +469,7 @@ def test_what_needs_somebody_comes_with_time_alone_and_is_not_denied_where_nobod
 
     page = page_at("/", {}, calm, unread)
     assert page is not None
-    assert "What needs you is not known: the ledger is gone." in text_of(tree_of(page))
+    assert "Cannot tell what needs attention: the ledger is gone." in text_of(tree_of(page))
 
 
 def test_the_button_that_kills_says_what_and_looks_like_it() -> None:

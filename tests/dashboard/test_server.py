@@ -184,7 +184,7 @@ def test_the_page_shows_what_the_commands_print(machine: TestMachine, dashboard:
     assert figures(page)["shares"] == "2"
     assert figures(page)["waiting"] == "1"
     why = machine.json("ps")["waiters"][0]["why"]
-    assert tables(parsed(dashboard.ask("/queue").text))["Who waits, first come first"][0][4].startswith(why)
+    assert tables(parsed(dashboard.ask("/queue").text))["Waiting requests, oldest first"][0][4].startswith(why)
     explained = machine.json("explain", "--gpu-memory", "4Gi")
     assert explained["message"] in text_of(parsed(dashboard.ask("/ask?kind=gpu_memory&amount=4Gi").text))
     gpu = machine.json("gpus")["gpus"][0]["uuid"]
@@ -208,7 +208,7 @@ def test_a_gpus_page_tells_who_held_what(machine: TestMachine, dashboard: Served
     machine.hold("--mig-profile", "1g.5gb")
     gpu = machine.json("gpus")["gpus"][0]["uuid"]
     page = parsed(dashboard.ask(f"/gpus/{gpu}?hours=6").text)
-    rows = tables(page)["Who held what of it, newest first"]
+    rows = tables(page)["Past holders, newest first"]
     assert [row[1] for row in rows] == ["1g.5gb at 6:1", "1g.5gb at 6:1"]
     assert [row[4] == "held still" for row in rows] == [True, False]
     (history,) = [each for each in page.iter("svg") if "history" in str(each.get("class"))]
@@ -349,7 +349,7 @@ def test_the_token_is_in_a_file_of_the_owner(machine: TestMachine, dashboard: Se
 def test_a_port_that_is_taken_is_refused(machine: TestMachine, dashboard: ServedDashboard) -> None:
     state = str(machine.folder / "xdg")
     refused = machine.tranche("dashboard", "--port", str(dashboard.port), code=2, XDG_STATE_HOME=state)
-    assert "another program listens there" in refused.stderr
+    assert "another program already listens there" in refused.stderr
 
 
 def test_a_machine_without_a_driver_has_no_page() -> None:

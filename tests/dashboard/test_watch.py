@@ -161,7 +161,7 @@ def test_what_goes_wrong_is_said_and_is_tried_again(
         assert machine.opened == 2
 
     watching(machine, work)
-    assert ("could not be looked at" in caplog.text) == isinstance(error, RuntimeError)
+    assert ("the machine could not be read" in caplog.text) == isinstance(error, RuntimeError)
 
 
 def test_a_look_that_hangs_holds_up_the_first_who_asks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

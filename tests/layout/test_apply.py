@@ -298,7 +298,9 @@ def test_what_an_interrupted_change_cannot_undo_is_said(bench: MakeBench) -> Non
     b.machine.inject_latency("nvmlDeviceCreateGpuInstanceWithPlacement", 1)
     b.machine.inject_error("nvmlComputeInstanceDestroy", 999, calls=100)
     code, said = ended_by_sigterm(b, "-c", "all-1g.10gb", at=lambda: len(cut_of(b.observe().gpus[0])) >= 2)
-    assert (code, said.startswith("interrupted: undoing the change failed, so some of it stays: ")) == (143, True), said
+    assert (code, said.startswith("interrupted: undoing the change failed, so parts of it remain: ")) == (143, True), (
+        said
+    )
 
 
 def test_a_killed_change_is_undone_by_the_next_command(bench: MakeBench) -> None:

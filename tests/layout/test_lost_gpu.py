@@ -51,7 +51,7 @@ def test_a_layout_is_applied_to_the_other_seven(
     outcome = b.layout("apply", "-c", layout, "-o", "json")
     assert outcome.code == HARDWARE_ERROR
     assert "GPU 3" in outcome.stderr
-    assert "all other GPUs are as declared" in outcome.stderr
+    assert "all other GPUs match the layout" in outcome.stderr
     assert "applied successfully" not in outcome.stderr
     assert [gpu["index"] for gpu in outcome.data["gpus"]] == OTHERS
     assert [lost.split(" (")[0] for lost in outcome.data["lost"]] == ["GPU 3"]
@@ -61,7 +61,7 @@ def test_a_layout_is_applied_to_the_other_seven(
     calls = b.machine.total_change_calls()
     again = b.layout("apply", "-c", layout)
     assert again.code == HARDWARE_ERROR
-    assert "nothing to do: the GPUs that can be reached are as declared" in again.stderr
+    assert "nothing to do: the reachable GPUs already match the layout" in again.stderr
     assert b.machine.total_change_calls() == calls
 
     b.machine.clear_injections()

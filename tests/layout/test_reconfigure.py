@@ -252,7 +252,7 @@ def test_a_slice_that_is_held_and_gone_is_no_part_of_a_layout_unless_it_is_about
         decision = plan_layout(view_of(gpu, allocations=[allocation]), layout("7g.40gb"))
         assert decision.plan.empty
         assert len(decision.blockers) == blocked
-    with pytest.raises(GpuBusy, match=r"7g.40gb at 0:8 of GPU 0 is not there, and is held by allocation a-7"):
+    with pytest.raises(GpuBusy, match=r"7g.40gb at 0:8 of GPU 0 does not exist, but is held by allocation a-7"):
         plan_layout(
             view_of(gpu, allocations=[allocation._replace(phase=Phase.ACTIVE)]), layout("7g.40gb")
         ).refuse_if_blocked()

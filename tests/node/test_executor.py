@@ -194,7 +194,7 @@ def test_errors_while_undoing_are_told_and_the_rest_is_undone(a100: Node) -> Non
                 a100.machine.inject_error("nvmlComputeInstanceDestroy", UNKNOWN, calls=1)
 
         first, second, last = create(gpu, "1g.5gb", 0), create(gpu, "1g.5gb", 1), create(gpu, "1g.5gb", 2)
-        with pytest.raises(TrancheError, match=r"undoing the change failed too, so some of it stays: .*GPU 0"):
+        with pytest.raises(TrancheError, match=r"undoing the change failed too, so parts of it remain: .*GPU 0"):
             host.change(lambda view: Plan("fails", (first, second, last)), progress=disturb)
         left = [instance.placement.start for instance in gpus(host)[0].instances]
         assert left == [1], "the last one made is undone first, and could not be"

@@ -28,7 +28,7 @@ NO_FILE: dict[str, Callable[[Path], None]] = {
     "is a socket": _socket,
     "is a folder": Path.mkdir,
     "is a device": lambda path: path.symlink_to("/dev/zero"),
-    "is a link that leads nowhere": lambda path: path.symlink_to("nowhere"),
+    "is a dangling symbolic link": lambda path: path.symlink_to("nowhere"),
 }
 READERS: dict[str, Callable[[Path], object]] = {
     "read": read_state_file,
@@ -54,7 +54,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, what: str, reader: s
         return ""
 
     said = Child(read).result()
-    if what == "is a link that leads nowhere" and reader == "lock":
+    if what == "is a dangling symbolic link" and reader == "lock":
         assert not said  # the file that the link leads to is made
     else:
         assert f"{path} {what}, not a file" in said

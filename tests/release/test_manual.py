@@ -62,7 +62,7 @@ def test_a_page_says_what_help_says(manual: Mapping[str, str]) -> None:
 def test_the_first_page_lists_the_commands_and_the_exit_codes(manual: Mapping[str, str]) -> None:
     shown = rendered(manual["tranche.1"])
     assert all(f"tranche-{name}(1)" in shown for name in root.list_commands(click.Context(root)))
-    assert "A layout file breaks the v1 format." in shown
+    assert "A layout file does not follow the v1 format." in shown
 
 
 @given(st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from(" .'\\-"), min_size=1))

@@ -194,7 +194,7 @@ class NodeInstallation:
     def install(self) -> str:
         """Write what is missing or different; returns in words what was done and found. Raises as `install_unit` does."""
         changed = install_unit(self.root, self.program, seconds=self.seconds)
-        said = [f"{InstalledUnit(self.root).file} is {'written and enabled' if changed else 'as it should be'}"]
+        said = [f"{InstalledUnit(self.root).file} is {'written and enabled' if changed else 'up to date'}"]
         if not self.partition:
             if self._remove_file():
                 said.append(f"removed {SETTINGS_FILE}: the settings no longer name a partition")

@@ -96,7 +96,7 @@ AGENT_OPTIONS = (
     click.Option(
         ["--boot-program"],
         metavar="PATH",
-        help="Install the systemd unit of 'tranche boot' on the host; PATH is the program tranche there. The agent removes "
+        help="Install the systemd unit of 'tranche boot' on the host; PATH is the path of tranche there. The agent removes "
         "the unit when its DaemonSet loses this option or is deleted.",
     ),
     click.Option(
@@ -157,7 +157,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             ["--with-reboot"],
             is_flag=True,
             envvar="WITH_REBOOT",
-            help="Reboot the machine if a MIG mode cannot change otherwise.",
+            help="Reboot the machine if nothing else changes its MIG mode.",
         ),
         click.Option(
             ["--operator-namespace"],
@@ -190,7 +190,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             metavar="UID",
             envvar="POD_UID",
             default="",
-            help="UID of the agent's pod. It keeps the sockets of two agents on one node apart. Default: $POD_UID.",
+            help="UID of the agent's pod. It separates the sockets of two agents on one node. Default: $POD_UID.",
         ),
         TIER_OPTION,
     ),

@@ -68,7 +68,8 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
     profiles as for `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
     The command waits for the driver, keeps correct slices, and never changes a slice in use. It ends at most two
-    minutes after the wait. The systemd unit runs it before the kubelet, which starts even if the command fails.
+    minutes after the driver is ready. The systemd unit runs it before the kubelet, which starts even if the command
+    fails.
     """
     context.meta[_TIMEOUT_KEY], context.meta[_FILE_KEY] = timeout, settings_file
     if context.invoked_subcommand is None:
@@ -95,7 +96,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
     )
     if changed:
         tell_systemd(root, "daemon-reload")
-    say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'as it should be'}")
+    say(f"{InstalledUnit(root).file} is {'written and enabled' if changed else 'up to date'}")
     if not (root / settings_file.lstrip("/")).exists():
         say(f"nothing is cut until {settings_file} exists and sets MIG_PARTITION=...")
     warn_of_program(root, program)

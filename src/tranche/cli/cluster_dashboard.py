@@ -33,7 +33,7 @@ _OPTIONS = [
         ["--proxy-secret"],
         metavar="FILE",
         type=click.Path(path_type=Path),
-        help="File with a secret. A proxy that sends it as X-Tranche-Proxy-Secret may name the user. Default: trust no proxy.",
+        help="File with a secret. A proxy that sends it as X-Tranche-Proxy-Secret can name the user. Default: trust no proxy.",
     ),
     click.Option(
         ["--proxy-user-header"],

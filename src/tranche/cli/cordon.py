@@ -22,8 +22,8 @@ from tranche.node.host import Host
 def cordon(settings: Settings, /, gpus: tuple[str, ...], reason: str) -> None:
     """Stop allocating GPUs to new requests.
 
-    GPU is an index or a UUID. Running shares are not affected, and layouts can still be applied. The cordon survives reboots
-    and ends with `tranche uncordon`. Users who wait because of it see who set it, and the reason.
+    GPU is an index or a UUID. Running shares are not affected, and layouts can still be applied. The cordon survives
+    reboots and ends with `tranche uncordon`. Users who wait because of it see who set it and why.
 
     \b
     $ tranche cordon 3 --reason 'fan replacement tonight'

@@ -59,7 +59,7 @@ def command(
 
     The answer shows whether the request would start now. If not, it shows the obstacle on each GPU and what would help,
     cheapest first. ID selects a waiting request, at its place in the queue. With pod/NAME, which selects a pod of a
-    Kubernetes cluster, the answer lists the nodes that cannot run the pod, and why.
+    Kubernetes cluster, the answer lists the nodes that cannot run the pod, with reasons.
 
     The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed
     command left unfinished. The exit code is 0 if the request would start or wait. If this machine can never serve the
@@ -72,7 +72,7 @@ def command(
     $ tranche explain pod/train-x7k2p-0 -n team-a
     """
     if waiter_id and any(value for name, value in request.items() if name != "isolation"):
-        raise UsageError("a request and the id of a waiting request exclude each other", hint="give only one of them")
+        raise UsageError("a request and the id of a waiting request cannot be combined", hint="give only one of them")
     kind, of_cluster, name = waiter_id.partition("/")
     if of_cluster:
         _explain_pod(_pod_name(kind, name), namespace, kubeconfig, output)
@@ -137,7 +137,7 @@ def _waiting(waiter_id: str, queue: Sequence[records.Waiter]) -> tuple[records.W
     for position, waiter in enumerate(queue):
         if waiter.id == waiter_id:
             return waiter, tuple(queue[:position])
-    raise AllocationUnknown(f"no request {waiter_id} waits", hint="list the waiting requests with: tranche ps")
+    raise AllocationUnknown(f"no request {waiter_id} is waiting", hint="list the waiting requests with: tranche ps")
 
 
 def _print(answer: Explanation, node: NodeState, names: NameTable, first: Sequence[str]) -> None:

@@ -50,7 +50,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     their holders.
 
     With --cluster, the list contains the GPUs that nodes offer to claims and the shares that pods hold, as far as your
-    account can read them. Kubernetes knows only the number of devices of a device plugin: see tranche nodes.
+    account can read them. For device plugins, Kubernetes knows only the number of devices: see tranche nodes.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster and output == "svg":

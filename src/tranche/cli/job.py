@@ -281,7 +281,7 @@ def _hand_to_kubectl(
         pods = await client.pods(where, name)
         running = [each for each in pods if each.started and not each.over and pod in (None, each.name)]
         if not running:
-            which = f"pod '{pod}' of job {job} does not run" if pod else f"no pod of job {job} runs"
+            which = f"pod '{pod}' of job {job} is not running" if pod else f"no pod of job {job} is running"
             raise KubernetesNotFound(which, hint=f"wait with: tranche job wait {name} --for running -n {where}")
         return running[0]
 
@@ -344,7 +344,7 @@ def _reached(job: KubeJob, state: str) -> str:
     if job.status is JobStatus.SUCCEEDED:
         return f"job {job} has succeeded"
     if state == "running" and job.status is JobStatus.RUNNING:
-        return f"job {job} runs"
+        return f"job {job} is running"
     return ""
 
 

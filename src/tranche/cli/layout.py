@@ -133,7 +133,7 @@ def apply(
         context = click.get_current_context()
         for name in ("config_file", "selected_config", "mode_only", "skip_reset"):
             if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-                raise UsageError(f"--plan and --{name.replace('_', '-')} exclude each other")
+                raise UsageError(f"--plan and --{name.replace('_', '-')} cannot be combined")
         saved = read_plan(plan_file)
     else:
         layout = _layout_of_file(config_file, selected_config)
@@ -158,7 +158,7 @@ def apply(
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
     """Restore the MIG modes and instances of a checkpoint.
 
-    Instances at their recorded place stay. Tranche destroys and creates the others as apply does.
+    Instances that are already in their recorded place stay. Tranche destroys and creates others, as apply does.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -271,7 +271,7 @@ def _undone_by_signals(
     except WaitInterrupted as stop:
         said = "the change has been undone" if narrator.begun else "nothing was changed"
         if stop.left:
-            said = f"undoing the change failed, so some of it stays: {stop.left}"
+            said = f"undoing the change failed, so parts of it remain: {stop.left}"
         say(f"interrupted: {'the change was made before' if change.made else said}")
         sys.exit(stop.exit_code)
 
@@ -288,7 +288,7 @@ def _print_plan(plan: Plan, node: NodeState) -> None:
     """The steps as a table on stdout, and their sum on stderr."""
     labels = {gpu.uuid: gpu.index for gpu in node}
     if plan.empty:
-        say("nothing to do: the GPUs are as declared")
+        say("nothing to do: the GPUs already match the layout")
         return
     print_table(("GPU", "STEP"), [(labels.get(step.gpu_uuid, step.gpu_uuid), step) for step in plan.steps])
     say(f"{counted(len(plan.steps), 'step')} on {counted(len(plan.gpu_uuids), 'GPU')}")

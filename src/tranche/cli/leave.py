@@ -44,9 +44,9 @@ def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tu
     nodes. It keeps user settings, such as nvidia.com/mig.config. It does not change nodes with agents of another
     DaemonSet. `helm uninstall` runs this command as a job.
 
-    GPUs stay cut, and running pods keep their slices. The command first lists the pods that hold claims: these pods
-    cannot terminate without an agent. It deletes the claim templates that came from annotations, unless a pod still
-    needs them. It prints one line per node on stderr.
+    GPUs stay cut, and running pods keep their slices. The command first lists the pods that hold claims, because these
+    pods cannot terminate without an agent. It deletes the claim templates that came from annotations, unless a pod
+    still needs them. It prints one line per node on stderr.
     """
     try:
         from tranche.kubernetes.agent.leaving import FEATURE_LABELS, MIG_MANAGER, leave, say_claims_left

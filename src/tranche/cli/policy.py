@@ -40,8 +40,8 @@ _GPU_OPTION = click.option(
 def command() -> None:
     """Set and list the sharing policies of GPUs, the quotas of users and groups, and the order of the queue.
 
-    A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and Tranche obeys
-    it in every decision. The help of `tranche policy set` explains the policies.
+    A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and every decision
+    follows it. The help of `tranche policy set` explains the policies.
 
     \b
     $ tranche policy set --gpu 3 sharing=mig
@@ -66,7 +66,7 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
     shares nothing. Every policy allows requests for whole GPUs, and existing shares stay.
 
     LENGTH is default, short, medium or long. It sets how long a share's turn lasts on an uncut GPU with time-slicing.
-    Tranche sets it with the first share and resets it after the last one.
+    Tranche sets it for the first share and resets it after the last one.
 
     A file of kind SharingPolicy replaces all sharing policies. Its field sharing is the policy of all GPUs that
     the file does not list. Each entry of its list gpus has the fields gpu, an index or a UUID, and sharing.
@@ -116,8 +116,8 @@ def unset(settings: Settings, /, gpus: tuple[str, ...]) -> None:
 def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
-    SET FOR shows where the policy comes from: gpu, all, or nothing for the default. For a user with a quota, - means
-    that the limit of all users applies, if there is one. With a weight for (all), the queue is fair.
+    SET FOR shows where the policy was set: gpu, all, or nothing for the default. For a user with a quota, - means that
+    the limit of all users applies, if there is one. With a weight for (all), the queue is fair.
 
     \b
     $ tranche policy list
@@ -173,7 +173,9 @@ def list_(settings: Settings, /, output: str) -> None:
     "--shares", metavar="N", help="Maximum number of shares at once. A request for several GPUs gets several."
 )
 @click.option(
-    "--time", metavar="TIME", help="Longest time limit of a command, such as 8h; applies also without run --time."
+    "--time",
+    metavar="TIME",
+    help="Longest time limit of a command, such as 8h. Commands without --time get this limit.",
 )
 @click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours today and on the six days before, in UTC.")
 @click.option("--remove", is_flag=True, help="Remove the limits of the user or group, or those set for all users.")

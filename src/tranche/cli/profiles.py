@@ -42,7 +42,7 @@ def command(settings: Settings, /, board: str | None, gpu: str | None, boards: b
     $ tranche profiles --board H100-80GB-SXM -o wide
     """
     if sum((board is not None, gpu is not None, boards)) > 1:
-        raise UsageError("--board, --gpu and --boards exclude each other", hint="give one of them")
+        raise UsageError("--board, --gpu and --boards cannot be combined", hint="give one of them")
     if boards:
         _show_catalogue(output)
     elif board is not None:
@@ -143,7 +143,7 @@ def _find_gpu(node: NodeState, name: str) -> GpuState:
         raise HardwareError(f"the driver has lost {gpu.label}", hint="see what is wrong with: tranche doctor")
     if not gpu.mig_capable:
         raise MigNotSupported(
-            f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG", hint="it is given whole: tranche run --gpus 1"
+            f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG", hint="request the whole GPU: tranche run --gpus 1"
         )
     return gpu
 

@@ -26,7 +26,7 @@ def command(settings: Settings, /, output: str) -> None:
 
     Allocations are listed oldest first, and waiting requests in the order of the queue. In the column PID, +2 means
     that the command left two more processes running. A ? marks a process that may belong to the command; only root can
-    find out.
+    tell.
     """
     with open_host(settings, reading=True) as host:
         view = look_at(host)

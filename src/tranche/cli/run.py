@@ -63,7 +63,7 @@ def command(
     releases the share when the command ends, and exits with the command's exit code.
 
     With --time, Tranche warns 10 minutes and 1 minute before the limit. At the limit it sends SIGTERM to the command
-    and its child processes, and SIGKILL 30 seconds later. A command with a time limit may start before others that have
+    and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before others that have
     waited longer, if it ends before the first of them can start.
 
     \b
@@ -74,7 +74,7 @@ def command(
     if not command_line:
         raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
     if not wait and timeout is not None:
-        raise UsageError("--no-wait and --timeout exclude each other", hint="--no-wait fails at once, --timeout waits")
+        raise UsageError("--no-wait and --timeout cannot be combined", hint="--no-wait fails at once, --timeout waits")
     asked, patience = parse_request(**request), WaitLimit(wait=wait, seconds=timeout)
     say_of_run = (lambda line: None) if quiet else (lambda line: say(f"tranche: {line}"))
     socket = socket_of_service(settings)

@@ -187,7 +187,7 @@ def _refuse_inside_share(host: Host, *, but: str) -> None:
         inside = any(each.id == allocation_id for each in register.allocations(db))
     if inside:
         raise UsageError(
-            f"this process is inside share {allocation_id}, and Tranche does not change the machine from inside a share",
+            f"this process runs inside share {allocation_id}, and Tranche does not change the machine from inside a share",
             hint="run this outside the share; inside it, start commands without tranche",
         )
 
@@ -298,7 +298,9 @@ def full_id(host: Host, typed: str) -> str:
         return typed
     found = sorted(each for each in ids if typed and each.startswith(typed))
     if len(found) > 1:
-        raise AllocationUnknown(f"several ids begin with {typed}: {', '.join(found)}", hint="type more of the id")
+        raise AllocationUnknown(
+            f"several ids begin with {typed}: {', '.join(found)}", hint="type more characters of the id"
+        )
     return found[0] if found else typed
 
 

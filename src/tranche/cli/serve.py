@@ -45,7 +45,7 @@ _NEEDED_LATER = ("pynvml", "tranche.core.events", "tranche.hardware.control_grou
 def command(context: click.Context, /) -> None:
     """Let users of this machine run commands without root.
 
-    The service listens on the socket in the state folder. When a user who cannot write the state folder calls tranche
+    The service listens on the socket in the state folder. If a user who cannot write to the state folder runs tranche
     run, the service gets the share, and the user's own process runs the command. The kernel tells the service who the
     user is. The service never executes anything for a user.
 
@@ -70,7 +70,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
     if changed:
         tell_systemd(root, "daemon-reload")
     tell_systemd(root, "restart" if changed else "start", _UNIT)
-    say(f"{unit.file} is {'written and enabled' if changed else 'as it should be'}")
+    say(f"{unit.file} is {'written and enabled' if changed else 'up to date'}")
     if root == Path("/") and not systemd_runs(root):
         warn("systemd does not run here, so nothing was started; without systemd, run: tranche serve")
     warn_of_program(root, path)
@@ -110,7 +110,7 @@ def _serve(settings: Settings) -> None:
                 f"tranche: serving only this user at {listener.getsockname()}, because the service does not run as root"
             )
         RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}")).serve()
-        say("tranche: the service ends; commands that run keep their shares")
+        say("tranche: the service is ending; running commands keep their shares")
 
 
 def _warn_of_closed_folders() -> None:

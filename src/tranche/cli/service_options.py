@@ -97,7 +97,7 @@ def absolute_path(path: str, option: str) -> str:
     """The path, when it is one that a service can use; UsageError otherwise."""
     if not path.startswith("/") or any(not each.isprintable() for each in path):
         raise UsageError(
-            f"{option} {path} is not an absolute path", hint="a service has no working folder; give a full path"
+            f"{option} {path} is not an absolute path", hint="a service has no working directory; give a full path"
         )
     return path
 
@@ -176,5 +176,5 @@ def remove_unit(unit: InstalledUnit) -> bool:
     removed = unit.remove()
     if removed:
         tell_systemd(unit.root, "daemon-reload")
-    say(f"{unit.file} is {'removed' if removed else 'not there'}")
+    say(f"{unit.file} is {'removed' if removed else 'not installed'}")
     return removed

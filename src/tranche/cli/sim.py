@@ -34,7 +34,7 @@ def command() -> None:
     """Create and control simulated machines.
 
     A simulated machine consists of a state file, a libnvidia-ml.so.1 and an nvidia-smi. Programs that run with the
-    variables of `tranche sim env` see its GPUs. They need no driver and no GPU.
+    variables of `tranche sim env` see its GPUs. They need neither a driver nor a GPU.
     """
 
 
@@ -113,7 +113,7 @@ def list_machines(output: str) -> None:
 def env(name: str, shell: str) -> None:
     """Print the variables of a simulated machine.
 
-    Programs that run with these environment variables use the machine.
+    Programs that run with these environment variables use the simulated machine.
 
     \b
     $ eval "$(tranche sim env p4d.24xlarge)"
@@ -205,8 +205,8 @@ def exec_(name: str, command: tuple[str, ...]) -> int:
     """Run a command with the driver files of a simulated machine.
 
     The command runs in its own mount namespace. It finds NVML, nvidia-smi and the machine's GPUs in
-    /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys. Programs that look for a driver there
-    find one.
+    /proc/driver/nvidia, /proc/modules, /proc/devices and on the PCI bus in /sys. So programs that look for a driver in
+    these places find one.
     """
     from tranche_simulator.namespace import enter
 
@@ -246,8 +246,8 @@ def attach(context: click.Context, target: str | None, memory: str | None) -> in
     """Use a simulated GPU or slice while a command runs.
 
     TARGET is a GPU index, a GPU UUID, a MIG UUID, or a comma-separated list. It defaults to $CUDA_VISIBLE_DEVICES.
-    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is the command's. The machine is that
-    of --simulate, or of $TRANCHE_SIM_STATE.
+    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is that of the command. The machine is
+    that of --simulate, or of $TRANCHE_SIM_STATE.
     """
     targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     machine = _machine(context.ensure_object(Settings))
@@ -333,7 +333,8 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
     if not can_fail(name):
         raise UsageError(
             f"neither NVML nor CUDA has a function '{name}'",
-            hint=f"for example nvmlDeviceCreateGpuInstanceWithPlacement, or cuMemAlloc; and also {', '.join(special_faults())}",
+            hint="for example nvmlDeviceCreateGpuInstanceWithPlacement, or cuMemAlloc; special names are "
+            + ", ".join(special_faults()),
         )
     return name
 

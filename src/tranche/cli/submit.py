@@ -90,7 +90,7 @@ def command(
 
     Each pod of the job runs on the smallest share that fits. The command creates a Job and a ResourceClaimTemplate. On
     a cluster without claims, it creates only a Job, and the pods wait at a scheduling gate for a share. With --dry-run,
-    it prints these objects, which kubectl can apply too.
+    it only prints these objects, and kubectl can apply them.
 
     A command that fails does not run again. Kubernetes replaces a pod that it evicts from a drained node.
 

@@ -54,7 +54,7 @@ def command(settings: Settings, /, once: bool, interval: float, output: str) -> 
 
     The view shows totals, problems, waiting requests, a bar of memory slices for each GPU, shares and processes. Lost,
     faulty and cordoned GPUs come first. Borders separate slices and the parts of a shared device. The percentage is how
-    busy a GPU is. A dash means that no measurement exists, and brackets show the busiest slice of a GPU in MIG mode.
+    busy a GPU is. A dash means that there is no measurement, and brackets show the busiest slice of a GPU in MIG mode.
 
     The arrow keys, PgUp, PgDn, Home and End scroll. Press / to search, Esc to show all lines again, and q or
     Ctrl-C to quit.

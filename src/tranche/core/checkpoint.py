@@ -120,7 +120,9 @@ def _instance_to_data(instance: _RecordedInstance) -> dict[str, Any]:
 def _parse_gpu(data: object, where: str) -> RecordedGpu:
     uuid, mode = _part(data, "UUID", where, str), _part(data, "MigMode", where, int)
     if mode not in (0, 1):
-        raise CheckpointInvalid(f"the checkpoint records MIG mode {mode!r:.40} for {uuid}; it is 0 or 1", hint=_HINT)
+        raise CheckpointInvalid(
+            f"the checkpoint records MIG mode {mode!r:.40} for {uuid}; it must be 0 or 1", hint=_HINT
+        )
     found = enumerate(_list(data, "GpuInstances", where))
     return RecordedGpu(uuid, bool(mode), tuple(_parse_instance(each, f"instance {n} of {where}") for n, each in found))
 

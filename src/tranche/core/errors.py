@@ -35,22 +35,22 @@ class TrancheError(Exception):
 
 
 class UsageError(TrancheError, exit_code=2, reason="Usage"):
-    """The request is not well formed: a quantity, an option or their combination."""
+    """A quantity, an option or a combination of options is invalid."""
 
 
 class OutputUnwritable(TrancheError, exit_code=3):
-    """The command cannot write its output to stdout, which is closed or on a full disk. What it has done stays done."""
+    """The command cannot write its output to stdout, which is closed or on a full disk. The changes that it has made remain."""
 
 
 # 10 to 19, configuration: a file or a declared layout is wrong.
 
 
 class LayoutInvalid(TrancheError, exit_code=10):
-    """A layout file breaks the v1 format."""
+    """A layout file does not follow the v1 format."""
 
 
 class LayoutUnknown(TrancheError, exit_code=11):
-    """The file has no layout of that name, or several layouts and no name was given."""
+    """The file has no layout of that name, or it has several layouts and none was selected."""
 
 
 class LayoutImpossible(TrancheError, exit_code=12):
@@ -62,7 +62,7 @@ class HooksInvalid(TrancheError, exit_code=13):
 
 
 class HookFailed(TrancheError, exit_code=14):
-    """A hook command could not be started or returned non-zero."""
+    """A hook command could not be started or exited with a non-zero code."""
 
 
 class PlanInvalid(TrancheError, exit_code=15):
@@ -93,11 +93,11 @@ class DriverNotFound(TrancheError, exit_code=20):
 
 
 class HardwareError(TrancheError, exit_code=21):
-    """The driver refused or failed an operation for a reason that no other class covers."""
+    """An operation of the driver failed for a reason that no other class covers."""
 
 
 class PermissionDenied(TrancheError, exit_code=22):
-    """The caller may not do this to the GPU, or may not use the state folder."""
+    """The caller has no permission to do this to the GPU, or to use the state folder."""
 
 
 class GpuNotFound(TrancheError, exit_code=23):
@@ -144,7 +144,7 @@ class TooManyGpus(DoesNotFit, exit_code=31):
 
 
 class NoRoom(TrancheError, exit_code=32):
-    """The request would fit this machine, but nothing is free for it now."""
+    """The request would fit this machine, but there is no room for it now."""
 
 
 class SharingUnavailable(TrancheError, exit_code=33):
@@ -199,7 +199,7 @@ class CdiUnavailable(TrancheError, exit_code=46):
 
 
 class ClaimsUnavailable(TrancheError, exit_code=47):
-    """The cluster has no dynamic resource allocation, or Tranche serves no resource claims there."""
+    """The cluster has no dynamic resource allocation, or Tranche does not serve resource claims there."""
 
 
 class JobFailed(TrancheError, exit_code=48):
@@ -241,7 +241,7 @@ class LedgerTooNew(TrancheError, exit_code=62):
 
 
 class ServiceUnavailable(TrancheError, exit_code=63):
-    """The machine's service does not answer, cannot start, or ended before it gave a share."""
+    """The machine's service does not answer, cannot start, or ended before it granted a share."""
 
 
 # 70 to 79, waiting.

@@ -99,10 +99,10 @@ def _element(text: str, value: str) -> tuple[WantedProfile, int]:
         raise PartitionInvalid(f"a profile is missing {where}", hint="remove the extra comma")
     match = _ELEMENT.fullmatch(text)
     if match is None:
-        raise PartitionInvalid(f"'{text}' {where} is no profile", hint=_EXAMPLES)
+        raise PartitionInvalid(f"'{text}' {where} is not a profile", hint=_EXAMPLES)
     count = 1 if match["count"] is None else int(match["count"])
     if count == 0:
-        raise PartitionInvalid(f"'{text}' {where} asks for no slice", hint="a count is at least 1")
+        raise PartitionInvalid(f"'{text}' {where} asks for zero slices", hint="a count is at least 1")
     if placed := _PLACED.fullmatch(match["profile"]):
         raise PartitionInvalid(
             f"'{text}' {where} names a placement",

@@ -92,7 +92,7 @@ def parse_duration(text: str) -> float:
     elif spans and "".join(each[0] for each in spans) == words and units == [u for u in _SECONDS if u in units]:
         seconds = sum(float(each["number"]) * _SECONDS[each["unit"]] for each in spans)
     else:
-        raise UsageError(f"'{text}' is not a span of time", hint="write it as 30s, 10m, 1h30m, or a number of seconds")
+        raise UsageError(f"'{text}' is not a duration", hint="write it as 30s, 10m, 1h30m, or a number of seconds")
     if seconds > _LONGEST_SECONDS:
         raise UsageError(f"'{text}' is longer than a year", hint="write it as 30s, 10m, 1h30m, or a number of seconds")
     return seconds

@@ -149,10 +149,11 @@ def parse_request(
         )
     if not gpu_model.strip().isprintable():
         raise UsageError(
-            "--gpu-model has characters that no GPU model's name has", hint="write a part of the name: --gpu-model A100"
+            "--gpu-model contains characters that do not occur in the names of GPU models",
+            hint="write a part of the name: --gpu-model A100",
         )
     if len(gpu_model) > _LONGEST_MODEL:
-        raise UsageError(f"--gpu-model is longer than {_LONGEST_MODEL} characters, and no GPU model's name is")
+        raise UsageError(f"--gpu-model has more than {_LONGEST_MODEL} characters, more than the name of any GPU model")
     request = Request(
         demand,
         Isolation(isolation),
@@ -179,7 +180,7 @@ def _parse_shares(text: str, demand: Demand) -> int:
 
 def _parse_percent(text: str) -> int:
     digits = text.strip().removesuffix("%").rstrip()
-    return _whole(text, "compute ceiling", "write it as a whole number of percent, from 1 to 100", digits, most=100)
+    return _whole(text, "compute ceiling", "write it as a whole percentage from 1 to 100", digits, most=100)
 
 
 def parse_time_limit(text: str) -> int:

@@ -54,8 +54,8 @@ def gpu_named(text: str, node: NodeState) -> GpuState:
         if index == gpu.index or gpu.uuid == text:
             if gpu.nameless:
                 raise GpuNotFound(
-                    f"{gpu.label} is lost and was not seen since the machine started, so its UUID is unknown",
-                    hint="name it when the driver reaches it again",
+                    f"{gpu.label} is lost and has not been seen since the machine started, so its UUID is unknown",
+                    hint="name it once the driver can reach it again",
                 )
             return gpu
     raise GpuNotFound(f"no GPU {text} on this machine", hint="list the GPUs with: tranche gpus")
@@ -74,7 +74,7 @@ def parse_policy(document: object, node: NodeState) -> SharingPolicy:
     gpus: dict[str, GpuPolicy] = {}
     for entry in entries:
         if not isinstance(entry, dict) or entry.keys() != {"gpu", "sharing"}:
-            raise PolicyInvalid("an entry of gpus has not exactly the fields gpu and sharing")
+            raise PolicyInvalid("an entry of gpus must have exactly the fields gpu and sharing")
         if isinstance(entry["gpu"], bool) or not isinstance(entry["gpu"], int | str):
             raise PolicyInvalid("the field gpu of an entry is neither an index nor a UUID")
         uuid = gpu_named(str(entry["gpu"]), node).uuid

@@ -124,7 +124,7 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
     if "computeInstance" in data:
         inside = data["computeInstance"]
         if not isinstance(device, Slice):
-            raise LedgerCorrupt("the ledger has a compute instance that lies in no GPU instance")
+            raise LedgerCorrupt("the ledger has a compute instance that belongs to no GPU instance")
         return ComputeSlice(device, parse_profile(inside["name"]), inside["start"], inside["size"])
     return device
 

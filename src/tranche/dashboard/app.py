@@ -79,7 +79,7 @@ class EventLog:
                 self._known = self._read_on()
             if newest is not None and not _has(self._known, newest):
                 raise LedgerUnavailable(
-                    "the ledger was replaced by another one since the machine was seen", hint="load the page again"
+                    "the ledger has been replaced since this page was loaded", hint="load the page again"
                 )
             return self._known
 

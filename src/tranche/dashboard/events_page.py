@@ -40,7 +40,7 @@ class EventFilter:
 
     def said(self, found: int, of: int) -> str:
         """How many events it chooses, in words."""
-        return f"{found:,} of {of:,} events are such."
+        return f"{found:,} of {of:,} events match."
 
     def form(self, kinds: Collection[str]) -> Element:
         """The form that asks for other events."""

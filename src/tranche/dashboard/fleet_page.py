@@ -37,7 +37,7 @@ def fleet_page(
         needs,
         notes(said),
         fleet_figures(overview),
-        element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs have “{looked_for}”."),
+        element("p", headline(every) if not looked_for else f"{len(found)} of {len(every)} GPUs match “{looked_for}”."),
         key(found),
         element("div", [gpu_row(gpu, used_in_words(use.get(gpu.uuid))) for gpu in found], class_="gpus"),
         _as_table(overview["gpus"], found, StateHistory(overview, events, now), use, order),

@@ -24,7 +24,7 @@ LINE_SECONDS = 300.0
 """The time that one line covers."""
 KEPT_DAYS = 7
 _WIDTH, _HEIGHT = 1000, 60
-_WHILE_OPEN = "Gauges are read while a page is open. This server keeps an hour of them."
+_WHILE_OPEN = "Gauges are read while a page is open. This server keeps them for an hour."
 Measured = Sequence[tuple[float, float]]
 """Moments in seconds since the epoch, each with a value."""
 

@@ -118,9 +118,9 @@ def _use_of(
     written = [] if use is None else [each for each in use.samples if since <= each.taken <= now]
     charts = gauges_view(gpu, written, LINE_SECONDS, _OVER_DAYS, (since, now))
     if use is None or use.trouble:
-        said = f"The use of GPUs is not written down: {use.trouble if use else 'this server has no file for it'}."
+        said = f"The use of GPUs is not recorded: {use.trouble if use else 'this server has no file for it'}."
         return charts, element("p", said, class_="note")
-    return (charts or element("p", f"Nothing was written down in this time. {_OVER_DAYS}", class_="muted"),)
+    return (charts or element("p", f"Nothing was recorded in this time. {_OVER_DAYS}", class_="muted"),)
 
 
 _PROGRESS = {"pending": "to do", "intended": "now", "done": "done", "needless": "was so already"}

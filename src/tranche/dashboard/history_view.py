@@ -198,4 +198,4 @@ def _as_table(shares: Sequence[HistorySpan], known: Mapping[str, Document], orde
         for each in reversed(shares)
     ]
     columns = ("Share", "What", "Whose", "From", "Until")
-    return order.table("held", "Who held what of it, newest first", columns, rows, "Nobody held any of it.")
+    return order.table("held", "Past holders, newest first", columns, rows, "Nobody held any of it.")

@@ -20,7 +20,7 @@ def layouts_page(
     elif trouble:
         live = element("p", trouble, class_="note")
     else:
-        live = element("p", "Choose a layout to see what it would keep, make and destroy. Nothing is changed.")
+        live = element("p", "Choose a layout to see what it would keep, create and destroy. This changes nothing.")
     return DashboardPage("Layouts", live, layout_choice(names, chosen, "/layouts") if names else None)
 
 
@@ -40,7 +40,7 @@ def _previewed(chosen: str, preview: Document, overview: Document) -> Iterator[C
     yield element("h2", "Before and after")
     yield from before_and_after(overview["gpus"], preview["after"], overview["allocations"])
     steps = [(f"GPU {gpu['index']}", each) for gpu in preview["gpus"] for each in gpu["steps"]]
-    yield table("What would be done" if not blockers else "What would be done where nothing is in the way",
+    yield table("What would be done" if not blockers else "Steps where nothing is in the way",
                 ("GPU", "Step"), steps, "Nothing is to be done.")  # fmt: skip
 
 

@@ -82,7 +82,7 @@ def _fleet(seen: MachineSnapshot, events: Events, order: TableOrder) -> Dashboar
         known = events()
         needs = needs_line(machine_needs(seen.view, seen.overview, known, seen.taken), seen.taken)
     except TrancheError as error:
-        needs = element("p", f"What needs you is not known: {error.message}.", class_="note")
+        needs = element("p", f"Cannot tell what needs attention: {error.message}.", class_="note")
     return fleet_page(seen.overview, seen.notes, seen.taken, order, needs, known, seen.readings)
 
 

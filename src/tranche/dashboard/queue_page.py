@@ -35,7 +35,7 @@ def queue_page(overview: Document, said: Sequence[str], now: float) -> Dashboard
         for each in overview["waiters"]
     ]
     columns = ("Place", "Who", "Asks for", "For", "Why")
-    live = element("div", notes(said), table("Who waits, first come first", columns, rows, "Nobody waits."))
+    live = element("div", notes(said), table("Waiting requests, oldest first", columns, rows, "Nobody waits."))
     return with_ask_form(live)
 
 
@@ -47,7 +47,7 @@ def with_ask_form(live: Element) -> DashboardPage:
 def ask_page(fields: Mapping[str, str], answered: Callable[[Request], Iterable[Child]]) -> DashboardPage:
     """The form with the fields asked, and the answer to their request, or why there is none."""
     if not _ASKED & fields.keys():
-        said = "An answer takes no place in the queue, and changes nothing."
+        said = "Asking takes no place in the queue and changes nothing."
         return DashboardPage(_ASK, element("p", said, class_="muted"), _ask_form({}))
     try:
         live = element("div", answered(_request(fields)))
@@ -131,7 +131,7 @@ def explained(answer: Document, overview: Document) -> Iterator[Child]:
     known = {each["id"]: each for each in overview["allocations"]}
     yield element("p", element("strong", answer["status"]), f": {answer['message']}")
     if answer["waitersAhead"]:
-        yield element("p", f"Requests that wait already and come first: {answer['waitersAhead']}.")
+        yield element("p", f"Earlier requests in the queue: {answer['waitersAhead']}.")
     if answer["steps"]:
         steps = [
             element("li", f"{labels.get(each['gpuUUID'], each['gpuUUID'])}: {each['action']}")

@@ -45,7 +45,7 @@ def read_token(path: Path) -> str:
     except OSError as error:
         raise PermissionDenied(
             f"the token {path} cannot be written: {error.strerror}",
-            hint="XDG_STATE_HOME names another folder for it",
+            hint="set XDG_STATE_HOME to put it into another folder",
         ) from error
 
 
@@ -76,9 +76,9 @@ def _existing(path: Path) -> str:
     if stat.S_ISDIR(found.st_mode):
         raise PermissionDenied(f"the token {path} is a folder", hint=_another(path))
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise PermissionDenied(f"the token {path} is not a secret of yours alone", hint=_another(path))
+        raise PermissionDenied(f"the token {path} is not private to you", hint=_another(path))
     if _OURS.fullmatch(content) is None:
-        raise PermissionDenied(f"the token {path} is none that Tranche made", hint=_another(path))
+        raise PermissionDenied(f"the token {path} was not created by Tranche", hint=_another(path))
     return content.decode().strip()
 
 

@@ -57,17 +57,17 @@ def waste_page(
         figures([(word, memory(_sum(waste[kind]))) for word, kind in _WORDS]),
         order.table(
             "unused",
-            "Held, and no process is in it now",
+            "Held, but no process is running on it",
             ("What", "Memory", "Held by", "User", "For"),
             unused,
             "All that is held is in use.",
         ),
         order.table(
             "too-large",
-            "Held, and what is in it now would fit a smaller slice",
+            "Held, but its processes would fit into a smaller slice",
             ("What", "Memory", "Held by", "User", "Used now", "Enough"),
             too_large,
-            "No slice is larger than what is in it, as far as it can be measured.",
+            "No slice is larger than its processes need, as far as that can be measured.",
         ),
         order.table(
             "idle",
@@ -79,22 +79,22 @@ def waste_page(
         element("h2", f"The last {waste['hours']} hours"),
         order.table(
             "owners",
-            "By user and namespace, who held most first",
+            "By user and namespace, largest first",
             ("Whose", "Shares", "Held", "Unused now", "More than needed now"),
             [_owned(each) for each in waste["owners"]],
             "Nobody held anything.",
         ),
         order.table(
             "use",
-            "Shares of each GPU's grid and of the time",
-            ("GPU", "Held, at least in part", "Cut by Tranche, held by nobody", "Neither"),
+            "Fractions of each GPU's grid over time",
+            ("GPU", "Held, at least in part", "Cut by Tranche, but not held", "Neither"),
             over_time,
             "No GPU.",
         ),
         element(
             "p",
-            "A program's memory may have been larger a moment ago. What was held, and whether a program ran in it, "
-            "is known of now alone; how long it was held is told by the events.",
+            "A program may have used more memory a moment ago. The page knows only whether a program runs in a share now; "
+            "the events say how long the share was held.",
             class_="muted",
         ),
     )

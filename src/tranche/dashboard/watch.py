@@ -197,7 +197,7 @@ class Watch:
                 self._say_why_not(error.message)
             except Exception as error:
                 # Catch everything: a page must not look live after its thread has died.
-                _LOG.exception("the machine could not be looked at")
+                _LOG.exception("the machine could not be read")
                 self._say_why_not(f"{type(error).__name__}: {error}")
 
     def _say_why_not(self, why: str) -> None:
@@ -232,7 +232,9 @@ class Watch:
 
     def _look(self, host: Host, gauges: NvmlGaugeReader) -> MachineSnapshot:
         notes: list[str] = []
-        view = host.look(lambda error: notes.append(f"what dead processes left is shown as it is: {error.message}"))
+        view = host.look(
+            lambda error: notes.append(f"the page still shows what dead processes left behind: {error.message}")
+        )
         if (slow := slow_decision(host.places)) is not None:
             notes.append(str(slow))
         queue = host.waiters()

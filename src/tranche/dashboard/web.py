@@ -220,7 +220,7 @@ def refusal(scope: Scope, reason: RefusalReason, title: str = "Refused", way: El
     return error_answer(scope, reason.status, title, f"{reason.message[:1].upper()}{reason.message[1:]}.", way)
 
 
-def nothing(request: Request, said: str = "There is nothing at this address, or not any more.") -> Response:
+def nothing(request: Request, said: str = "There is nothing at this address.") -> Response:
     """The answer where there is no such page."""
     return error_answer(request.scope, HTTPStatus.NOT_FOUND, "Not found", said)
 
@@ -248,5 +248,5 @@ async def _unavailable(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    said = "This page failed; the server's log says more. The other pages may work."
+    said = "This page failed; see the server's log. Other pages may work."
     return error_answer(request.scope, HTTPStatus.INTERNAL_SERVER_ERROR, "It failed", said)

@@ -46,9 +46,9 @@ def sum_up(decision: LayoutDecision) -> str:
     if not words and any(change.blockers for change in decision.changes):
         return "nothing can be changed while something is in the way"
     if not words and decision.lost:
-        return "nothing to do: the GPUs that can be reached are as declared"
+        return "nothing to do: the reachable GPUs already match the layout"
     if not words:
-        return "nothing to do: the GPUs are as declared"
+        return "nothing to do: the GPUs already match the layout"
     return ", ".join([*words, *([f"kept {counted(kept, 'instance')}"] if kept else [])])
 
 

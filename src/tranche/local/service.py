@@ -99,7 +99,7 @@ class RunService:
                     self._tidy(selector)
                 if _file_at(self.listener.getsockname()) != here:
                     raise ServiceUnavailable(
-                        f"{self.listener.getsockname()} was removed or replaced, so no user reaches this service",
+                        f"{self.listener.getsockname()} was removed or replaced, so users cannot reach this service",
                         hint="start the service again",
                     )
                 if self.listener.fileno() in ready:
@@ -324,7 +324,7 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
             request = RunRequest(request=asked, workload=workload, patience=patience)
             code = run(host, request, RunReporter(tell("note"), tell("warning")))
         gone = ", or the client has gone" if code == CLIENT_GONE else ""
-        service.log(f"{peer}: over, exit code {code}{gone}")
+        service.log(f"{peer}: ended, exit code {code}{gone}")
         connection.send({"event": "over", "code": code})
     except TrancheError as error:
         service.log(f"{peer}: refused: {one_line(error.message)}")

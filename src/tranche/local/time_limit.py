@@ -142,7 +142,7 @@ class TimeLimit:
         try:
             end_processes(pids, grace, lambda doomed: drain(self._host.daemons, self._allocation, doomed))
         except (TrancheError, OSError) as error:
-            self._warn(f"the command cannot be ended at its time limit: {error}")
+            self._warn(f"cannot end the command at its time limit: {error}")
             return False
         return True
 

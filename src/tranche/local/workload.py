@@ -69,7 +69,7 @@ def _mps(
     if record.uid != uid and not record.every_user:
         raise MpsUserRefused(
             f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait forever",
-            hint="run the command as that user, or when no share of the device is left",
+            hint="run the command as that user, or wait until no share of the device is left",
         )
     return client_environment(str(records.pipes(record.device_uuid)), part.memory, part.compute)
 

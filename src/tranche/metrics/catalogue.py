@@ -156,7 +156,7 @@ SHARED_FENCED = MetricFamily(
 )
 SHARES_UNLIMITED = MetricFamily(
     "tranche_shares_unlimited",
-    "Shares of a GPU or slice that lost their memory limit: it is no longer enforced, or was exceeded.",
+    "Shares of a GPU or slice that lost their memory limit because it is no longer enforced or was exceeded.",
     ("gpu_uuid", "mig_uuid"),
     "the device has no shares with a memory limit",
 )
@@ -186,7 +186,7 @@ SLICE_MEMORY_TOTAL = MetricFamily(
     _NO_MEMORY,
 )
 SLICE_MEMORY_USED = MetricFamily(
-    "tranche_slice_memory_used_bytes", "Memory of a GPU instance that is in use.", _SLICE, _NO_MEMORY
+    "tranche_slice_memory_used_bytes", "Memory in use in a GPU instance.", _SLICE, _NO_MEMORY
 )
 SLICE_GRAPHICS = MetricFamily(
     "tranche_slice_graphics_active_ratio",
@@ -225,9 +225,9 @@ HOLDER_START = MetricFamily(
     (*_SLICE, "keeper"),
     "it has no holder",
 )
-QUEUE = MetricFamily("tranche_queue_requests", "Requests of `tranche run` that wait on this machine.")
+QUEUE = MetricFamily("tranche_queue_requests", "Requests of `tranche run` that are waiting on this machine.")
 QUEUE_OLDEST = MetricFamily(
-    "tranche_queue_oldest_wait_seconds", "How long the oldest request has waited.", absent="no request waits"
+    "tranche_queue_oldest_wait_seconds", "How long the oldest request has waited.", absent="no request is waiting"
 )
 CHANGES = MetricFamily(
     "tranche_change_duration_seconds",

@@ -169,7 +169,7 @@ def test_who_has_not_the_right_gets_no_form_and_his_form_does_nothing(page: Serv
         assert fields_of(shown) == {}
     # A form of somebody else's, and one that was given before a right was taken.
     fields = fields_of(page.ask(CORDON, "t-olga"))
-    assert "not of this page" in send(page, "t-nils", fields).text
+    assert "does not belong to this page" in send(page, "t-nils", fields).text
     # What a viewer may not see he cannot take either: neither the holder nor the node.
     hidden = page.ask("/act?kind=release&node=n1&share=a1b1c1d1", "t-ana")
     assert hidden.status == 400

@@ -222,7 +222,7 @@ def test_the_page_says_who_held_what_who_made_it_and_since_when_that_is_known() 
     shown = parsed(str(past_view(node, gpu, past, ALL, BEGAN + 120, 1)))
     assert f"Watched since {timestamp(BEGAN)[:10]}" in text_of(shown)
     found = tables(shown)
-    held = found["Who held what of it, newest first"]
+    held = found["Past holders, newest first"]
     assert [(row[0], row[1], row[2], row[4][:10]) for row in held] == [
         ("b", "1g.5gb at 1:1", "pod blue/pod-b", "held still"),
         ("a", "1g.5gb at 0:1", "pod blue/pod-a", timestamp(BEGAN + 60)[:10]),
@@ -266,7 +266,7 @@ def test_a_server_shows_over_http_what_it_has_seen_and_each_viewer_the_names_tha
             shown = parsed(page.ask(address, token).text)
             assert "Watched since" in text_of(shown)
             rows = tables(shown)
-            found[token] = {row[0]: row[2] for row in rows["Who held what of it, newest first"]}
+            found[token] = {row[0]: row[2] for row in rows["Past holders, newest first"]}
             there = {row[0]: (row[2][:6], row[3][:5]) for row in rows["Its slices, newest first"]}
             assert there["1g.5gb at 1:1"] == ("before", timestamp(time.time())[:5])
             assert there["1g.5gb at 2:1"][1] == "there"

@@ -189,7 +189,7 @@ def test_an_agent_that_is_killed_is_said_and_its_return_is_seen(browser: Any, pa
     page.api.change(lambda server: tell(server, "n1", view, lasts=5))
     viewer = entered(browser, page.address, "t-olga")
     row = viewer.page.locator("#node-n1")
-    row.get_by_text("its agent has not renewed what it tells: last seen").wait_for()
+    row.get_by_text("its agent has not renewed its report: last seen").wait_for()
     assert row.locator("td[data-label=Free]").inner_text() == "unknown"
     viewer.open("/nodes/n1")
     viewer.page.locator("#view", has_text="What is shown is of then.").wait_for()

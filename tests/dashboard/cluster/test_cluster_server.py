@@ -204,7 +204,7 @@ def test_each_sees_what_is_his(page: ServedClusterPage) -> None:
 def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: ServedClusterPage) -> None:
     (n1, n2) = page.json("/api/nodes", "t-olga")["nodes"]
     assert n1["trouble"] is None
-    assert n2["trouble"] == "its agent has not renewed what it tells"
+    assert n2["trouble"] == "its agent has not renewed its report"
     assert n2["seen"] < n1["seen"]
     shown = text_of(parsed(page.ask("/nodes/n2", "t-olga").text))
     assert "Not seen since" in shown
@@ -221,10 +221,10 @@ def test_a_node_that_nobody_has_heard_is_not_shown_as_empty_or_as_of_now(page: S
 
 def test_the_queue_says_why_pods_wait_and_how_many_others_do(page: ServedClusterPage) -> None:
     shown = parsed(page.ask("/queue", "t-ana").text)
-    (row,) = tables(shown)["Pods that wait for GPUs, first come first"]
+    (row,) = tables(shown)["Pods that wait for GPUs, oldest first"]
     assert row[0] == "blue/blue-waits"
     assert "1 more wait in other namespaces" in text_of(shown)
-    rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, first come first"]
+    rows = tables(parsed(page.ask("/queue", "t-olga").text))["Pods that wait for GPUs, oldest first"]
     assert {each[0] for each in rows} == {"blue/blue-waits", "zebra/zebra-waits"}
     assert "choose what to ask for" in page.ask("/ask?amount=4Gi", "t-ana").text
     assert "choose what to ask for" not in page.ask("/ask", "t-ana").text
@@ -255,7 +255,7 @@ def test_events_that_somebody_forges_are_neither_about_nodes_nor_of_the_future(p
         assert [each["name"] for each in found if each["kind"] == "Node"] == ["n1"]
         (forged,) = (each for each in found if each["name"] == "forged")
         assert (forged["last"], forged["writtenIn"]) == ("2026-11-22T09:00:00Z", "zebra")
-        assert "Whoever may write events in a namespace can write any" in page.ask("/events", "t-ana").text
+        assert "Users who may write events in a namespace can write any" in page.ask("/events", "t-ana").text
     finally:
         for path in paths:
             page.api.change(lambda server, path=path: server.delete(path))  # type: ignore[misc]
@@ -277,7 +277,7 @@ def test_after_a_change_of_how_shares_are_given_the_queue_says_who_waits_in_vain
     before = page.api.server.objects["/api/v1/nodes/n1"]
 
     def told(pod: str, word: str) -> bool:
-        rows = tables(parsed(page.ask("/queue", "t-ana").text))["Pods that wait for GPUs, first come first"]
+        rows = tables(parsed(page.ask("/queue", "t-ana").text))["Pods that wait for GPUs, oldest first"]
         return any(row[0] == f"blue/{pod}" and f"this cluster now assigns shares {word}" in row[4] for row in rows)
 
     page.api.change(lambda server: server.put(paths["at-gate"], gated))
@@ -491,7 +491,7 @@ def test_what_one_node_tells_is_trouble_of_that_node_alone(page: ServedClusterPa
             assert page.readiness()[0] == 200
             # What is gone from the cluster is gone here, whatever it was.
             page.api.change(lambda server: forget_told(server, "odd"))
-            wait_until(page, lambda: "told nothing" in (page.json("/api/nodes/odd", "t-olga")["trouble"] or ""))
+            wait_until(page, lambda: "sent no report" in (page.json("/api/nodes/odd", "t-olga")["trouble"] or ""))
     finally:
         page.api.change(lambda server: server.delete(path))
         page.api.change(lambda server: forget_told(server, "odd"))
@@ -513,12 +513,12 @@ def test_a_fault_of_the_page_itself_is_said_wherever_it_is_asked_after() -> None
         with served.news("t-olga") as news:
             assert next(news)["trouble"] == ""
             served.api.change(lambda server: server.put(path, odd))
-            assert "cannot make out" in next(each for each in news if each["trouble"])["trouble"]
+            assert "cannot read the cluster's data" in next(each for each in news if each["trouble"])["trouble"]
             status, said = served.readiness()
             assert (status, "TypeError" in said) == (503, True)
             listed = served.json("/api/nodes", "t-olga")
             assert {each["trouble"] is None for each in (listed, *listed["nodes"])} == {False}
-            assert "cannot make out" in text_of(parsed(served.ask("/nodes/n1", "t-olga").text))
+            assert "cannot read the cluster's data" in text_of(parsed(served.ask("/nodes/n1", "t-olga").text))
             served.api.change(lambda server: server.delete(path))
             assert any(not each["trouble"] for each in news)
         wait_until(served, lambda: served.readiness()[0] == 200)
@@ -530,7 +530,7 @@ def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
     kubeconfig.write_text("""{current-context: c, contexts: [{name: c, context: {cluster: k, user: u}}],
         clusters: [{name: k, cluster: {server: "http://127.0.0.1:1"}}], users: [{name: u, user: {token: t}}]}""")
     file = tmp_path / "secret"
-    for content, said in (("short", "characters or more"), (None, "cannot be read")):
+    for content, said in (("short", "must have at least"), (None, "cannot read it")):
         file.unlink(missing_ok=True)
         if content is not None:
             file.write_text(content)

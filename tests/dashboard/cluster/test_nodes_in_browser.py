@@ -87,7 +87,7 @@ def test_who_is_looked_for_is_found_while_typing_and_is_kept_true(browser: Any) 
         newest = page.evaluate("() => Math.max(...[...rows.rows].map(row => row.dataset.changed))")
         page.wait_for_function("was => [...rows.rows].some(row => row.dataset.changed > was)", arg=newest)
         assert ids(viewer) == [f"node-node-001{n}" for n in range(10)]
-        page.locator("#summary", has_text="10 of 40 nodes are such.").wait_for()
+        page.locator("#summary", has_text="10 of 40 nodes match.").wait_for()
         page.reload()
         viewer.wait_for_live()
         assert len(ids(viewer)) == 10

@@ -212,7 +212,7 @@ def test_a_pod_about_which_nothing_can_be_said_waits_like_others() -> None:
         with patch("tranche.dashboard.cluster.waiting_page.explain_waiting", side_effect=KeyError("x")):
             failed = explain_pending(PendingPod(pod), Fleet(), gates, AllocationBackend.GATES)
         assert failed is not None
-        assert "cannot be said" in failed.message
+        assert "it is unknown" in failed.message
 
 
 def test_who_tells_of_new_gpus_all_the_time_does_not_fill_the_memory() -> None:
@@ -241,7 +241,7 @@ def test_both_kinds_of_page_say_in_their_own_words_that_they_see_nothing_newer()
     (live,) = (
         each for each in parsed(answers(cluster_with(), RIGHTS[0], "/")["/"][1]).iter("p") if each.get("id") == "live"
     )
-    assert "of the cluster" in str(live.get("data-unseen"))
+    assert "from the cluster" in str(live.get("data-unseen"))
     machines = whole_page(DashboardPage("Fleet", element("div")), path="/", machine="m", version="1", taken=1.0)
     (live,) = (each for each in parsed(machines).iter("p") if each.get("id") == "live")
     assert live.get("data-unseen") == "the driver does not answer"

@@ -294,7 +294,7 @@ def test_you_are_who_kubernetes_is_asked_about_and_are_told_what_you_can_do(tmp_
             nobody = figures(parsed(page.ask("/you", **named("eve")).text))
             assert (nobody["names of namespaces"], nobody["nodes"]) == ("none", "none")
             own = parsed(page.ask("/you", "t-olga").text)
-            assert (figures(own)["came with"], "by your own rights" in text_of(own)) == ("a token", True)
+            assert (figures(own)["came with"], "your own permissions" in text_of(own)) == ("a token", True)
 
 
 @pytest.mark.parametrize("options", [("--proxy-act",), ("--proxy-act", "--act"), ("--proxy-act", "--proxy-secret=")])
@@ -362,7 +362,7 @@ def test_a_late_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(KubernetesUnavailable):
             await it.reviews.may_now(ANA, right)
         account = it.acts.account(ANA)
-        assert "Nobody can say now" in await account.refuses([right])
+        assert "cannot find out" in await account.refuses([right])
 
     beside(act)
 

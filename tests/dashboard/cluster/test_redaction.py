@@ -64,7 +64,7 @@ def test_nothing_of_a_hidden_team_is_in_the_document_or_on_a_page(view: NodeView
     written = [str(each.live) for each in pages if each is not None]
     assert THEIRS not in json.dumps(shown)
     # What somebody looks for stands in the page, as he typed it himself.
-    assert THEIRS not in "".join(written).replace(f"have “{THEIRS}”", "")
+    assert THEIRS not in "".join(written).replace(f"match “{THEIRS}”", "")
     # And nothing else is missing: the same GPUs, slices, shares and amounts.
     for before, after in zip(overview["gpus"], shown["gpus"], strict=True):
         hidden: dict[str, Any] = {"slices": [], "processes": [], "withheld": None, "vacant": []}

@@ -128,7 +128,7 @@ def test_a_lost_gpu_leaves_the_node_failed_with_the_others_cut_and_heals_when_it
     assert shown(world) == ("failed", "HardwareError")
     assert decision.report is not None
     assert "GPU 1" in decision.report.message
-    assert "all other GPUs are as declared" in decision.report.message
+    assert "all other GPUs match the layout" in decision.report.message
     assert profiles(world, 0) == ["1g.5gb"] * 7
     assert world.labels.keys().isdisjoint(OPERANDS), "operands run again"
     world.view = replace(world.view, node=replace(world.view.node, gpus=(world.view.node.gpus[0], whole.node.gpus[1])))

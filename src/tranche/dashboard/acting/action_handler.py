@@ -43,10 +43,10 @@ _KEPT = 200
 Work = Callable[[Callable[[str], None]], str]
 """Does the work, tells each step as it begins, and says how it went."""
 _MOVED = "the machine has changed since you saw the plan"
-_CHANGED = "The machine has changed: another plan comes out now, and this one is not carried out any more."
+_CHANGED = "The machine has changed. This plan is no longer valid; a new plan would be different."
 _LONGEST_REASON = 200
 ONLY_SHOWS = RefusalReason(
-    HTTPStatus.FORBIDDEN, "this dashboard only shows: 'tranche dashboard --act' serves one that acts"
+    HTTPStatus.FORBIDDEN, "this dashboard is read-only; to act, start it with: tranche dashboard --act"
 )
 
 
@@ -176,7 +176,7 @@ class ActionHandler:
             return ONLY_SHOWS
         action = action_of(kind, fields)
         if action is None:
-            return RefusalReason(HTTPStatus.NOT_FOUND, "there is nothing of that name to do")
+            return RefusalReason(HTTPStatus.NOT_FOUND, "there is no action of that name")
         why = self._keys.spend(fields.get("key", ""), session, action.name, fields.get("plan", ""))
         return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else action
 
@@ -197,7 +197,7 @@ class ActionHandler:
 
         begun = self._operations.begin(action.title, action.address(), len(plan.steps), work)
         if begun is None:
-            message = "nothing was done: too much that was begun here goes on still"
+            message = "nothing was done: too many actions are still in progress"
             return RefusalReason(HTTPStatus.SERVICE_UNAVAILABLE, message)
         return f"/actions/{begun}"
 
@@ -297,7 +297,7 @@ def _form(action: DashboardAction, plan: ActionPlan, key: str) -> Element | None
     if not plan.possible:
         return None
     if not key:
-        how = element("p", "This dashboard only shows; ", code("tranche dashboard --act"), " serves one that acts.")
+        how = element("p", "This dashboard is read-only; ", code("tranche dashboard --act"), " serves one that acts.")
         return element("div", how, element("p", "In a terminal: ", code(plan.command)))
     asked = None
     if action.asks:

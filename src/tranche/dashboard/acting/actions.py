@@ -126,7 +126,9 @@ class ReleaseAction(DashboardAction):
             return ActionPlan(((f"pid {waiter.pid}", step),), (), digest, command, ends=ends)
         allocation = next((each for each in seen.view.allocations if each.id == self.target), None)
         if allocation is None:
-            raise AllocationUnknown(f"there is no share and no waiting request {self.target}", hint="it may have ended")
+            raise AllocationUnknown(
+                f"there is neither a share nor a waiting request {self.target}", hint="it may have ended"
+            )
         try:
             found = taking_back(places, allocation)
             if not found.pids:
@@ -149,7 +151,7 @@ class ReleaseAction(DashboardAction):
             _refuse_another(plan, _of_waiter(self.target, waiter.pid))
             tell(f"cancel the waiting request {self.target}")
             if cancel_waiter(host, self.target) is None:
-                raise AllocationUnknown(f"the request {self.target} waits no more")
+                raise AllocationUnknown(f"the request {self.target} is no longer waiting")
             return f"The request was cancelled (pid {waiter.pid})."
 
         def confirm(found: ReleasePreview) -> None:
@@ -192,22 +194,22 @@ class CordonAction(_GpuAction):
     """Cordons the GPU with that UUID, as `tranche cordon` does."""
 
     kind, verb, title = "cordon", "Cordon it", "Cordon the GPU"
-    asks = "Why, for whoever waits because of it"
-    step = "give nothing more of it away"
+    asks = "Reason, shown to users who wait because of it"
+    step = "serve no new requests on it"
 
     def plan(self, seen: MachineSnapshot, places: StateFolder) -> ActionPlan:
         """What it would do."""
         gpu = seen.view.node.gpu(self.target)
         why = why_withheld(seen.view, gpu)
         holders = sum(any(grant.gpu_uuid == gpu.uuid for grant in each.grants) for each in seen.view.allocations)
-        fact = f"{gpu.label} is {why}." if why else f"Whoever has something of it keeps it: {holders} now."
+        fact = f"{gpu.label} is {why}." if why else f"Holders keep their shares: {holders} now."
         return self._planned(gpu, why, fact, needless=bool(why))
 
     def do(self, host: Host, plan: str, tell: Tell) -> str:
         """Carry out that plan."""
         gpu, user = self._begun(host, plan, tell)
         cordon(host, gpu, user=user, reason=self.reason.strip() or _NO_REASON, clock=time.time)
-        return f"Nothing more is given away of {gpu.label}."
+        return f"{gpu.label} serves no new requests."
 
 
 class UncordonAction(_GpuAction):
@@ -226,9 +228,9 @@ class UncordonAction(_GpuAction):
         """Carry out that plan."""
         gpu, user = self._begun(host, plan, tell)
         if not uncordon(host, gpu, user=user, clock=time.time):
-            return f"{gpu.label} was not cordoned any more."
+            return f"{gpu.label} was no longer cordoned."
         Queue(host).ring_next()
-        return f"{gpu.label} is given away again."
+        return f"{gpu.label} serves new requests again."
 
 
 class LayoutAction(DashboardAction):
@@ -272,7 +274,7 @@ class LayoutAction(DashboardAction):
 
         decision = Change(host, HookRunner(), WaitLimit(wait=False), progress=progress).to_layout(decide)
         decision.refuse_if_lost()
-        return f"The GPUs are as declared: {sum_up(decision)}."
+        return f"The GPUs match the layout: {sum_up(decision)}."
 
     def _decided(self, view: NodeView) -> LayoutDecision:
         return plan_layout(view, generate_layouts(view.node).select(self.target))
@@ -293,7 +295,7 @@ def action_of(kind: str, fields: Mapping[str, str]) -> DashboardAction | None:
 def _refuse_another(confirmed: str, now: str) -> None:
     """Raise StateMoved unless the plan is the confirmed one."""
     if confirmed != now:
-        raise StateMoved("the machine has changed since the plan was shown, and another plan comes out")
+        raise StateMoved("the machine has changed since the plan was shown, so the plan would be different now")
 
 
 def _ending(found: ReleasePreview) -> tuple[tuple[str, str], ...]:

@@ -44,7 +44,7 @@ class FormKeyStore:
         """Use the key up; returns why it is not valid, "" when it is."""
         head, _, seal = key.rpartition(".")
         if not hmac.compare_digest(seal.encode(), self._seal(head, session, action, plan).encode()):
-            return "the form is not of this page as you see it now, or of an earlier start of the server"
+            return "the form does not belong to this page, or the server has restarted since"
         now = self._clock()
         if now - float(head.partition(".")[0]) > _SECONDS:
             return "the form is more than an hour old"

@@ -31,7 +31,7 @@ LEAST_SECRET = 16
 PLAIN_COOKIE, SECURE_COOKIE = "tranche-cluster", "__Host-tranche-cluster"
 TWICE = RefusalReason(
     HTTPStatus.UNAUTHORIZED,
-    "the request says twice who asks; what your browser kept of when you entered is taken away: load the page again",
+    "the request identifies its sender twice; your session cookie has been removed: load the page again",
 )
 """A browser that gets this answer must forget its session, or it would repeat the request forever."""
 
@@ -178,12 +178,12 @@ class RequestAuthenticator:
         secret = self.proxy.secret
         right = len(secret) >= LEAST_SECRET and len(shown) == 1
         if not right or not hmac.compare_digest(shown[0].encode("latin-1", "replace"), secret.encode()):
-            return RefusalReason(HTTPStatus.UNAUTHORIZED, "the proxy is not the one that is trusted")
+            return RefusalReason(HTTPStatus.UNAUTHORIZED, "the page does not trust this proxy")
         if len(users) != 1 or not users[0]:
-            return RefusalReason(HTTPStatus.UNAUTHORIZED, "the proxy does not say who asks")
+            return RefusalReason(HTTPStatus.UNAUTHORIZED, "the proxy does not name the user")
         user = users[0]
         if user.startswith(_SYSTEM) or any(each.startswith(_SYSTEM) or not each for each in groups):
-            return RefusalReason(HTTPStatus.FORBIDDEN, "a proxy vouches for nobody of Kubernetes' own")
+            return RefusalReason(HTTPStatus.FORBIDDEN, "a proxy cannot vouch for Kubernetes' own accounts")
         return KubeUser(user, (*dict.fromkeys(groups), _AUTHENTICATED))
 
 

@@ -42,10 +42,10 @@ _NO_TOKEN = (
     "you came through a proxy, which shows no token of yours, and this page does nothing for those: reach it without the proxy, "
     "and enter with a token"
 )
-_BY_OWN_RIGHTS = "Kubernetes judges it by your own rights."
+_BY_OWN_RIGHTS = "Kubernetes decides according to your own permissions."
 _BY_PAGES_ACCOUNT = (
     "You came through a proxy: the page asks Kubernetes each time whether you may, and then does it with an account of its own. "
-    "Your name is written down with it."
+    "Your name is recorded with it."
 )
 _LONGEST_NAME = 900
 """Characters of a viewer's name in a header: the API server's audit log cuts a user agent at 1,024."""
@@ -69,11 +69,11 @@ class ClusterAction:
         action = cls(*(fields.get(each, "").strip() for each in ("kind", "node", "layout", "share")))
         layout = action.layout.replace("-", "").replace("_", "").replace(".", "")
         if action.kind not in _KINDS or not action.node:
-            raise UsageError("there is no such thing to do")
+            raise UsageError("there is no such action")
         if action.kind == "layout" and not (
             layout.isascii() and layout.isalnum() and len(action.layout) <= _LONGEST_LABEL
         ):
-            raise UsageError("name a layout: letters, digits, '-', '_' and '.', 63 at most")
+            raise UsageError("give a layout's name: at most 63 letters, digits, '-', '_' and '.'")
         return action
 
     @property
@@ -125,7 +125,7 @@ def node_plan(action: ClusterAction, node: SeenNode) -> ClusterPlan:
     if action.kind == "layout":
         now = node.standing.labels.get(LAYOUT_LABEL, "")
         if now == action.layout:
-            raise UsageError(f"node {node.name} has that layout's label already")
+            raise UsageError(f"node {node.name} already has the label for that layout")
         told = (
             f"The label {LAYOUT_LABEL} of node {node.name} is set to {action.layout}"
             + (f"; it is {now} now." if now else "."),
@@ -146,7 +146,7 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
     """Namespace and name of each pod that has the share; UsageError where they are unknown, or no pod has it."""
     found: Document | None = next((each for each in node.overview["allocations"] if each["id"] == action.share), None)
     if found is None:
-        raise UsageError(f"node {node.name} has no share {action.share} any more")
+        raise UsageError(f"node {node.name} no longer has share {action.share}")
     keeper = found["keeper"]
     match keeper["kind"]:
         case "pod" | "placed-pod" if keeper["name"]:
@@ -157,9 +157,9 @@ def holders_of(action: ClusterAction, node: SeenNode, claims: Sequence[FleetClai
                 raise UsageError("no pod has that claim now")
             return [(claim.namespace, name) for name in claim.pods]
         case "hidden":
-            raise UsageError("it is of a namespace that you may not see")
+            raise UsageError("it belongs to a namespace that you may not see")
         case _:
-            raise UsageError("no pod has it: take it back on the machine, by tranche release")
+            raise UsageError("no pod holds it: take it back on the machine, with tranche release")
 
 
 def release_plan(action: ClusterAction, pods: Sequence[KubePod]) -> ClusterPlan:
@@ -297,7 +297,7 @@ class ClusterActionHandler:
         if not viewer.token and not self._for_proxied:
             raise UsageError(_NO_TOKEN)
         if not viewer.token and len(quote(viewer.user)) > _LONGEST_NAME:
-            raise UsageError("your name is too long for an audit log, so nothing is done in it")
+            raise UsageError("your name is too long for an audit log, so you cannot act here")
         return ActingClient(viewer, self._server, self._reviews)
 
     async def plan(self, viewer: KubeUser, action: ClusterAction, node: SeenNode) -> ClusterPlan:
@@ -373,9 +373,9 @@ async def _pod(connection: ApiConnection, namespace: str, name: str) -> KubePod:
     try:
         raw = (await connection.ask(f"read pod {namespace}/{name}", "GET", path)).accepted()
     except KubernetesNotFound as error:
-        raise UsageError(f"pod {namespace}/{name} has gone already") from error
+        raise UsageError(f"pod {namespace}/{name} is already gone") from error
     except KubernetesForbidden as error:
-        raise UsageError(f"you may not read pod {namespace}/{name}, and so not delete it from here") from error
+        raise UsageError(f"you may not read pod {namespace}/{name}, so you cannot delete it from here") from error
     return KubePod(PodRef(namespace, name), str((raw.get("metadata") or {}).get("uid") or ""))
 
 
@@ -417,7 +417,7 @@ class ActingClient:
         try:
             answers = await asyncio.gather(*(self.reviews.may_now(self.viewer, each) for each in rights))
         except TrancheError as error:
-            return f"Nobody can say now whether you may do it ({error.reason}), so it is not done."
+            return f"The server cannot find out whether you may do this ({error.reason}), so it does nothing."
         lacking = (each for each, allowed in zip(rights, answers, strict=True) if not allowed)
         return next((f"You may not {each}." for each in lacking), "")
 

@@ -163,15 +163,13 @@ class ClusterRequestHandler(ClusterPages):
                 said = "Send a token that Kubernetes knows: Authorization: Bearer TOKEN."
                 return error_answer(scope, HTTPStatus.UNAUTHORIZED, "", said, _login_page())
             if self._seen is None:
-                why = f"Its nodes were not read yet: {self._trouble or 'the API server has not answered'}."
+                why = f"Its nodes have not been read yet: {self._trouble or 'the API server has not answered'}."
                 return _unavailable(scope, "The state of the cluster is unknown", why)
             sight = await self._reviews.sight(viewer, self._seen.namespaces)
             rights = ViewerPermission(sight, await self._reviews.may(viewer, LIST_NODES))
         except TrancheError as error:
             # A viewer whose rights cannot be asked for sees nothing; only the error's class is said, not its text.
-            said = (
-                f"Nobody can say who you are or what you may see ({error.reason}). Nothing is shown until somebody can."
-            )
+            said = f"The server cannot find out who you are or what you may see ({error.reason}). Until then it shows nothing."
             return _unavailable(scope, "Kubernetes does not answer", said)
         return viewer, self._view(rights)
 
@@ -198,10 +196,12 @@ class ClusterRequestHandler(ClusterPages):
         try:
             viewer = await self._reviews.who(token)
         except TrancheError:
-            said = "Kubernetes does not answer, so nobody can say who you are. Try again in a moment."
+            said = "Kubernetes does not answer, so the server cannot find out who you are. Try again in a moment."
             return html(_login_page(said), HTTPStatus.SERVICE_UNAVAILABLE)
         if viewer is None:
-            return html(_login_page("Kubernetes does not know this token, or it has ended."), HTTPStatus.UNAUTHORIZED)
+            return html(
+                _login_page("Kubernetes does not know this token, or the token has expired."), HTTPStatus.UNAUTHORIZED
+            )
         cookie = session_cookie(self._sessions.begin(token), request.headers.get("origin", ""))
         return html(entered_page(), headers={"Set-Cookie": cookie})
 
@@ -259,10 +259,11 @@ async def serve_cluster_page(
     server = find_api_server(kubeconfig, os.environ)
     if act and server.tls is not None and (kubeconfig or os.environ.get("KUBECONFIG")):
         # A kubeconfig's client certificate would accompany a viewer's token, and act as the certificate's owner.
-        raise UsageError("--act needs the page to run as a pod", hint="leave --kubeconfig and $KUBECONFIG out")
+        raise UsageError("--act needs the page to run as a pod", hint="leave out --kubeconfig and $KUBECONFIG")
     if proxy_act and not (act and proxy_secret is not None):
         raise UsageError(
-            "--proxy-act needs --act and --proxy-secret", hint="the proxy's secret is what it is trusted for"
+            "--proxy-act needs --act and --proxy-secret",
+            hint="the page trusts a proxy only if the proxy has this secret",
         )
     entrance = RequestAuthenticator(
         frozenset(each.lower() for each in hosts), _proxy(proxy_secret, proxy_user_header, proxy_group_header)
@@ -302,10 +303,10 @@ def _proxy(file: Path | None, user_header: str, group_header: str) -> TrustedPro
     try:
         secret = file.read_text().strip()
     except (OSError, ValueError) as error:
-        raise UsageError(f"--proxy-secret {file}: it cannot be read: {error}") from error
+        raise UsageError(f"--proxy-secret {file}: cannot read it: {error}") from error
     if len(secret) < LEAST_SECRET:
         raise UsageError(
-            f"--proxy-secret {file}: a secret has {LEAST_SECRET} characters or more",
-            hint="make one: head -c 32 /dev/urandom | base64",
+            f"--proxy-secret {file}: a secret must have at least {LEAST_SECRET} characters",
+            hint="create one with: head -c 32 /dev/urandom | base64",
         )
     return TrustedProxySettings(secret, user_header.lower(), group_header.lower())

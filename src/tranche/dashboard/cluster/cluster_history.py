@@ -274,7 +274,7 @@ def _held(shares: Sequence[HistorySpan]) -> Element:
         )
         for each in reversed(shares)
     ]
-    name = "Who held what of it, newest first"
+    name = "Past holders, newest first"
     return table(name, ("Share", "What", "For", "From", "Until"), rows, "Nobody held any of it.")
 
 

@@ -66,7 +66,7 @@ MOST_EXPLAINED = 50
 """Pods of the queue with an explanation: explaining later ones would take as long again."""
 _EXPLAIN_SECONDS = 3.0
 """The longest time to explain one more pod: on many nodes each takes a while."""
-_NOTHING = "There is nothing at this address, not any more, or not for you."
+_NOTHING = "There is nothing at this address, or you may not see it."
 _NO_ANSWER = "Kubernetes does not answer"
 _LONGEST_FORM = 16 * 1024
 _CHANGED = "the cluster has changed since you saw the plan"
@@ -86,7 +86,7 @@ class ClusterPages(GatedRequestHandler):
         ("/waste", "Waste"),
         ("/you", "You"),
     )
-    unseen = "this page sees nothing newer of the cluster"
+    unseen = "this page gets no new data from the cluster"
 
     def __init__(
         self,
@@ -198,11 +198,11 @@ class ClusterPages(GatedRequestHandler):
         return node_share_page(_asked_for(seen, request), request.path_params["id"], seen.taken, act)
 
     async def _queue(self, request: Request) -> Response:
-        fleet, backend = await self._read("What claims have cannot be read ({}), so nobody can say why pods wait.")
+        fleet, backend = await self._read("What claims have cannot be read ({}), so it is unknown why pods wait.")
         return await self._answer(request, partial(_queue_page, request.scope["view"], fleet, backend))
 
     async def _ask(self, request: Request) -> Response:
-        fleet, backend = await self._read("Which way it gives shares cannot be read ({}), so nobody can say.")
+        fleet, backend = await self._read("Which way it gives shares cannot be read ({}), so this is unknown.")
 
         def answer(asked: GpuRequest) -> Iterator[Child]:
             gates = request.scope["view"].gates(fleet, backend)
@@ -239,7 +239,7 @@ class ClusterPages(GatedRequestHandler):
     async def _api_waste(self, request: Request) -> Response:
         found = self._waste(request.scope["view"])
         if found is None:
-            raise Unavailable("", "The cluster was not seen yet.")
+            raise Unavailable("", "The server has not read the cluster yet.")
         return JSONResponse(document("ClusterWaste", **found))
 
     async def _nowhere(self, request: Request) -> Response:
@@ -260,11 +260,11 @@ class ClusterPages(GatedRequestHandler):
         posted, viewer, view = request.method == "POST", request.scope["viewer"], request.scope["view"]
         fields = await form_of(request, _LONGEST_FORM) if posted else request.query_params
         if fields is None:
-            raise UsageError("that is no form of ours")
+            raise UsageError("that form is not one of this page")
         action = ClusterAction.asked(fields)
         node = view.snapshot.nodes.get(action.node)
         if node is None:
-            raise UsageError(f"there is no node {action.node}, or not for you")
+            raise UsageError(f"there is no node {action.node}, or you may not see it")
         plan = await run_in_threadpool(foreseen_plan, await acts.plan(viewer, action, node), view)
         moved = ""
         if posted:

@@ -180,7 +180,7 @@ def cluster_waste_page(
         ),
         order.table(
             "namespaces",
-            "By namespace, who held most without using it first",
+            "By namespace, most unused first",
             ("Namespace", "Held", "of it unused", "Share", "Held now", "Unused now"),
             rows,
             "Nobody held anything.",
@@ -189,10 +189,10 @@ def cluster_waste_page(
         element("h2", "Now"),
         order.table(
             "unused",
-            "Held, and no process is in it, the largest first",
+            "Held, but no process is running on it; largest first",
             ("What", "Node", "Held by", "Memory", "Held for"),
             [row for _, row in unused[:MOST]],
-            "All that is held, and that you may see, is in use.",
+            "Everything that is held, and that you may see, is in use.",
         ),
         element("p", f"And {len(unused) - MOST:,} more.") if len(unused) > MOST else None,
     )

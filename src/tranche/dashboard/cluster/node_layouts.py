@@ -252,7 +252,12 @@ def node_layouts_page(
     if layouts.unknown or trouble:
         shown += notes([layouts.unknown or trouble])
     elif outlook is None:
-        shown.append(element("p", "Choose a layout to see what it would keep, and take from whom. Nothing is changed."))
+        shown.append(
+            element(
+                "p",
+                "Choose a layout to see what it would keep, and whom it would take slices from. This changes nothing.",
+            )
+        )
     else:
         shown += notes(layouts.notes)
         shown += outlook_view(node, outlook)

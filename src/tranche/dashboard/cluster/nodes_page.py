@@ -243,7 +243,7 @@ def _state_words(node: SeenNode, drawn: Sequence[BlockRow]) -> Iterator[str]:
     )
     yield from (f"{count} GPU{'s' if count > 1 else ''} {word}" for word, count in _marked(node) if count)
     if NOT_SEEN in standing:
-        yield node.trouble or "its agent has not been heard"
+        yield node.trouble or "its agent is silent"
 
 
 def _bars(gpus: Sequence[BlockRow], said_first: str) -> Element:
@@ -351,10 +351,10 @@ def feed_of(choice: NodeFilter) -> str:
 def nodes_summary(rows: Sequence[NodeRow], chosen: int, choice: NodeFilter) -> Element:
     """The counts of the cluster, and how many nodes are chosen."""
     total = [sum(row.counts[place] for row in rows) for place in range(len(_COUNTED))]
-    said = f"{chosen:,} of {total[0]:,} nodes are such." if choice.leaves_out else None
+    said = f"{chosen:,} of {total[0]:,} nodes match." if choice.leaves_out else None
     return element(
         "div",
-        needs_line(_needs(rows), 0.0, "No node that you see is in trouble."),
+        needs_line(_needs(rows), 0.0, "No node that you may see is in trouble."),
         figures((word, f"{count:,}") for word, count in zip(_COUNTED, total, strict=True)),
         element("p", said) if said else None,
         id="summary",

@@ -25,7 +25,7 @@ HIDDEN = "another namespace"
 """Stands for a name that a viewer may not see."""
 _NOTHING: Document = {"gpus": [], "allocations": [], "waiters": []}
 _GONE_KEPT = 1_000
-UNSHOWN = "what its agent tells cannot be shown; the log of this page says more"
+UNSHOWN = "its agent's report cannot be shown; see this page's log"
 
 _log = logging.getLogger(__name__)
 
@@ -37,11 +37,11 @@ _HAS_GPUS = (
     "feature.node.kubernetes.io/pci-10de.present",
     "nvidia.com/gpu.product",
 )
-_NEVER = "its agent has told nothing: does it run, and with --tell-view?"
-_UNREADABLE = "what its agent tells cannot be read: is it of another version?"
-_SILENT = "its agent has not renewed what it tells"
+_NEVER = "its agent has sent no report: does it run, and with --tell-view?"
+_UNREADABLE = "its agent's report cannot be read: does the agent have another version?"
+_SILENT = "its agent has not renewed its report"
 _LONGEST_REASON = 300
-_NO_NODE = "the cluster has no such node any more"
+_NO_NODE = "the node is no longer in the cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def heard(lease: Lease, before: HeardNode | None, now: float) -> HeardNode:
         said = error.message if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
         why = shortened(said, _LONGEST_REASON)
         if before is None or before.unreadable != why:
-            _log.warning("what a node tells cannot be read", extra={"node": bare.node, "error": why})
+            _log.warning("a node's report cannot be read", extra={"node": bare.node, "error": why})
         return replace(bare, unreadable=why)
 
 

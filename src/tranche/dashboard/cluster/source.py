@@ -33,7 +33,7 @@ from tranche.kubernetes.telling.told_view import TOLD_LABEL, VIEW, ViewReport, t
 _PACE_SECONDS = 0.25
 _TICK_SECONDS = 2.0
 _LONGEST_FAULT = 300
-_MADE_OUT = "this page cannot make out what it reads of the cluster; its log says why"
+_MADE_OUT = "this page cannot read the cluster's data; its log has the reason"
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class ClusterSource:
         if self._fault:
             return Readiness(False, self._fault)
         missing = self._trouble() if not self._synced() else ""
-        return Readiness(self._synced(), missing or ("" if self._synced() else "the cluster was not read yet"))
+        return Readiness(self._synced(), missing or ("" if self._synced() else "the cluster has not been read yet"))
 
     async def run(self) -> None:
         """Watch until cancelled."""

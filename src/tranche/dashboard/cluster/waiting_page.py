@@ -38,16 +38,16 @@ from tranche.kubernetes.gated.leases import offered_view
 from tranche.kubernetes.gated.reading import GateFleet
 
 _NO_DEMAND = (
-    "no node that you see, and that was heard just now, gives shares by demand: their mode is static or off, or they offer "
-    "nothing"
+    "no node that you may see, and that has reported recently, gives shares on demand: their mode is static or off, or they "
+    "offer nothing"
 )
-_NEITHER = "this cluster gives no shares by demand: it has neither claims nor scheduling gates"
-_UNSAID = "why it waits cannot be said; the log of this page says more"
+_NEITHER = "this cluster gives no shares on demand: it has neither claims nor scheduling gates"
+_UNSAID = "it is unknown why it waits; see this page's log"
 
 _log = logging.getLogger(__name__)
 _VOUCHED = (
-    "Whoever may write events in a namespace can write any about what is in it, and in default any about nodes: Kubernetes "
-    "does not say whose an event is."
+    "Users who may write events in a namespace can write any event about its objects, and in default any event about nodes: "
+    "Kubernetes does not authenticate an event's author."
 )
 
 
@@ -152,7 +152,7 @@ def cluster_queue_page(
     live = element(
         "div",
         notes(said),
-        table("Pods that wait for GPUs, first come first", columns, rows, "No pod that you may see waits for GPUs."),
+        table("Pods that wait for GPUs, oldest first", columns, rows, "No pod that you may see waits for GPUs."),
         [element("p", each) for each in more],
     )
     return with_ask_form(live)
@@ -184,7 +184,7 @@ def cluster_events_page(
         )
         for each in found
     ]
-    hint = "" if all_nodes else "Events about nodes are for those who may list the pods of all namespaces."
+    hint = "" if all_nodes else "Only users who may list the pods of all namespaces see events about nodes."
     live = element(
         "div",
         notes(said),

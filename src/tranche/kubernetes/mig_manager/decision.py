@@ -155,7 +155,7 @@ def _decide(situation: NodeObservation) -> NodeDecision:
     except TrancheError as error:
         return _at_rest(situation, _failure(error.reason, _sentence(error)))
     if change.plan.empty and not change.blockers and change.lost:
-        lost = lost_error(change.purpose, change.lost, "all other GPUs are as declared")
+        lost = lost_error(change.purpose, change.lost, "all other GPUs match the layout")
         return _at_rest(situation, _failure(lost.reason, _sentence(lost)), forget=True)
     if change.plan.empty and not change.blockers:
         message = "; ".join((f"the GPUs have the layout '{name}'", *change.warnings))
@@ -260,7 +260,7 @@ def _change(situation: NodeObservation, layout: Layout, change: LayoutDecision) 
         if situation.asks_reboot(attempt) and not waits:
             return _reboot(situation)
     if change.blockers and situation.policy is InUsePolicy.REFUSE:
-        message = f"{change.purpose} is refused, nothing was changed: {describe_users(change.blockers)}"
+        message = f"{change.purpose} was refused, and nothing was changed: {describe_users(change.blockers)}"
         return _at_rest(situation, _failure(ReportReason.IN_USE, message))
     if waits and situation.turn is not None:
         message = f"{change.purpose} waits for its turn: {situation.turn.why_not}"

@@ -295,7 +295,7 @@ class Executor:
 def _partly_undone(error: TrancheError, left: Sequence[TrancheError]) -> TrancheError:
     """The error of a plan that could not be undone everywhere."""
     found = type(error)(
-        f"{error.message}; undoing the change failed too, so some of it stays: {_in_words(left)}",
+        f"{error.message}; undoing the change failed too, so parts of it remain: {_in_words(left)}",
         hint="see what is there with: tranche gpus, then apply a layout again",
     )
     found.gpu_uuid = error.gpu_uuid

@@ -32,7 +32,7 @@ from tranche.node.store import chronicle, records
 from tranche.node.store.ledger import Ledger
 from tranche.node.store.register import contradictory_tables
 
-FORGOTTEN = "the kubelet has lost its checkpoint, and its next start ends pods that run"
+FORGOTTEN = "the kubelet has lost its checkpoint, and its next restart ends running pods"
 FORGOTTEN_HINT = "let them end, or delete them, before the kubelet starts again"
 
 _TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
@@ -83,7 +83,7 @@ def check_sharing(means: MachineSharing) -> Finding:
     offered = " and ".join(each.for_people for each in Sharing if each in means.offered) or "nothing"
     refused = "".join(f"; not by {each.for_people}: {why}" for each in Sharing if (why := means.why_not(each)))
     walls = means.offered & {Sharing.MEMORY_LIMITS, Sharing.MPS}
-    text = f"parts of a GPU can be given by {offered}{refused}"
+    text = f"Tranche can give parts of a GPU by {offered}{refused}"
     if walls:
         return Finding("sharing", Status.PASS, text)
     return Finding(
@@ -130,7 +130,7 @@ def check_ledger(places: StateFolder) -> Finding:
         return Finding("ledger", Status.FAIL, text, "run the command with sudo")
     try:
         if not try_file(places.ledger):
-            return Finding("ledger", Status.PASS, "there is no ledger yet; the first request makes it")
+            return Finding("ledger", Status.PASS, "there is no ledger yet; the first request creates it")
         ledger = Ledger(places.ledger)
         try:
             ledger.check()
@@ -145,7 +145,7 @@ def check_ledger(places: StateFolder) -> Finding:
         text = f"the ledger {places.ledger} has lost or contradictory rows in: {', '.join(broken)}"
         hint = "rebuild them from the running shares with: tranche ps"
         return Finding("ledger", Status.WARN, text, hint)
-    return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is whole")
+    return Finding("ledger", Status.PASS, f"the ledger {places.ledger} is intact")
 
 
 class _TakenBack(Exception):
@@ -169,10 +169,10 @@ def check_decisions(places: StateFolder) -> Finding:
 def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
     """Whether dead processes left something, and whether every granted share still exists."""
     if recovery_needed:
-        text = "dead processes left plans, shares or places in the queue"
+        text = "dead processes left behind plans, shares or places in the queue"
         yield Finding("leftovers", Status.WARN, text, "clear them with: tranche ps")
     else:
-        yield Finding("leftovers", Status.PASS, "no dead process left anything")
+        yield Finding("leftovers", Status.PASS, "no dead process left anything behind")
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
     for allocation in view.allocations:
         keeper = allocation.keeper
@@ -184,7 +184,7 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
             yield Finding("shares", Status.WARN, text, hint)
         for grant in allocation.grants:
             if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
-                text = f"allocation {allocation.id} holds {grant.slot}, which is not there"
+                text = f"allocation {allocation.id} holds {grant.slot}, which does not exist"
                 yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
 
 
@@ -317,15 +317,16 @@ def check_container_toolkit(config: Path = _TOOLKIT_CONFIG, kubelet: Path = _KUB
         )
         return
     if accepts is False:
-        text = f"the NVIDIA container runtime heeds NVIDIA_VISIBLE_DEVICES of privileged containers alone ({config})"
+        text = f"the NVIDIA container runtime obeys NVIDIA_VISIBLE_DEVICES only for privileged containers ({config})"
         yield Finding("container-toolkit", Status.PASS, text)
         return
     yield Finding(
         "container-toolkit",
         Status.WARN,
-        "a container that the NVIDIA runtime starts sees every GPU if it sets NVIDIA_VISIBLE_DEVICES=all, also without a device "
-        f"of its own: {config} has not {_TOOLKIT_REFUSES} = false",
-        f"where devices are given by CDI or volume mounts: sudo nvidia-ctk config --in-place --set {_TOOLKIT_REFUSES}=false",
+        "a container that the NVIDIA runtime starts sees every GPU if it sets NVIDIA_VISIBLE_DEVICES=all, even without a device "
+        f"of its own: {config} does not set {_TOOLKIT_REFUSES} = false",
+        "if containers get devices through CDI or volume mounts: "
+        f"sudo nvidia-ctk config --in-place --set {_TOOLKIT_REFUSES}=false",
     )
 
 

@@ -57,7 +57,7 @@ def _turn(places: StateFolder, seconds: float | None) -> FileLock:
         holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
         if seconds is not None and holder.seconds < seconds / 2:
             raise WaitTimeout(
-                f"other processes were deciding, and this one had no turn in {seconds:.0f} s; {holder} is deciding now",
+                f"other processes were deciding, and this one got no turn within {seconds:.0f} s; {holder} is deciding now",
                 hint="run the command again when fewer requests arrive at once",
             ) from error
         raise _slow(holder) from error
@@ -86,4 +86,4 @@ def _slow(holder: LockHolder) -> WaitTimeout:
 
 def _hint(holder: LockHolder) -> str:
     ending = f"end it with: kill -9 {holder.pid}" if holder.pid else "end it"
-    return f"if it hangs in a driver call, {ending}; the next command clears up after it"
+    return f"if it hangs in a driver call, {ending}; the next command cleans up after it"

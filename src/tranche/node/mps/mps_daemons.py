@@ -160,7 +160,7 @@ class MpsDaemonManager:
             self.records.write(record)
         daemon = process.find() if serving else process.start(device_uuid, sleep=sleep)
         if daemon is None:
-            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} ended just now")
+            raise StateMoved(f"{gpu.label}: the MPS daemon of {device_uuid} has just ended")
         limit = max(limit, record.limit)
         process.control.limit_memory(limit)
         if not serving:
@@ -414,7 +414,9 @@ def _await_server(process: MpsProcess, device_uuid: str, sleep: Callable[[float]
     deadline = time.monotonic() + _SERVER_SECONDS
     while not process.control.servers():
         if time.monotonic() >= deadline:
-            raise MpsFailed(f"the MPS daemon of {device_uuid} starts no server", hint=f"see its log in {process.logs}")
+            raise MpsFailed(
+                f"the MPS daemon of {device_uuid} does not start a server", hint=f"see its log in {process.logs}"
+            )
         sleep(_PAUSE_SECONDS)
 
 

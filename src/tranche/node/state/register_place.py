@@ -29,7 +29,7 @@ def register_folder(home: Path) -> Path | None:
     except PermissionError as error:
         raise PermissionDenied(
             f"no permission to look into {home}, where this machine's register is",
-            hint="ask with sudo, or have an administrator let others read that folder",
+            hint="use sudo, or have an administrator let others read that folder",
         ) from error
     except OSError as error:
         if os.path.lexists(home) and not home.is_dir():
@@ -37,7 +37,7 @@ def register_folder(home: Path) -> Path | None:
                 f"{home} {what_it_is(home)}, not a folder", hint="remove it, and run the command again"
             ) from error
         raise LedgerUnavailable(
-            f"cannot read where this machine's register is from {home / POINTER}: {error.strerror}"
+            f"cannot read the location of this machine's register from {home / POINTER}: {error.strerror}"
         ) from error
     return folder if folder.is_dir() else None
 
@@ -75,7 +75,7 @@ def _point(home: Path, chosen: Path) -> Path:
             unfinished.unlink()
     except OSError as error:
         raise PermissionDenied(
-            f"this machine has no register yet, and this user may not record in {home} that it is in {chosen}",
+            f"this machine has no register yet, and this user cannot record in {home} that it will be in {chosen}",
             hint="run the command once with sudo to create the register",
         ) from error
     return register_folder(home) or chosen

@@ -40,9 +40,9 @@ class StateFolder:
         except OSError:
             return  # not there yet, or opening the ledger reports the problem
         if others or (self.state_dir.stat().st_mode & 0o002):
-            found = f"it holds {', '.join(others[:3])}" if others else "all users can write to it"
+            found = f"it contains {', '.join(others[:3])}" if others else "all users can write to it"
             raise LedgerUnavailable(
-                f"{self.state_dir} is no folder of Tranche's own: {found}",
+                f"{self.state_dir} is not a folder of Tranche's own: {found}",
                 hint="an agent needs its own state folder: name one that contains nothing else",
             )
 

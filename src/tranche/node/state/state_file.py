@@ -95,7 +95,7 @@ def what_it_is(path: Path) -> str:
     try:
         mode = path.stat().st_mode
     except OSError:
-        return "is a link that leads nowhere"
+        return "is a dangling symbolic link"
     return f"is {_KINDS[stat.S_IFMT(mode)]}"
 
 
@@ -119,7 +119,7 @@ def open_state_file(path: Path, flags: int = os.O_RDONLY) -> int:
         return descriptor
     os.close(descriptor)
     refuse_no_file(path)
-    raise LedgerUnavailable(f"{path} was replaced while it was opened")
+    raise LedgerUnavailable(f"{path} was replaced while it was being opened")
 
 
 def read_state_file(path: Path, *, limit: int = _LIMIT) -> bytes:

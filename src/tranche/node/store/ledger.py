@@ -105,7 +105,7 @@ class Ledger:
         except PermissionError as error:
             raise PermissionDenied(
                 f"no permission to read the ledger {self.path}",
-                hint="ask with sudo, or ask an administrator to start the service: tranche serve",
+                hint="use sudo, or ask an administrator to start the service: tranche serve",
             ) from error
         except OSError as error:
             raise LedgerUnavailable(f"the ledger {self.path} cannot be read: {error.strerror}") from error
@@ -196,7 +196,7 @@ class Ledger:
             if not _is_busy(error):
                 raise
             holder = LockHolder(pids[0] if pids else 0, 0.0)
-            ending = f", with kill -9 {holder.pid} say" if holder.pid else ""
+            ending = f", for example with kill -9 {holder.pid}" if holder.pid else ""
             raise self._timeout(
                 f"the ledger {self.path} could not be written for {self._patience:g} s: {holder} is writing",
                 hint=f"end that process{ending}: SQLite rolls back its unfinished write",
@@ -236,7 +236,7 @@ class Ledger:
         if tuple(file) != self._file:
             raise LedgerUnavailable(
                 f"the ledger {self.path} was removed or replaced while it was open",
-                hint="run the command again: it makes a new one and finds the present shares",
+                hint="run the command again: it creates a new one and finds the existing shares",
             )
         # Neither Tranche nor SQLite makes either file smaller while it is open.
         log = max(0, _identity(self.path.with_name(f"{self.path.name}-wal"))[2])
@@ -320,7 +320,7 @@ _MOVE_AWAY = (
 def _emptied(path: Path) -> LedgerCorrupt:
     return LedgerCorrupt(
         f"the ledger {path} or its log was emptied or cut short while other processes have it open",
-        hint=f"move {path}* away, and run the command again: it makes a new ledger and finds the present shares",
+        hint=f"move {path}* away, and run the command again: it creates a new ledger and finds the existing shares",
     )
 
 

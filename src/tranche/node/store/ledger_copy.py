@@ -70,7 +70,7 @@ def ledger_content(ledger: Path) -> tuple[bytes, bytes]:
         if files is not None:
             return files
         time.sleep(_WAIT_SECONDS)
-    raise LedgerUnavailable(f"the ledger {ledger} is being written all the time", hint="run the command again")
+    raise LedgerUnavailable(f"the ledger {ledger} is being written constantly", hint="run the command again")
 
 
 def _read(ledger: Path) -> tuple[bytes, bytes] | None:
@@ -131,6 +131,6 @@ def _copy(database: bytes, log: bytes, memory: sqlite3.Connection) -> None:
         except (OSError, sqlite3.OperationalError) as error:
             reason = error
     raise LedgerUnavailable(
-        f"there is no room for a copy of the ledger, from which it is read: {reason}",
+        f"there is no room for the copy of the ledger that this command reads: {reason}",
         hint=f"make room in {tempfile.gettempdir()}, or name another folder with TMPDIR",
     )

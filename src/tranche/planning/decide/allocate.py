@@ -140,7 +140,7 @@ def _note(option: Option) -> str:
             return f"{what}, new"
         case OptionKind.REPLACE:
             count = option.destroys
-            return f"{what}, new in the room of {count} idle instance{'s' if count > 1 else ''}"
+            return f"{what}, new in place of {count} idle instance{'s' if count > 1 else ''}"
         case OptionKind.MODE:
             return f"{what}, new after turning MIG mode on"
 

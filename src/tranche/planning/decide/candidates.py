@@ -153,7 +153,7 @@ def check_possible(view: NodeView, request: Request) -> None:
     if count + lost < gpus_needed(request) <= count + lost + len(refused):
         texts = dict.fromkeys(answer.text for answer in refused)
         raise SharingUnavailable(
-            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count} that could serve one of its shares; "
+            f"{request} asks for {gpus_needed(request)} GPUs, but this machine has {count} that could serve one of its shares; "
             f"any other {'; '.join(texts)}",
             hint="ask for fewer GPUs",
         )
@@ -161,7 +161,7 @@ def check_possible(view: NodeView, request: Request) -> None:
         which = f" whose name contains '{request.gpu_model}'" if request.gpu_model else ""
         which += " that could serve one of its shares" if obstacles else ""
         raise TooManyGpus(
-            f"{request} asks for {gpus_needed(request)} GPUs and this machine has {count}{which}",
+            f"{request} asks for {gpus_needed(request)} GPUs, but this machine has {count}{which}",
             hint="ask for fewer GPUs",
         )
 

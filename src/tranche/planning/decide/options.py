@@ -91,7 +91,7 @@ def slice_obstacle(tenancy: GpuOccupancy, profile: GpuInstanceProfile) -> Obstac
         return obstacle(
             gpu,
             Reason.FOREIGN_INSTANCES,
-            f"idle instances that Tranche did not make take the room for {profile.name}",
+            f"idle instances that Tranche did not make occupy the room for {profile.name}",
             missing_slices=missing,
             instances=tuple(map(gpu.key, tenancy.idle_foreign)),
         )

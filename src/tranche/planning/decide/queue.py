@@ -58,7 +58,7 @@ def may_start(
             return decide_behind(
                 view, waiter, ahead, reserved_for(view, ahead), now, adopt_foreign_destroy=adopt_foreign_destroy
             )
-    raise AllocationUnknown(f"no request {waiter_id} waits")
+    raise AllocationUnknown(f"no request {waiter_id} is waiting")
 
 
 def decide_behind(

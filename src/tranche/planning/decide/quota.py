@@ -127,7 +127,7 @@ def refuse_beyond_quota(view: NodeView, request: Request) -> None:
     if beyond and possible < gpus_needed(request):
         raise QuotaExceeded(
             f"{request} exceeds the quota: {beyond[0].text}",
-            hint="ask for less; the quotas are in: tranche policy list",
+            hint="ask for less; see the quotas with: tranche policy list",
         )
 
 
@@ -138,7 +138,7 @@ def refuse_too_long(view: NodeView, request: Request) -> None:
     if most is not None and request.time_limit is not None and request.time_limit > most:
         raise QuotaExceeded(
             f"{request} is too long: the user may run a command for at most {format_duration(most)}",
-            hint="ask for less time; the quotas are in: tranche policy list",
+            hint="ask for less time; see the quotas with: tranche policy list",
         )
 
 

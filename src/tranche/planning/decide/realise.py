@@ -157,7 +157,7 @@ def _unknown(grant: ChosenDevice, gpu: GpuState) -> str:
     if profile is None or profile.name != slot.profile:
         return f"{gpu.name} has no profile {slot.profile}"
     if slot.placement not in placements(profile):
-        return f"{slot.profile} cannot be at {slot.placement}"
+        return f"{slot.profile} cannot be placed at {slot.placement}"
     return ""
 
 

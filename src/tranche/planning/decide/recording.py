@@ -178,7 +178,7 @@ def decision_from_dict(data: object) -> RecordedDecision:
         ((name, outcome),) = data["outcome"].items()
         question = _decode(RecordedRequest, data["question"])
         if question.waiter_id not in [waiter.id for waiter in question.waiters]:
-            raise ValueError(f"no request {question.waiter_id} waits")
+            raise ValueError(f"no request {question.waiter_id} is waiting")
         return RecordedDecision(float(data["time"]), question, _decode(_OUTCOMES[name], outcome))
     except (KeyError, TypeError, ValueError, AttributeError, TrancheError) as error:
         raise UsageError(f"a recorded decision cannot be read: {_fault(error)}") from error
@@ -204,7 +204,7 @@ def _fault(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, TypeError | AttributeError):
-        return "a part of it is of another kind than Tranche writes"
+        return "a part of it has a different type than Tranche writes"
     return str(error)
 
 

@@ -77,7 +77,7 @@ def _brought(name: str, node: NodeState, declared: LayoutFile, unknown: str, oth
     if name in generated.names:
         return generated.select(name)
     meant = did_you_mean(name, {*declared.names, *generated.names})
-    raise LayoutUnknown(unknown, hint=f"{meant}{others}this machine's GPUs bring: {', '.join(generated.names)}")
+    raise LayoutUnknown(unknown, hint=f"{meant}{others}this machine's GPUs offer: {', '.join(generated.names)}")
 
 
 def _balanced(profiles: Iterable[GpuInstanceProfile]) -> Slices:
@@ -175,7 +175,7 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
         absent = sorted(set(entry.devices or ()) - present)
         if absent and any(entry.matches_product(gpu) for gpu in node):
             raise GpuNotFound(
-                f"layout '{layout.name}' names GPU {', '.join(map(str, absent))}, and this machine has {len(present)}",
+                f"layout '{layout.name}' names GPU {', '.join(map(str, absent))}, but this machine has {len(present)}",
                 hint=f"correct 'devices' in ConfigMap {source}",
             )
     matched = [(gpu, spec) for gpu in node if (spec := layout.spec_for(gpu)) is not None]
@@ -186,7 +186,7 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
         )
     if any(spec.mig_enabled for _, spec in matched) and not any(gpu.mig_capable for gpu, _ in matched):
         names = ", ".join(sorted({gpu.name for gpu, _ in matched}))
-        raise MigNotSupported(f"layout '{layout.name}' needs GPUs that can be cut, and this machine has {names}")
+        raise MigNotSupported(f"layout '{layout.name}' needs GPUs that can be cut, but this machine has {names}")
 
 
 def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) -> Layout:
@@ -202,12 +202,12 @@ def boot_layout(wanted: PartitionSpec | str, file: LayoutFile, node: NodeState) 
         if wanted in file.names:
             return file.select(wanted)
         declared = f"{file.source} has: {', '.join(file.names)}; " if file.layouts else ""
-        return _brought(wanted, node, file, f"{PARTITION}={wanted} names no layout", declared)
+        return _brought(wanted, node, file, f"{PARTITION}={wanted} does not name a layout", declared)
     capable = [gpu for gpu in node if gpu.mig_capable or gpu.lost]
     if not capable:
         names = ", ".join(sorted({gpu.name for gpu in node})) or "no GPU"
         raise MigNotSupported(
-            f"{PARTITION}={wanted.text} needs GPUs that can be cut, and this machine has {names}",
+            f"{PARTITION}={wanted.text} needs GPUs that can be cut, but this machine has {names}",
             hint="see: tranche gpus",
         )
     # A lost GPU reports no profiles: the other GPUs' slices stand in, and the decision lists it as lost.

@@ -88,7 +88,7 @@ class LayoutDecision:
         if self.blockers:
             raise busy_error(self.purpose, self.blockers)
 
-    def refuse_if_lost(self, others: str = "all other GPUs are as declared") -> None:
+    def refuse_if_lost(self, others: str = "all other GPUs match the layout") -> None:
         """Raise HardwareError, naming every lost GPU and the state of the others, if the layout cannot be complete."""
         if self.lost:
             raise lost_error(self.purpose, self.lost, others if self.changes else "")

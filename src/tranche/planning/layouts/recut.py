@@ -114,7 +114,7 @@ def check_possible(gpu: GpuState, wanted: Sequence[ProfileName], purpose: str) -
     where = f"{purpose}: {gpu.label} ({gpu.name}) cannot have {describe_slices(Counter(wanted))}"
     if not gpu.profiles and wanted:
         raise LayoutImpossible(
-            f"{where}: what this GPU can be cut into is not known while MIG mode is off",
+            f"{where}: its profiles are unknown while MIG mode is off",
             hint="enable MIG mode first, with --mode-only",
         )
     for name in sorted(set(wanted)):

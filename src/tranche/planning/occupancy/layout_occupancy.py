@@ -52,7 +52,7 @@ class User:
         if self.changing:
             users.append("another change of layout")
         if self.gone:
-            return f"{self.place} is not there, and is held by {', '.join(users)}"
+            return f"{self.place} does not exist, but is held by {', '.join(users)}"
         return f"{self.place} is in use by {', '.join(users)}"
 
     @property
@@ -135,6 +135,6 @@ def busy_error(purpose: str, users: tuple[User, ...]) -> GpuBusy:
     """The refusal that names every user in the way."""
     named = "; ".join(str(user) for user in users)
     return GpuBusy(
-        f"{purpose} is refused, nothing was changed: {named}",
+        f"{purpose} was refused, and nothing was changed: {named}",
         hint="stop what uses it, or wait for it with --wait",
     )
