@@ -21,6 +21,7 @@ import pytest
 
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.support import in_process
 from tests.support.in_process import NOBODY
 from tranche.core.errors import NoRoom, PermissionDenied, QuotaExceeded, ServiceUnavailable, UsageError
 from tranche.local.client_workload import ClientProcess
@@ -80,15 +81,7 @@ class SharedMachine:
         return []
 
     def start(self, *arguments: str, uid: int = NOBODY) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", DROP, str(uid), *arguments],
-            env=self.machine.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-        )
+        process = in_process.start(arguments, self.machine.environment, stdout=subprocess.PIPE, user=uid)
         self._started.append(process)
         return process
 
