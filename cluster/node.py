@@ -10,10 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from release.image import made_image
+from release.one_at_a_time import one_at_a_time
+
 from cluster.binaries import Binaries
 from cluster.client import ApiClient, answers
 from cluster.errors import ClusterError
 from cluster.host import cni_folder
+from cluster.image_store import image_store, keep_store, use_store
 from cluster.images import BUSYBOX, PAUSE
 from cluster.node_files import NodePaths, containerd_config, kubelet_config, network_config
 from cluster.pki import Pki
@@ -117,9 +121,10 @@ class Node:
         """Start containerd or the kubelet unless it runs, and wait until it answers."""
         unit = self.unit(component)
         if component == "containerd":
-            self._start_service(component, [self.binaries["containerd"], f"--config={self.paths.containerd_config}"])
-            wait_for(f"containerd of {self.name} answers", lambda: self._control("version"), explain=unit.log_end)
-            self._import_images()
+            if self.paths.containerd_root.exists():
+                self._start_containerd()
+            else:
+                self._start_containerd_with_images()
         elif component == "kubelet":
             self._start_service(component, self._kubelet_command())
             url = f"http://127.0.0.1:{self._port + 1}/healthz"
@@ -211,6 +216,34 @@ class Node:
         unit.start(self.command(command), self.environment() if environment is None else environment)
         return unit
 
+    def _start_containerd(self) -> None:
+        """Start it, and let it have the images that it lacks."""
+        self._start_service("containerd", [self.binaries["containerd"], f"--config={self.paths.containerd_config}"])
+        explain = self.unit("containerd").log_end
+        wait_for(f"containerd of {self.name} answers", lambda: self._control("version"), explain=explain)
+        if not {PAUSE, BUSYBOX} <= set(self._control("images", "list", "--quiet").split()):
+            for archive in self._archives:
+                self._control("images", "import", str(archive))
+
+    def _start_containerd_with_images(self) -> None:
+        """Start a new one. To unpack the agent's image takes seconds, so it is unpacked once, if it was made."""
+        image = made_image()
+        store = image_store(self.binaries["containerd"], self._archives, [image.digest] if image else [])
+        with one_at_a_time("unpacked images"):
+            if store.exists():
+                use_store(store, self.paths.containerd_root)
+            else:
+                self._start_containerd()
+                if image is not None:
+                    self.import_image(image.archive, image.name, image.digest)
+                self.unit("containerd").stop()
+                keep_store(self.paths.containerd_root, store)
+        self._start_containerd()
+
+    @property
+    def _archives(self) -> list[Path]:
+        return sorted((self.folder / "images").iterdir())
+
     def _start_service(self, component: str, command: Sequence[str]) -> None:
         """Start a part of the node, with its own programs first on PATH: containerd looks there for its shim."""
         folder = Path(self.binaries["containerd"]).parent
@@ -261,11 +294,6 @@ class Node:
         """Have the node hold the image of an OCI archive as if it had been pulled, unless it has it: by name and digest."""
         if digest not in self._control("images", "list", f"name=={name}"):
             self._control("images", "import", str(archive))
-
-    def _import_images(self) -> None:
-        if not {PAUSE, BUSYBOX} <= set(self._control("images", "list", "--quiet").split()):
-            for archive in sorted((self.folder / "images").iterdir()):
-                self._control("images", "import", str(archive))
 
     def _kubelet_command(self) -> list[str]:
         return [

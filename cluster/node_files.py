@@ -19,6 +19,7 @@ class NodePaths:
         self.pod_logs = folder / "log-pods"
         self.cdi = folder / "run-cdi"
         self.units = folder / "units"
+        self.containerd_root = folder / "containerd-root"
         self.containerd_socket = folder / "containerd.sock"
         self.containerd_config = folder / "containerd.toml"
         self.kubelet_config = folder / "kubelet.yaml"
@@ -48,7 +49,7 @@ def containerd_config(paths: NodePaths, cni_folder: str) -> str:
     disabled = [f"io.containerd.snapshotter.v1.{name}" for name in unused]
     return f"""\
 version = 3
-root = "{folder}/containerd-root"
+root = "{paths.containerd_root}"
 state = "{folder}/containerd-state"
 imports = []
 oom_score = 0

@@ -21,6 +21,7 @@ import pytest
 
 from tests.local.test_fractions import end_daemons
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.support import in_process
 from tests.support.in_process import NOBODY
 from tranche.core.errors import (
     NoRoom,
@@ -92,15 +93,7 @@ class SharedMachine:
         return []
 
     def start(self, *arguments: str, uid: int = NOBODY) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", DROP, str(uid), *arguments],
-            env=self.machine.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd="/",
-        )
+        process = in_process.start(arguments, self.machine.environment, stdout=subprocess.PIPE, user=uid)
         self._started.append(process)
         return process
 
@@ -576,9 +569,8 @@ def granted(connection: ServiceConnection) -> None:
         os.close(each)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_messages_that_the_service_does_not_understand_are_refused(shared: SharedMachine) -> None:
+    for message in (
         {},
         {"version": VERSION},
         {"version": 99, "method": "run"},
@@ -594,25 +586,21 @@ def granted(connection: ServiceConnection) -> None:
         asking(timeout=True),
         asking(uid=0),
         {**asking(), "uid": 0},
-    ],
-)
-def test_a_message_that_the_service_does_not_understand_is_refused(
-    shared: SharedMachine, message: dict[str, object]
-) -> None:
-    with connected(shared) as connection:
-        connection.send(message)
-        found = last_of(connection)
-    assert (found["event"], found["reason"]) == ("error", UsageError.reason)
+    ):
+        with connected(shared) as connection:
+            connection.send(message)
+            found = last_of(connection)
+        assert (found["event"], found["reason"]) == ("error", UsageError.reason), message
 
 
-@pytest.mark.parametrize("packet", [b"{", b"[]", b"\xff", b"[" * 20_000, b"9" * 20_000, b"x" * (LONGEST + 1)])
-def test_bytes_that_are_no_message_are_refused(shared: SharedMachine, packet: bytes) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
-        raw.connect(str(StateFolder(shared.machine.state_dir).socket))
-        raw.send(packet)
-        found = last_of(ServiceConnection(raw))
-    assert found["reason"] == UsageError.reason
-    assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
+def test_bytes_that_are_no_message_are_refused(shared: SharedMachine) -> None:
+    for packet in (b"{", b"[]", b"\xff", b"[" * 20_000, b"9" * 20_000, b"x" * (LONGEST + 1)):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as raw:
+            raw.connect(str(StateFolder(shared.machine.state_dir).socket))
+            raw.send(packet)
+            found = last_of(ServiceConnection(raw))
+        assert found["reason"] == UsageError.reason, packet
+        assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
 
 
 def test_files_that_a_client_sends_are_closed(shared: SharedMachine) -> None:
@@ -634,14 +622,14 @@ def test_a_process_that_is_not_the_clients_child_is_refused(shared: SharedMachin
     assert shared.shares() == []
 
 
-@pytest.mark.parametrize("answer", [{"started": "x"}, {"started": -1}, {"started": True}, {"ended": 0}, {}])
-def test_a_client_that_answers_nonsense_loses_its_share(shared: SharedMachine, answer: dict[str, object]) -> None:
-    with connected(shared) as connection:
-        connection.send(asking())
-        granted(connection)
-        connection.send(answer)
-        last_of(connection)
-        assert shared.shares() == []
+def test_a_client_that_answers_nonsense_loses_its_share(shared: SharedMachine) -> None:
+    for nonsense in ({"started": "x"}, {"started": -1}, {"started": True}, {"ended": 0}, {}):
+        with connected(shared) as connection:
+            connection.send(asking())
+            granted(connection)
+            connection.send(nonsense)
+            last_of(connection)
+            assert shared.shares() == [], nonsense
 
 
 def test_a_share_whose_command_does_not_start_is_taken_back_although_the_client_keeps_the_lock(

@@ -119,13 +119,18 @@ def start(
     stdin: int = subprocess.DEVNULL,
     stdout: int = subprocess.DEVNULL,
     stderr: int = subprocess.PIPE,
+    user: int | None = None,
 ) -> subprocess.Popen[str]:
-    """Start `tranche`, which goes on: in a fork, or `anew` in an interpreter of its own, which takes a fifth of a second more."""
+    """Start `tranche`, which goes on: in a fork, or `anew` in an interpreter of its own, which takes a fifth of a second more.
+
+    Only a fork can be another `user`. Its folder is /, since it may not see this process's own.
+    """
     instead = None
-    if not anew and may_fork():
+    if user is not None or (not anew and may_fork()):
+        assert may_fork(), "a process with threads cannot start a command as another user"
         _import_commands()
-        instead = functools.partial(_be_the_command, arguments, environment, (), None)
-    return _popen(arguments, environment, instead, stdin, stdout, stderr)
+        instead = functools.partial(_be_the_command, arguments, environment, (), user)
+    return _popen(arguments, environment, instead, stdin, stdout, stderr, None if user is None else "/")
 
 
 @contextlib.contextmanager
@@ -210,6 +215,7 @@ def _popen(
     stdin: int = subprocess.DEVNULL,
     stdout: int = subprocess.DEVNULL,
     stderr: int = subprocess.PIPE,
+    folder: str | None = None,
 ) -> subprocess.Popen[str]:
     """A process that loads an interpreter, or does something else `instead`."""
     return subprocess.Popen(
@@ -219,6 +225,7 @@ def _popen(
         stdout=stdout,
         stderr=stderr,
         text=True,
+        cwd=folder,
         preexec_fn=instead,
     )
 
