@@ -45,9 +45,13 @@ run_options = together(
 
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @run_options
+@click.option("--detach", is_flag=True, help="Return when the request is accepted; the command survives a logout.")
+@click.option("--name", metavar="NAME", help="Name of a detached run. Default: a name made from the command.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
-def command(settings: Settings, /, command_line: tuple[str, ...], **options: Any) -> None:
+def command(
+    settings: Settings, /, detach: bool, name: str | None, command_line: tuple[str, ...], **options: Any
+) -> None:
     """Run a command on a share of a GPU.
 
     Request the share with one of --gpus, --gpu, --gpu-memory and --mig-profile. If nothing fits, the request waits in
@@ -58,6 +62,8 @@ def command(settings: Settings, /, command_line: tuple[str, ...], **options: Any
     its child processes, and SIGKILL 30 seconds later. A command with a time limit may start before others that have
     waited longer, if it ends before the first of them can start.
 
+    With --detach, the output goes to a file: see tranche job list and tranche job logs. The command reads no input.
+
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py
     $ tranche run --gpu 0.5 -- ./benchmark
@@ -65,6 +71,12 @@ def command(settings: Settings, /, command_line: tuple[str, ...], **options: Any
     """
     if not command_line:
         raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
+    if name is not None and not detach:
+        raise UsageError("--name is for --detach", hint="add --detach")
+    if detach:
+        from tranche.cli.detached import run_detached  # most runs stay
+
+        sys.exit(run_detached(settings, command_line, name, options))
     sys.exit(run_command(settings, command_line, **options))
 
 
@@ -84,7 +96,12 @@ def run_command(
     if not wait and timeout is not None:
         raise UsageError("--no-wait and --timeout exclude each other", hint="--no-wait fails at once, --timeout waits")
     asked, patience = parse_request(**request), WaitLimit(wait=wait, seconds=timeout)
-    say_of_run = (lambda line: None) if quiet else (lambda line: say(f"tranche: {line}"))
+
+    def say_of_run(line: str) -> None:
+        launch.accepted()
+        if not quiet:
+            say(f"tranche: {line}")
+
     socket = socket_of_service(settings)
     if socket is not None:
         if adopt_foreign == "destroy" or record is not None:

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 
 from tranche.core.errors import SharingUnavailable, UsageError
 from tranche.core.sharing import Sharing
+from tranche.local.background import empty, open_files, pass_signals_to
 from tranche.local.workload import HELD, Launch
 from tranche.node.processes.processes import ancestors_of, process_at, sudo_above
 from tranche.node.recovery.adoption import PARTS
@@ -63,7 +63,6 @@ ended.poll()
 """
 """Holds the share. It imports no more than it must: it stays in memory. Anyone may run it who may run Python."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
 def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping[str, str]], str], told: int) -> int:
@@ -74,19 +73,19 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
     for a share whose limits reach a command alone, and OSError if the variables cannot be written: the share is given back then.
     """
     session = os.pidfd_open(session_end())
-    inherited = _open_files()
+    inherited = open_files()
     here, there = socket.socketpair()
     caller, launcher = os.getpid(), os.fork()
     if launcher == 0:
         here.close()
         _end_with(caller)
-        _empty(1)
+        empty(1)
         for each in (session, there.fileno()):
             os.set_inheritable(each, True)
         line = (sys.executable, "-I", "-S", "-c", _HOLDER, str(there.fileno()), str(session))
         return run(line, Launch(HELD, partial(_part_from_caller, there, inherited - {session})))
     there.close()
-    _pass_signals_to(launcher)
+    pass_signals_to(launcher)
     variables = _variables(here)
     limited = variables is not None and f":{Sharing.MEMORY_LIMITS}:" in variables.get(PARTS, "")
     answer = b""
@@ -139,16 +138,6 @@ def _session(pid: int) -> int:
         return -1
 
 
-def _open_files() -> frozenset[int]:
-    """The open files that this process was given besides its streams."""
-    found = set()
-    for each in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):
-            os.fstat(each)  # one was that of the listing
-            found.add(each)
-    return frozenset(found) - {0, 1, 2}
-
-
 def _end_with(caller: int) -> None:
     """Have the kernel send SIGTERM when the caller's process ends, even by SIGKILL."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -164,29 +153,12 @@ def _part_from_caller(link: socket.socket, inherited: Collection[int], variables
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
     os.setsid()
-    _empty(0, *(() if os.isatty(2) else (2,)))
+    empty(0, *(() if os.isatty(2) else (2,)))
     for each in inherited:
         with suppress(OSError):
             os.close(each)
     with suppress(OSError):  # the caller's process was killed, which the holder finds out, too
         link.sendall(json.dumps(dict(variables)).encode() + b"\n")
-
-
-def _empty(*descriptors: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    for each in descriptors:
-        os.dup2(null, each)
-    os.close(null)
-
-
-def _pass_signals_to(launcher: int) -> None:
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(launcher, number)
-
-    for number in _ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, pass_on)
 
 
 def _variables(link: socket.socket) -> Mapping[str, str] | None:

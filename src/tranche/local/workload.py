@@ -139,10 +139,14 @@ HELD = "(tranche hold)"
 
 
 class Launch(NamedTuple):
-    """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before."""
+    """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before.
+
+    `accepted` is called when the request was found possible, so that it waits or is served, and again when that goes on.
+    """
 
     text: str = ""
     starting: Callable[[Mapping[str, str]], None] = lambda variables: None
+    accepted: Callable[[], None] = lambda: None
 
 
 PLAIN = Launch()
