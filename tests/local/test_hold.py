@@ -17,7 +17,9 @@ import pytest
 from tests.cli.test_reference_pages import described_objects
 from tests.local.sessions import HALF, OpenSession, Session, ended, opening, shares, waiters
 from tests.local.test_fractions import end_daemons
+from tests.local.test_lost_terminal import leader_of_a_terminal
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.in_process import NOBODY
 from tranche.core.errors import GpuBusy, OutputUnwritable, UsageError
 from tranche.node.processes.processes import children_of, process_at
@@ -124,13 +126,13 @@ def test_the_time_limit_ends_the_holder_and_the_programs(session: Session, machi
 def test_a_hold_waits_and_says_why(opened: OpenSession) -> None:
     first, second = opened(), opened()
     held = first.hold("--gpus 1")
-    second.begin(f'eval "$({second.tranche} hold {HALF} 2>&1 >/tmp/out-$$)"; rm /tmp/out-$$')
+    second.begin(f"{second.tranche} hold {HALF} 2>&1 >/dev/null")
     wait_until(lambda: len(waiters(first.machine)) == 1)
-    assert "held whole by (tranche hold)" in waiters(first.machine)[0]["why"]
     assert waiters(first.machine)[0]["command"] == "(tranche hold)"
     first.end()
-    second.finish()
-    wait_until(lambda: [each["id"] for each in shares(first.machine)] != [held["id"]])
+    code, said = second.finish()
+    assert (code, "waiting, next in the queue: GPU 0: held whole by (tranche hold)" in said) == (0, True), said
+    assert [each["id"] for each in shares(first.machine)] != [held["id"]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
@@ -352,3 +354,33 @@ def test_a_part_of_a_gpu_comes_with_its_daemon(tmp_path: Path) -> None:
             session.end()
             wait_until(lambda: ended(machine))
         end_daemons(machine)
+
+
+def test_a_terminal_is_told_of_the_time_limit_and_its_loss_ends_the_hold(tmp_path: Path) -> None:
+    with machine_in(tmp_path, "A100-40GB") as machine:
+        hold = f'eval "$({shlex.join(TRANCHE)} hold -q {HALF}'
+        with leader_of_a_terminal(["bash", "--norc"], machine) as (_, terminal):
+            os.write(terminal, f'{hold} --time 2s)"\n'.encode())
+            said = b""
+            while b"the time limit of 2s is over" not in said:
+                said += os.read(terminal, 4096)
+            wait_until(lambda: ended(machine))
+            os.write(terminal, f'unset NVIDIA_VISIBLE_DEVICES; {hold})"\n'.encode())
+            wait_until(lambda: not ended(machine))
+            machine.running()
+            os.close(terminal)
+            wait_until(lambda: ended(machine))
+
+
+@pytest.mark.parametrize("opened", ["root"], indirect=True)
+def test_a_program_on_the_device_belongs_to_the_share(session: Session, machine: TestMachine) -> None:
+    held = session.hold()
+    program = f"{PREAMBLE}\ncontext(); tell(os.getpid()); wait()"
+    session.do(f"coproc {shlex.join([sys.executable, '-c', program])}")
+    pid = int(session.do("read -r pid <&${COPROC[0]}; echo $pid"))
+    (gpu,) = machine.json("gpus")["gpus"]
+    (used,) = [each for each in gpu["slices"] if each["processes"]]
+    assert (used["state"], used["allocationId"], used["processes"][0]["pid"]) == ("held", held["id"], pid)
+    session.end()
+    wait_until(lambda: process_at(pid) is None)
+    wait_until(lambda: ended(machine))
