@@ -21,12 +21,11 @@ from tranche.local.hold import hold
 from tranche.node.processes.processes import MARK
 
 
-@click.command(cls=TrancheCommand, context_settings={"allow_interspersed_args": False})
+@click.command(cls=TrancheCommand, context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
 @run_options
 @output_option("shell", "json")
-@click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="")
-@click.pass_obj
-def command(settings: Settings, /, output: str, command_line: tuple[str, ...], **options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, output: str, **options: Any) -> None:
     """Hold a share of a GPU for this session.
 
     The command waits as tranche run does. Then it prints the share's variables as lines for a shell, and ends. Programs
@@ -38,10 +37,11 @@ def command(settings: Settings, /, output: str, command_line: tuple[str, ...], *
     \b
     $ eval "$(tranche hold --gpu-memory 8G)"
     """
-    if command_line:
+    settings: Settings = context.obj
+    if context.args:
         raise UsageError(
             "tranche hold takes no command",
-            hint=f"run a command in a share with: tranche run REQUEST -- {shlex.join(command_line)}",
+            hint=f"run a command in a share with: tranche run REQUEST -- {shlex.join(context.args)}",
         )
     run = partial(run_command, settings, **options)
     caller = os.getpid()
