@@ -134,7 +134,7 @@ def test_the_page_of_json_documents_names_every_field(make_machine: MakeMachine)
     assert described["Job"] == job_document(KubeJob("team-a", "train", JobStatus.PENDING)).keys()
     assert described["JobPod"] == pod_document(JobPod("team-a", "train-0")).keys()
     unprinted = {"Request", "Event data", "ClusterCheckup", "ClusterFinding", "Bundle", "BundledFile"}
-    unprinted |= {"JobList", "Job", "JobPod", "JobDescription"}
+    unprinted |= {"Hold", "MachineJob", "JobList", "Job", "JobPod", "JobDescription"}
     explained = pod_explanation_document(explain_pod(*everything_is_held()))
     assert described["PodExplanation"] == explained.keys()
     assert described["NodeGroup"] == explained["nodes"][0].keys()

@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.local.sessions import READABLE_PYTHON, OpenSession, Session, dropped, opening
+from tests.local.test_service import SharedMachine
+from tests.machines import TRANCHE, machine_in, needs_root, readable_folder
+from tests.support.in_process import NOBODY
+
 
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[Path]:
@@ -19,3 +24,29 @@ def told(tmp_path: Path) -> Iterator[Path]:
     if path.exists():
         with suppress(ProcessLookupError):
             os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture(params=["root", pytest.param("user", marks=needs_root)])
+def opened(request: pytest.FixtureRequest) -> Iterator[OpenSession]:
+    """Opens a session on a machine with one A100, whose programs use the register themselves or through the service."""
+    with readable_folder() as folder, machine_in(folder, "A100-40GB") as machine:
+        machine.cache = folder / "cache"
+        if request.param == "root":
+            with opening(machine, [*TRANCHE]) as open_session:
+                yield open_session
+            return
+        if READABLE_PYTHON is None:
+            pytest.skip("there is no Python that every user may execute")
+        shared = SharedMachine(machine)
+        shared.serve()
+        try:
+            with opening(machine, dropped(NOBODY)) as open_session:
+                open_session.shared = shared  # type: ignore[attr-defined]
+                yield open_session
+        finally:
+            shared.end()
+
+
+@pytest.fixture
+def session(opened: OpenSession) -> Session:
+    return opened()

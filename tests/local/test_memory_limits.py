@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import pynvml
 import pytest
 
 from tests.local.test_fractions import GB, GREEDY, OUT_OF_MEMORY, STEP_MIB, end_daemons, holders, tenant
-from tests.machines import TestMachine, machine_in, wait_until
+from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.simulator.control_groups import hierarchy
 from tests.simulator.cuda_programs import PREAMBLE
 from tranche.core.errors import HardwareError, LedgerUnavailable, SharingUnavailable
@@ -62,6 +64,21 @@ def of_shares(machine: TestMachine) -> list[str]:
     """The shares that the state folder has a group for."""
     notes = StateFolder(machine.state_dir).memory_groups
     return sorted(os.listdir(notes)) if notes.is_dir() else []
+
+
+def test_a_session_cannot_hold_a_part_whose_limit_reaches_one_command_alone(t4: TestMachine) -> None:
+    script = f"{shlex.join(TRANCHE)} hold --gpu-memory 3G"
+    done = subprocess.run(
+        ["sh", "-c", f"{script}; exit $?"],
+        env=t4.environment,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (SharingUnavailable.exit_code, "")
+    assert "limits the memory of one command" in done.stderr
+    assert holders(t4) == []
 
 
 def test_four_programs_share_a_t4_by_the_drivers_limits_and_see_no_more_than_they_have(

@@ -18,7 +18,7 @@ import click
 
 from tranche.cli.options import TIMEOUT_HELP, DurationType, asked_as_person, target_options
 from tranche.cli.output import fail, print_json, print_table, say, show, warn
-from tranche.cli.runtime import TrancheGroup, output_option
+from tranche.cli.runtime import Settings, TrancheGroup, output_option
 from tranche.core.errors import (
     CommandNotFound,
     JobFailed,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tranche.kubernetes.jobs.client import JobClient
     from tranche.kubernetes.jobs.description import JobSummary
     from tranche.kubernetes.jobs.job import JobPod, KubeJob
+    from tranche.local.jobs import JobStore, MachineJob
 
 Result = TypeVar("Result")
 
@@ -49,6 +50,9 @@ _pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Defaul
 @click.group("job", cls=TrancheGroup)
 def command() -> None:
     """List, inspect and delete the jobs that tranche submit created.
+
+    list, logs, wait and delete also serve your detached runs on this machine, those of tranche run --detach. They ask
+    the cluster if you have no detached run, or none of that name, or if you add -n, -A or --kubeconfig.
 
     \b
     $ tranche job list
@@ -68,6 +72,26 @@ def _asked(kubeconfig: str | None, namespace: str | None, ask: Callable[[JobClie
     return asked_as_person(kubeconfig, namespace, of_jobs)
 
 
+def _own_jobs(*of_cluster: object) -> JobStore | None:
+    """This user's detached runs here, unless an option names a cluster; None without one."""
+    if any(of_cluster):
+        return None
+    from tranche.cli import detached
+
+    return detached.own_jobs()
+
+
+def _own_job(name: str, *of_cluster: object) -> tuple[JobStore, MachineJob] | None:
+    store = _own_jobs(*of_cluster)
+    if store is None:
+        return None
+    job = store.find(name)
+    if job is None:
+        say(f"you have no detached run {name} here; asking the cluster")
+        return None
+    return store, job
+
+
 @command.command("list")
 @target_options
 @click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
@@ -77,6 +101,12 @@ def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, o
 
     RUNNING is the number of pods with a running container. DONE shows how many pods succeeded, out of the total.
     """
+
+    if (store := _own_jobs(namespace, kubeconfig, all_namespaces)) is not None:
+        from tranche.cli import detached
+
+        detached.list_jobs(store, output)
+        return
 
     async def ask(client: JobClient, where: str) -> tuple[tuple[KubeJob, ...], str]:
         return await client.jobs(None if all_namespaces else where), where
@@ -201,6 +231,12 @@ def logs(
     pods that have not started. If a container did not start or was killed, stderr gives the kubelet's reason.
     """
 
+    if (found := _own_job(name, namespace, kubeconfig, pod)) is not None:
+        from tranche.cli import detached
+
+        detached.print_log(*found, follow=follow, tail=tail)
+        return
+
     async def ask(client: JobClient, where: str) -> None:
         from tranche.kubernetes.jobs.client import follow_logs, print_logs
 
@@ -311,8 +347,13 @@ def _hand_to_kubectl(
 def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
     """Wait until a job succeeds or runs.
 
-    The exit code is 48 if the job fails or is deleted, and 70 after the timeout.
+    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a detached run that has ended, it
+    is the exit code of its command.
     """
+    if (found := _own_job(name, namespace, kubeconfig)) is not None:
+        from tranche.cli import detached
+
+        sys.exit(detached.wait_for(*found, state, timeout))
 
     async def ask(client: JobClient, where: str) -> str:
         seen = await client.job(where, name)  # says at once when there is none, or the person may not look
@@ -351,12 +392,21 @@ def _reached(job: KubeJob, state: str) -> str:
 @command.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @target_options
-def delete(names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
+@click.pass_obj
+def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
     Running commands receive SIGTERM, and SIGKILL after 30 seconds. Jobs not created by tranche submit are left alone. If one
     job cannot be deleted, the others still are, and the exit code is that of the first error.
     """
+    mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
+    for found in mine.values():
+        from tranche.cli import detached
+
+        detached.delete_job(settings, *found)
+    names = tuple(each for each in names if each not in mine)
+    if not names:
+        return
 
     async def ask(client: JobClient, where: str) -> None:
         failures = []

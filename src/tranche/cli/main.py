@@ -23,6 +23,7 @@ from tranche.hardware.simulator_errors import simulator_errors
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "This machine": {
         "run": ("tranche.cli.run", "Run a command on a share of a GPU"),
+        "hold": ("tranche.cli.hold", "Hold a share of a GPU for this session"),
         "ps": ("tranche.cli.ps", "List allocations and waiting requests"),
         "gpus": ("tranche.cli.gpus", "List GPUs, their slices and their holders"),
         "top": ("tranche.cli.top", "Show a live view of GPUs, slices and shares"),

@@ -43,7 +43,7 @@ def guard_streams() -> bool:
             os.set_inheritable(os.open(os.devnull, closed_to_us), True)
     if sys.stdin is None:
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = _text(_Stream(1, _data_lost), sys.stdout)
+    sys.stdout = _text(_Stream(1, data_lost), sys.stdout)
     sys.stderr = _text(_Stream(2, lambda error: None), sys.stderr)
     return True
 
@@ -86,7 +86,8 @@ class _Stream(io.FileIO):
         return written
 
 
-def _data_lost(error: OSError) -> NoReturn:
+def data_lost(error: OSError) -> NoReturn:
+    """End the command because stdout failed with that error."""
     if isinstance(error, BrokenPipeError):
         raise ClosedOutputError from error
     raise OutputUnwritable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import click
@@ -11,6 +12,7 @@ from tranche.cli.options import DurationType
 from tranche.cli.output import say, warn
 from tranche.cli.runtime import Settings, TrancheCommand, full_id, open_host, register_places
 from tranche.local.termination import cancel_waiter, take_back
+from tranche.node.processes.processes import MARK
 
 
 @click.command(cls=TrancheCommand)
@@ -33,7 +35,8 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
     ID is the id of an allocation or of a waiting request; a unique prefix is enough.
 
     Tranche releases a share when its workload ends. Use this command for a workload that does not end. Without
-    --terminate, it fails while the workload runs. The instance stays idle for the next request.
+    --terminate, it fails while the workload runs. A share of tranche hold needs --terminate only while programs use
+    it. The instance stays idle for the next request.
     """
     reading = not register_places(settings, reading=True).writable  # users may end what is theirs
     with open_host(settings, reading=reading, changes_own_share=allocation_id) as host:
@@ -48,5 +51,7 @@ def command(settings: Settings, /, allocation_id: str, terminate: bool, grace: f
             f"killed without draining, because the MPS daemon of {each.device_uuid} did not release it: {each.why}; "
             "programs that share the device may fail"
         )
+    if os.environ.get(MARK) == allocation_id:
+        warn("this shell still has variables of the released share: unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES")
     how = f" after {signal.Signals(ended.signal).name} to pid {', '.join(map(str, ended.pids))}" if ended.signal else ""
     say(f"released {allocation_id}{how}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tranche.cli.options import TIMEOUT_HELP, DurationType
+from tranche.cli.options import TIMEOUT_HELP, DurationType, together
 from tranche.cli.output import say, warn
 from tranche.cli.request_options import adopt_foreign_option, request_options, time_option
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
@@ -18,43 +18,39 @@ from tranche.core.errors import PermissionDenied, UsageError
 from tranche.core.request import parse_request
 from tranche.local.run import RunRequest, run
 from tranche.local.run_report import RunReporter
-from tranche.local.workload import OwnWorkload
+from tranche.local.workload import PLAIN, Launch, OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 
 if TYPE_CHECKING:
+    from tranche.local.client import ServiceClient
     from tranche.local.recorder import DecisionLog
 
 
+run_options = together(
+    request_options,
+    time_option,
+    click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in the queue if nothing fits."),
+    click.option("--timeout", type=DurationType(), metavar="TIME", help=TIMEOUT_HELP),
+    adopt_foreign_option,
+    click.option(
+        "--record",
+        metavar="FILE",
+        envvar="TRANCHE_RECORD",
+        help="Append each decision with its input to FILE, for tranche replay. Default: $TRANCHE_RECORD.",
+    ),
+    click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors."),
+)
+"""The options that `run_command` takes."""
+
+
 @click.command(cls=TrancheCommand, context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@request_options
-@time_option
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait in the queue if nothing fits.")
-@click.option(
-    "--timeout",
-    type=DurationType(),
-    metavar="TIME",
-    help=TIMEOUT_HELP,
-)
-@adopt_foreign_option
-@click.option(
-    "--record",
-    metavar="FILE",
-    envvar="TRANCHE_RECORD",
-    help="Append each decision with its input to FILE, for tranche replay. Default: $TRANCHE_RECORD.",
-)
-@click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors.")
+@run_options
+@click.option("--detach", is_flag=True, help="Return when the request is accepted; the command survives a logout.")
+@click.option("--name", metavar="NAME", help="Name of a detached run. Default: a name made from the command.")
 @click.argument("command_line", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 @click.pass_obj
 def command(
-    settings: Settings,
-    /,
-    wait: bool,
-    timeout: float | None,
-    adopt_foreign: str,
-    record: str | None,
-    quiet: bool,
-    command_line: tuple[str, ...],
-    **request: Any,
+    settings: Settings, /, detach: bool, name: str | None, command_line: tuple[str, ...], **options: Any
 ) -> None:
     """Run a command on a share of a GPU.
 
@@ -66,6 +62,8 @@ def command(
     and its child processes, and SIGKILL 30 seconds later. A command with a time limit can start before others that have
     waited longer, if it ends before the first of them can start.
 
+    With --detach, the output goes to a file: see tranche job list and tranche job logs. The command reads no input.
+
     \b
     $ tranche run --gpu-memory 4Gi -- python train.py
     $ tranche run --gpu 0.5 -- ./benchmark
@@ -73,10 +71,37 @@ def command(
     """
     if not command_line:
         raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
+    if name is not None and not detach:
+        raise UsageError("--name is for --detach", hint="add --detach")
+    if detach:
+        from tranche.cli.detached import run_detached  # most runs stay
+
+        sys.exit(run_detached(settings, command_line, name, options, run_command))
+    sys.exit(run_command(settings, command_line, **options))
+
+
+def run_command(
+    settings: Settings,
+    command_line: Sequence[str],
+    launch: Launch = PLAIN,
+    *,
+    wait: bool,
+    timeout: float | None,
+    adopt_foreign: str,
+    record: str | None,
+    quiet: bool,
+    **request: Any,
+) -> int:
+    """Run the command in a share, as the options say, and return its exit code."""
     if not wait and timeout is not None:
         raise UsageError("--no-wait and --timeout cannot be combined", hint="--no-wait fails at once, --timeout waits")
     asked, patience = parse_request(**request), WaitLimit(wait=wait, seconds=timeout)
-    say_of_run = (lambda line: None) if quiet else (lambda line: say(f"tranche: {line}"))
+
+    def say_of_run(line: str) -> None:
+        launch.accepted()
+        if not quiet:
+            say(f"tranche: {line}")
+
     socket = socket_of_service(settings)
     if socket is not None:
         if adopt_foreign == "destroy" or record is not None:
@@ -84,30 +109,24 @@ def command(
                 "the service takes neither --adopt-foreign=destroy nor --record", hint="ask an administrator"
             )
         options = {name: value for name, value in request.items() if value is not None}
-        sys.exit(_run_by_service(socket, options, command_line, child_environment(settings), patience, say_of_run))
+        client = _client_of(socket, say_of_run)
+        return client.run(options, command_line, child_environment(settings), patience, launch)
     with ExitStack() as stack:
         to_run = RunRequest(
             request=asked,
-            workload=OwnWorkload(command_line, child_environment(settings)),
+            workload=OwnWorkload(command_line, child_environment(settings), launch),
             patience=patience,
             adopt_foreign_destroy=adopt_foreign == "destroy",
             record=None if record is None else stack.enter_context(closing(_recorder(record))),
         )
-        sys.exit(run(stack.enter_context(open_host(settings)), to_run, RunReporter(say_of_run, warn)))
+        return run(stack.enter_context(open_host(settings)), to_run, RunReporter(say_of_run, warn))
 
 
-def _run_by_service(
-    socket: Path,
-    options: Mapping[str, str],
-    command_line: Sequence[str],
-    environment: Mapping[str, str],
-    patience: WaitLimit,
-    say: Callable[[str], None],
-) -> int:
+def _client_of(socket: Path, say: Callable[[str], None]) -> ServiceClient:
     from tranche.local.client import ServiceClient
     from tranche.node.state.connection import connect  # most runs need no service
 
-    return ServiceClient(connect(socket), say, warn).run(options, command_line, environment, patience)
+    return ServiceClient(connect(socket), say, warn)
 
 
 def _recorder(path: str) -> DecisionLog:

@@ -14,7 +14,14 @@ from typing import Any
 
 from tranche.core.errors import ServiceUnavailable
 from tranche.local.child import OrphanTracker, run_child
-from tranche.local.workload import command_text, find_command, prepare_inheritance, reporting_not_executable
+from tranche.local.workload import (
+    PLAIN,
+    Launch,
+    command_text,
+    find_command,
+    prepare_inheritance,
+    reporting_not_executable,
+)
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import (
     WaitInterrupted,
@@ -37,7 +44,12 @@ class ServiceClient:
         self._code: int | None = None
 
     def run(
-        self, options: Mapping[str, str], command: Sequence[str], environment: Mapping[str, str], patience: WaitLimit
+        self,
+        options: Mapping[str, str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        patience: WaitLimit,
+        launch: Launch = PLAIN,
     ) -> int:
         """Wait for the share that the `options` of `tranche run` ask for, run the command in it, and return its exit code.
 
@@ -52,7 +64,7 @@ class ServiceClient:
                     "method": "run",
                     "parameters": {
                         "request": dict(options),
-                        "command": command_text(command)[:LONGEST_COMMAND],
+                        "command": (launch.text or command_text(command))[:LONGEST_COMMAND],
                         "wait": patience.wait,
                         "timeout": patience.seconds,
                     },
@@ -64,7 +76,12 @@ class ServiceClient:
                 granted, files = self._await("granted")
             if granted is None:
                 return self._code or 0
-            return self._run_in_share(path, command, {**environment, **granted["environment"]}, files)
+
+            def about_to_start() -> None:
+                interrupt_if_told()
+                launch.starting(granted["environment"])
+
+            return self._run_in_share(path, command, {**environment, **granted["environment"]}, files, about_to_start)
         except WaitInterrupted as stop:
             # The service leaves the queue, or undoes its plan, as soon as it knows that nothing more comes from here.
             self._connection.close_sending()
@@ -87,7 +104,12 @@ class ServiceClient:
         return self._code or 0
 
     def _run_in_share(
-        self, path: str, command: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
+        self,
+        path: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        files: Sequence[int],
+        starting: Callable[[], None],
     ) -> int:
         (lock,) = files
         listener = threading.Thread(target=self._await, args=("",), name="service", daemon=True)
@@ -101,7 +123,7 @@ class ServiceClient:
         OrphanTracker()
         prepare_inheritance(lock)
         with reporting_not_executable(command):
-            code = run_child(path, command, environment, started, starting=interrupt_if_told, held_back=True)
+            code = run_child(path, command, environment, started, starting=starting, held_back=True)
         ignore_signals()
         self._connection.send({"ended": code})
         self._connection.close_sending()

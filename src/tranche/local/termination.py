@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -14,11 +15,12 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.local.queue import Queue
+from tranche.local.workload import HELD
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held, lock_pids
 from tranche.node.mps.mps_daemons import UndrainedDevice, drain
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
-from tranche.node.processes.processes import ancestors_of, heeds_sigterm
+from tranche.node.processes.processes import MARK, ancestors_of, find_traces, heeds_sigterm, sudo_above
 from tranche.node.state.session import StateFolder, sees_processes_of
 from tranche.node.store import chronicle, register
 from tranche.node.store.register import runs
@@ -45,17 +47,22 @@ class _Ended:
 
 @dataclass(frozen=True, slots=True)
 class ReleasePreview:
-    """What taking a share back would take now: `pids` have to end. `remains` is what is left of its command."""
+    """What taking a share back would take now: `pids` have to end. `remains` is what is left of its command.
+
+    `holder` is Tranche's own process that holds the share of a session, 0 if there is none.
+    """
 
     allocation: Allocation
     keeper: ProcessKeeper
     pids: tuple[int, ...]
     remains: RemainingProcesses
+    holder: int = 0
 
     def refuse_if_in_use(self) -> None:
         """GpuBusy while the share is in use, or may be in use unseen."""
-        if self.pids or self.remains.life is not KeeperStatus.GONE:
-            raise _busy(self.allocation, self.pids, self.remains)
+        programs = [each for each in self.pids if each != self.holder]
+        if programs or (not self.holder and self.remains.life is not KeeperStatus.GONE):
+            raise _busy(self.allocation, programs, self.remains)
 
 
 def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
@@ -73,7 +80,16 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
         )
     remains = remains_of(places, allocation.id, keeper)
     pids = living(keeper) or [each.pid for each in remains.certain]
-    return ReleasePreview(allocation, keeper, tuple(pids), remains)
+    if allocation.command != HELD or pids[:1] != [keeper.pid] or keeper.started != keeper.begun:
+        return ReleasePreview(allocation, keeper, tuple(pids), remains)
+    programs = find_traces(allocation.id, uid=keeper.uid, since=keeper.started, key_digest=keeper.key_digest).inherited
+    using = (each.pid for each in programs if each.pid not in _own())
+    return ReleasePreview(allocation, keeper, tuple(dict.fromkeys((*pids, *using))), remains, keeper.pid)
+
+
+def _own() -> frozenset[int]:
+    """This process, and those of sudo that wait for it: none is a program of the session's share that it was started in."""
+    return frozenset((os.getpid(), *sudo_above(os.getpid())))
 
 
 def take_back(
@@ -86,7 +102,7 @@ def take_back(
     confirm: Callable[[ReleasePreview], None] = lambda found: None,
 ) -> _Ended:
     """Give a share back; `why` is the reason in the event. If `terminate`, end a living workload by SIGTERM, and by SIGKILL after
-    `grace` seconds.
+    `grace` seconds. The holder of a session's share is always ended, unless a program uses the share.
 
     Raises GpuBusy if the share is in use and `terminate` is false, or if it may be in use unseen; AllocationUnknown if the id is
     unknown; PermissionDenied if the workload is another user's; UsageError if this process itself would be ended; and what
@@ -99,12 +115,19 @@ def take_back(
             f"no allocation or waiting request {allocation_id}",
             hint="list them with: tranche ps",
         )
+    if allocation.command == HELD:
+        _leave_share()
     found = taking_back(host.places, allocation)
     confirm(found)
     if not terminate:
         found.refuse_if_in_use()
     pids, remains, keeper = list(found.pids), found.remains, found.keeper
     _refuse_own_end(allocation, {*pids, *(each.pid for each in remains.certain)})
+    own = _own() if found.holder else frozenset()
+
+    def look() -> RemainingProcesses:
+        return remains_of(host.places, allocation_id, keeper).without(own)
+
     ended: list[int] = []
     undrained: dict[str, UndrainedDevice] = {}
     last = 0
@@ -120,15 +143,16 @@ def take_back(
         undrained.update({each.device_uuid: each for each in drain(host.daemons, allocation, doomed)})
 
     # What the workload started may outlive it, keeps the share as long as it lives, and may start more meanwhile.
-    for _ in range(_ROUNDS):
+    for _ in range(_ROUNDS if terminate else 1):
         if not pids and not remains.locked:
             break
         last = end_processes(pids, grace, ending) or last
         ended += pids
         _await_owner(host, allocation_id)
-        remains = remains_of(host.places, allocation_id, keeper)
+        remains = look()
         # `tranche run` may know an orphan by descent, and has registered it.
         pids = list(dict.fromkeys([*(each.pid for each in remains.certain), *_living_now(host, allocation_id)]))
+        pids = [each for each in pids if each not in own]
         if not pids:
             break
     # A process that is just ending may be unreadable. `tranche run` knows what is left of its command, and gives the share back
@@ -138,12 +162,20 @@ def take_back(
         if time.monotonic() >= deadline:
             raise _busy(allocation, pids, remains)
         time.sleep(_ASK_SECONDS if host.ledger.read_only else _POLL_SECONDS)
-        remains = remains_of(host.places, allocation_id, keeper)
+        remains = look()
     # `tranche run` may have given the share back itself after its workload ended.
     with suppress(AllocationUnknown):
         released = "released with tranche release" if host.actor is None else "released"
         Queue(host).release(allocation_id, why=why or released)
     return _Ended(allocation_id, tuple(dict.fromkeys(ended)), last, tuple(undrained.values()))
+
+
+def _leave_share() -> None:
+    """Overwrite the share's name in this process's environment, as others see it: it was started in a session with that share."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    if place := libc.getenv(MARK.encode()):
+        ctypes.memset(place, ord("-"), len(os.environb[MARK.encode()]))
 
 
 def _registered(host: Host, allocation_id: str) -> bool:

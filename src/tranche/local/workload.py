@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tranche.core.allocation import Allocation, FractionalShare, device_uuid
 from tranche.core.errors import CommandNotFound, MpsUserRefused, SharingUnavailable, VerificationFailed
@@ -134,6 +134,24 @@ def find_command(name: str, environment: Mapping[str, str]) -> str:
     return found
 
 
+HELD = "(tranche hold)"
+"""What a hold has instead of a command. No command reads so: a shell would quote the parentheses."""
+
+
+class Launch(NamedTuple):
+    """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before.
+
+    `accepted` is called when the request was found possible, so that it waits or is served, and again when that goes on.
+    """
+
+    text: str = ""
+    starting: Callable[[Mapping[str, str]], None] = lambda variables: None
+    accepted: Callable[[], None] = lambda: None
+
+
+PLAIN = Launch()
+
+
 class Workload(Protocol):
     """The command that a share is for. Its launcher, the process that starts it, is this process or a client of the service.
 
@@ -170,11 +188,11 @@ class Workload(Protocol):
 class OwnWorkload:
     """A child of this process. It receives the signals that reach this process."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], launch: Launch = PLAIN) -> None:
         """CommandNotFound if there is no such command."""
         self._path = find_command(command[0], environment)
-        self._command, self._environment = command, environment
-        self.pid, self.uid, self.text = os.getpid(), os.geteuid(), command_text(command)
+        self._command, self._environment, self._launch = command, environment, launch
+        self.pid, self.uid, self.text = os.getpid(), os.geteuid(), launch.text or command_text(command)
         self._tracker: OrphanTracker | None = None
 
     def note_children(self) -> None:
@@ -200,8 +218,13 @@ class OwnWorkload:
 
             within = inside(held.group.folder)
         environment = {**self._environment, **variables}
+
+        def about_to_start() -> None:
+            starting()
+            self._launch.starting(variables)
+
         with reporting_not_executable(self._command):
-            return run_child(self._path, self._command, environment, started, within, starting)
+            return run_child(self._path, self._command, environment, started, within, about_to_start)
 
 
 def command_text(command: Sequence[str]) -> str:

@@ -8,8 +8,8 @@ cannot be read does not count as gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
 from tranche.node.locks.locks import is_held
@@ -45,6 +45,11 @@ class RemainingProcesses:
     def certain(self) -> tuple[Process, ...]:
         """The processes that keep the share for certain."""
         return _each_once(*self.orphans, *self.holders, *self.traces.inherited)
+
+    def without(self, pids: Collection[int]) -> RemainingProcesses:
+        """The same without these processes, as far as only their environment is evidence."""
+        kept = tuple(each for each in self.traces.inherited if each.pid not in pids)
+        return replace(self, traces=replace(self.traces, inherited=kept))
 
     def keeper(self, before: ProcessKeeper) -> ProcessKeeper | None:
         """The next keeper of the share; None when no known process keeps or may keep it."""

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from tranche.core.keeper import ProcessKeeper
@@ -97,6 +98,18 @@ def ancestors_of(pid: int, proc: Path = PROC) -> tuple[int, ...]:
         found.append(process.parent)
         pid = process.parent
     return tuple(found)
+
+
+def sudo_above(pid: int, proc: Path = PROC) -> tuple[int, ...]:
+    """The processes of sudo that only wait for this one, from its parent up."""
+    return tuple(takewhile(lambda each: _name(each, proc) == "sudo", ancestors_of(pid, proc)))
+
+
+def _name(pid: int, proc: Path) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
 
 
 def heeds_sigterm(pid: int, proc: Path = PROC) -> bool:

@@ -1,0 +1,189 @@
+"""`tranche run --detach`, and `tranche job` for this user's detached runs on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import click
+
+from tranche.cli.output import pause, print_json, print_table, say
+from tranche.cli.runtime import Settings, open_host, register_places
+from tranche.core.errors import AllocationUnknown, JobFailed, TrancheError, UsageError, WaitTimeout
+from tranche.core.request import parse_request
+from tranche.documents import describe
+from tranche.kubernetes.jobs.manifest import checked_name, name_from
+from tranche.local.background import empty, open_files, pass_signals_to
+from tranche.local.jobs import JobStore, MachineJob, job_document, open_jobs
+from tranche.local.termination import take_back
+from tranche.local.workload import Launch, command_text
+from tranche.node.processes.processes import MARK
+
+_COLUMNS = ("NAME", "REQUEST", "STATUS", "EXIT", "AGE", "COMMAND")
+_NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "quiet"})
+_GRACE_SECONDS = 30.0
+_POLL_SECONDS = 0.2
+
+
+def run_detached(
+    settings: Settings,
+    command_line: Sequence[str],
+    name: str | None,
+    options: Mapping[str, Any],
+    run: Callable[..., int],
+) -> int:
+    """Run the command in a process of its own that survives a logout; returns when its request waits, has a share, or failed.
+
+    `run` is what `tranche run` does with these options.
+    """
+    request = parse_request(**{each: value for each, value in options.items() if each not in _NOT_OF_THE_REQUEST})
+    name = name_from(command_line, secrets.token_hex(2)) if name is None else checked_name(name)
+    inherited = open_files()
+    store = open_jobs(os.environ, create=True)
+    assert store is not None
+    job = MachineJob(name, str(request), command_text(command_line), 0, time.time())
+    lock = store.create(job)
+    told, telling = os.pipe()
+    runner = os.fork()
+    if runner == 0:
+        os.set_inheritable(lock, True)
+        launch = _DetachedRun(store, job, telling, inherited)
+        return launch.run(lambda how: run(settings, command_line, how, **options))
+    os.close(telling)
+    pass_signals_to(runner)
+    if not os.read(told, 1):
+        _, status = os.waitpid(runner, 0)
+        code = os.waitstatus_to_exitcode(status)
+        store.remove(name)
+        return code if code >= 0 else 128 - code
+    click.echo(name)
+    say(f"job {name} goes on without this terminal; its output: tranche job logs -f {name}")
+    return 0
+
+
+class _DetachedRun:
+    """The process of a detached run. It keeps the caller's stderr until its request is accepted."""
+
+    def __init__(self, store: JobStore, job: MachineJob, telling: int, inherited: frozenset[int]) -> None:
+        self._store, self._job, self._telling, self._inherited = store, job, telling, inherited
+
+    def run(self, run: Callable[[Launch], int]) -> int:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        log = self._store.log(self._job.name, write=True)
+        os.dup2(log, 1)
+        empty(0)
+        self._log = log
+        self._write(pid=os.getpid())
+        code = 1
+        try:
+            code = run(Launch("", self._starting, self._accepted))
+        except TrancheError as error:
+            code = error.exit_code
+            raise
+        finally:
+            self._write(ended=time.time(), exit_code=code)
+        return code
+
+    def _accepted(self) -> None:
+        if self._telling < 0:
+            return
+        os.dup2(self._log, 2)
+        for each in self._inherited:
+            with suppress(OSError):
+                os.close(each)
+        with suppress(BrokenPipeError):
+            os.write(self._telling, b"+")
+        os.close(self._telling)
+        self._telling = -1
+
+    def _starting(self, variables: Mapping[str, str]) -> None:
+        self._write(started=time.time(), allocation_id=variables[MARK])
+        self._accepted()
+
+    def _write(self, **changed: Any) -> None:
+        self._job = self._job._replace(**changed)
+        self._store.write(self._job)
+
+
+def own_jobs() -> JobStore | None:
+    """This user's detached runs on this machine; None without one."""
+    store = open_jobs(os.environ)
+    return store if store is not None and store.jobs() else None
+
+
+def list_jobs(store: JobStore, output: str) -> None:
+    """List them, oldest first."""
+    jobs = store.jobs()
+    if output == "json":
+        print_json("MachineJobList", jobs=[job_document(each) for each in jobs])
+        return
+    now = time.time()
+    rows = [
+        (each.name, each.request, each.status, each.exit_code, describe.age(max(now - each.created, 0)), each.command)
+        for each in jobs
+    ]
+    print_table(_COLUMNS, rows)
+
+
+def print_log(store: JobStore, job: MachineJob, *, follow: bool, tail: int | None) -> None:
+    """Print the output of a run; with `follow`, until it has ended."""
+    with open(store.log(job.name), "rb") as log:
+        for line in log if tail is None else deque(log, tail):
+            click.echo(line, nl=False)
+        while follow:
+            now = store.find(job.name)
+            over = now is None or now.status in ("ended", "lost")
+            click.echo(log.read(), nl=False)
+            if over:
+                return
+            sys.stdout.flush()
+            pause(_POLL_SECONDS)
+
+
+def wait_for(store: JobStore, job: MachineJob, state: str, timeout: float | None) -> int:
+    """Wait until a run has ended, or runs; returns its exit code. JobFailed if that cannot be known, WaitTimeout."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        now = store.find(job.name)
+        if now is None or now.status == "lost":
+            raise JobFailed(
+                f"job {job.name} was {'deleted' if now is None else 'killed, or the machine restarted'}",
+                hint="list jobs with: tranche job list",
+            )
+        if now.exit_code is not None:
+            say(f"job {job.name} has ended with exit code {now.exit_code}")
+            return now.exit_code
+        if state == "running" and now.status == "running":
+            say(f"job {job.name} runs")
+            return 0
+        if deadline is not None and time.monotonic() >= deadline:
+            raise WaitTimeout(f"job {job.name} is {now.status} after {timeout:g} s", hint="see: tranche ps")
+        time.sleep(_POLL_SECONDS)
+
+
+def delete_job(settings: Settings, store: JobStore, job: MachineJob) -> None:
+    """End a run and remove what is known of it."""
+    if job.status == "running":
+        reading = not register_places(settings, reading=True).writable
+        with suppress(AllocationUnknown), open_host(settings, reading=reading) as host:
+            take_back(host, job.allocation_id, terminate=True, grace=_GRACE_SECONDS)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    told = False
+    while (now := store.find(job.name)) is not None and now.status in ("waiting", "running"):
+        if not told and now.pid and now.status == "waiting":
+            told = True
+            with suppress(ProcessLookupError):
+                os.kill(now.pid, signal.SIGTERM)
+        if time.monotonic() >= deadline:
+            raise UsageError(f"job {job.name} is still {now.status}", hint="see its share: tranche ps")
+        time.sleep(_POLL_SECONDS)
+    store.remove(job.name)
+    say(f"deleted {job.name}")

@@ -1,0 +1,63 @@
+"""`tranche hold REQUEST`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import click
+
+from tranche.cli.output import data_lost
+from tranche.cli.run import run_command, run_options
+from tranche.cli.runtime import Settings, TrancheCommand, child_environment, output_option
+from tranche.core.errors import UsageError
+from tranche.documents.envelope import document
+from tranche.local.hold import hold
+from tranche.node.processes.processes import MARK
+
+
+@click.command(cls=TrancheCommand, context_settings={"allow_extra_args": True, "allow_interspersed_args": False})
+@run_options
+@output_option("shell", "json")
+@click.pass_context
+def command(context: click.Context, /, output: str, **options: Any) -> None:
+    """Hold a share of a GPU for this session.
+
+    The command waits as tranche run does. Then it prints the share's variables as lines for a shell, and ends. Programs
+    that have these variables use the share.
+
+    The share ends with the session: when you log out, close the window, or the script ends. It also ends with tranche
+    release, or after --time. Programs that still use it keep it.
+
+    \b
+    $ eval "$(tranche hold --gpu-memory 8G)"
+    """
+    settings: Settings = context.obj
+    if context.args:
+        raise UsageError(
+            "tranche hold takes no command",
+            hint=f"run a command in a share with: tranche run REQUEST -- {shlex.join(context.args)}",
+        )
+    run = partial(run_command, settings, **options)
+    caller = os.getpid()
+    try:
+        code = hold(run, lambda variables: _text(settings, output, variables), sys.stdout.fileno())
+    except OSError as error:
+        if os.getpid() == caller:
+            data_lost(error)
+        raise
+    sys.exit(code)
+
+
+def _text(settings: Settings, output: str, variables: Mapping[str, str]) -> str:
+    """What programs need, with what makes them see the simulated machine where one is meant."""
+    simulated = {name: value for name, value in child_environment(settings).items() if os.environ.get(name) != value}
+    found = {**simulated, **variables}
+    if output == "json":
+        return json.dumps(document("Hold", allocationId=variables[MARK], environment=found), indent=2) + "\n"
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in found.items())

@@ -1,0 +1,278 @@
+"""`tranche run --detach`: a command survives its session, and what is said of it is true, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.cli.test_reference_pages import described_objects
+from tests.local.sessions import HALF, OpenSession, Session, ended, shares, waiters
+from tests.machines import wait_until
+from tests.support.in_process import NOBODY
+from tranche.core.errors import (
+    CommandNotFound,
+    JobFailed,
+    KubeconfigInvalid,
+    OutputUnwritable,
+    TooManyGpus,
+    UsageError,
+    WaitTimeout,
+)
+from tranche.local.jobs import MOST_ENDED, MachineJob, open_jobs
+from tranche.node.processes.processes import process_at
+
+BOTH = pytest.mark.parametrize("opened", ["root", "user"], indirect=True)
+ROOT = pytest.mark.parametrize("opened", ["root"], indirect=True)
+
+
+class Detaching:
+    """Sessions of one user, with a state folder of their own."""
+
+    def __init__(self, opened: OpenSession) -> None:
+        self._opened = opened
+        self.session = opened()
+        self.machine = self.session.machine
+        self.home = self.machine.folder / "home"
+        self.home.mkdir()
+        if self.session.of_user:
+            os.chown(self.home, NOBODY, NOBODY)
+        self.use(self.session)
+
+    def use(self, session: Session) -> None:
+        self.session = session
+        session.do(f"export XDG_STATE_HOME={self.home}; unset KUBECONFIG")
+
+    def log_out(self) -> None:
+        """End the session; another begins."""
+        self.session.end()
+        self.open_another()
+
+    def open_another(self) -> None:
+        """Open another session, and leave this one as it is."""
+        self.use(self._opened())
+
+    def tranche(self, line: str) -> tuple[int, str]:
+        """Run `tranche`; its exit code, and what it says."""
+        self.session.begin(f"{self.session.tranche} {line} 2>&1")
+        return self.session.finish()
+
+    def detach(self, script: str, options: str = HALF, name: str = "exp7") -> None:
+        code, said = self.tranche(f"run --detach --name {name} {options} -- sh -c {shlex.quote(script)}")
+        assert (code, said.splitlines()[0]) == (0, name), said
+
+    def jobs(self) -> list[dict[str, Any]]:
+        code, said = self.tranche("job list -o json")
+        assert code == 0, said
+        found: list[dict[str, Any]] = json.loads(said)["jobs"]
+        return found
+
+    def job(self) -> dict[str, Any]:
+        (found,) = self.jobs()
+        return found
+
+    @property
+    def status(self) -> str:
+        return str(self.job()["status"])
+
+
+@pytest.fixture
+def detaching(opened: OpenSession) -> Detaching:
+    return Detaching(opened)
+
+
+@BOTH
+def test_a_detached_run_survives_the_session_and_keeps_its_output_and_its_code(detaching: Detaching) -> None:
+    go_on = detaching.machine.folder / "go-on"
+    detaching.detach(f"echo $CUDA_VISIBLE_DEVICES; until [ -e {go_on} ]; do sleep 0.05; done; echo over >&2; exit 7")
+    detaching.log_out()
+    job = detaching.job()
+    (share,) = shares(detaching.machine)
+    assert set(job) == described_objects()["MachineJob"]
+    assert (job["status"], job["allocationId"], job["exitCode"]) == ("running", share["id"], None)
+    assert detaching.tranche("job wait exp7 --for running")[0] == 0
+    assert detaching.tranche("job wait exp7 --timeout 0.1")[0] == WaitTimeout.exit_code
+    detaching.session.begin(f"{detaching.session.tranche} job logs -f exp7 2>&1")
+    go_on.touch()
+    code, said = detaching.session.finish()
+    assert (code, said.splitlines()[-2][:4], said.splitlines()[-1]) == (0, "MIG-", "over"), said
+    assert detaching.tranche("job logs exp7 --tail 1") == (0, "over\n")
+    assert detaching.tranche("job wait exp7") == (7, "job exp7 has ended with exit code 7\n")
+    assert (detaching.status, detaching.job()["exitCode"]) == ("ended", 7)
+    assert ended(detaching.machine)
+
+
+@BOTH
+def test_no_other_user_can_read_what_is_kept(detaching: Detaching) -> None:
+    detaching.detach("true")
+    detaching.tranche("job wait exp7")
+    made = list(detaching.home.rglob("*"))
+    assert {each.name for each in made} == {"tranche", "jobs", os.uname().nodename, "exp7", "log", "lock", "state.json"}
+    owner = NOBODY if detaching.session.of_user else 0
+    for each in made:
+        assert each.stat().st_uid == owner
+        assert each.stat().st_mode & 0o777 == (0o700 if each.is_dir() else 0o600)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ("--gpus 9 -- true", TooManyGpus.exit_code),
+        ("--gpus 1 -- no-such-command", CommandNotFound.exit_code),
+        ("--gpus 1 --name a/b -- true", UsageError.exit_code),
+    ],
+)
+def test_a_request_that_is_refused_is_an_error_and_no_run(detaching: Detaching, options: str, code: int) -> None:
+    found, said = detaching.tranche(f"run --detach --name exp7 {options}")
+    assert (found, "error: " in said) == (code, True), said
+    assert list(detaching.home.glob("tranche/jobs/*/*")) == []
+    detaching.detach("true")
+
+
+@ROOT
+def test_a_name_is_for_one_run(detaching: Detaching) -> None:
+    detaching.detach("exec sleep 600")
+    code, said = detaching.tranche(f"run --detach --name exp7 {HALF} -- true")
+    assert (code, "already have a detached run exp7, which is running" in said) == (UsageError.exit_code, True)
+    assert len(shares(detaching.machine)) == 1
+    os.kill(detaching.machine.running()[0]["pid"], signal.SIGKILL)
+    assert detaching.tranche("job wait exp7")[0] == 128 + signal.SIGKILL
+    code, said = detaching.tranche(f"run --detach --name exp7 {HALF} -- true")
+    assert (code, "which is ended" in said) == (UsageError.exit_code, True)
+    assert detaching.tranche("job delete exp7")[0] == 0
+    detaching.detach("exit 3")
+    assert detaching.tranche("job wait exp7")[0] == 3
+    assert detaching.tranche("run --name exp7 --gpus 1 -- true")[0] == UsageError.exit_code
+
+
+@BOTH
+def test_a_run_waits_in_the_queue_and_its_log_says_why(detaching: Detaching) -> None:
+    detaching.detach("exec sleep 600", "--gpus 1", "first")
+    detaching.detach("true", HALF, "second")
+    detaching.log_out()
+    assert [each["status"] for each in detaching.jobs()] == ["running", "waiting"]
+    assert "waiting, next in the queue: GPU 0: held whole by" in detaching.tranche("job logs second")[1]
+    code, said = detaching.tranche("job delete first")
+    assert (code, said) == (0, "deleted first\n")
+    assert detaching.tranche("job wait second")[0] == 0
+
+
+@BOTH
+def test_delete_ends_a_run_with_its_command(detaching: Detaching) -> None:
+    detaching.detach("exec sleep 600", "--gpus 1", "first")
+    (share,) = detaching.machine.running()
+    detaching.detach("true", HALF, "second")
+    assert detaching.tranche("job delete second first") == (0, "deleted second\ndeleted first\n")
+    assert process_at(share["pid"]) is None
+    assert ended(detaching.machine)
+    assert waiters(detaching.machine) == []
+    assert list(detaching.home.glob("tranche/jobs/*/*")) == []
+
+
+@BOTH
+def test_a_run_that_was_killed_while_it_waited_is_lost(detaching: Detaching) -> None:
+    detaching.session.hold("--gpus 1")
+    detaching.open_another()
+    detaching.detach("true")
+    os.kill(detaching.job()["pid"], signal.SIGKILL)
+    wait_until(lambda: detaching.status == "lost")
+    code, said = detaching.tranche("job wait exp7")
+    assert (code, "was killed, or the machine restarted" in said) == (JobFailed.exit_code, True)
+    assert detaching.tranche("job logs -f exp7")[0] == 0
+    assert detaching.tranche("job delete exp7")[0] == 0
+
+
+@BOTH
+def test_a_run_whose_command_lives_on_runs_until_that_ends(detaching: Detaching) -> None:
+    detaching.detach("exec sleep 600")
+    (share,) = detaching.machine.running()
+    os.kill(detaching.job()["pid"], signal.SIGKILL)
+    wait_until(lambda: process_at(detaching.job()["pid"]) is None)
+    assert (detaching.status, detaching.job()["exitCode"]) == ("running", None)
+    os.kill(share["pid"], signal.SIGKILL)
+    wait_until(lambda: detaching.status == "lost")
+
+
+@ROOT
+def test_a_caller_that_is_killed_leaves_a_run_that_is_listed(detaching: Detaching) -> None:
+    detaching.session.hold("--gpus 1")
+    detaching.open_another()
+    detaching.session.begin(
+        f"{detaching.session.tranche} run --detach --name exp7 {HALF} -- true & kill -9 $!; wait $!"
+    )
+    code, _ = detaching.session.finish()
+    assert code in (0, 128 + signal.SIGKILL)
+    if list(detaching.home.glob("tranche/jobs/*/*/state.json")):
+        assert len(waiters(detaching.machine)) == len(
+            [each for each in detaching.jobs() if each["status"] == "waiting"]
+        )
+
+
+@ROOT
+@pytest.mark.parametrize("part", ["tranche", "tranche/jobs"])
+def test_a_symbolic_link_or_another_users_folder_is_not_used(detaching: Detaching, part: str) -> None:
+    elsewhere = detaching.machine.folder / "elsewhere"
+    elsewhere.mkdir()
+    link = detaching.home / part
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(elsewhere)
+    code, said = detaching.tranche(f"run --detach {HALF} -- true")
+    assert (code, "cannot keep a detached run in" in said) == (OutputUnwritable.exit_code, True)
+    assert list(elsewhere.iterdir()) == []
+    link.unlink()
+    link.mkdir()
+    os.chown(link, NOBODY, NOBODY)
+    assert detaching.tranche(f"run --detach {HALF} -- true")[0] == OutputUnwritable.exit_code
+    assert ended(detaching.machine)
+
+
+@ROOT
+def test_job_asks_the_cluster_if_a_cluster_is_named_or_no_run_is_meant(detaching: Detaching) -> None:
+    unknown = KubeconfigInvalid.exit_code
+    assert detaching.tranche("job list")[0] == unknown
+    detaching.detach("true")
+    assert detaching.tranche("job list")[0] == 0
+    for line in ("list -n team", "list -A", "logs exp7 -n team", "logs other", "wait other", "delete other"):
+        assert detaching.tranche(f"job {line}")[0] == unknown, line
+
+
+def test_the_latest_ended_runs_are_kept(tmp_path: Path) -> None:
+    store = open_jobs({"XDG_STATE_HOME": str(tmp_path)}, create=True)
+    assert store is not None
+    for number in range(MOST_ENDED + 5):
+        job = MachineJob(f"j{number}", "--gpus 1", "true", 1, float(number))
+        os.close(store.create(job))
+        store.write(job._replace(ended=1.0, exit_code=0))
+    assert [each.name for each in store.jobs()] == [f"j{number}" for number in range(5, MOST_ENDED + 5)]
+
+
+def test_what_is_no_state_is_no_run(tmp_path: Path) -> None:
+    store = open_jobs({"XDG_STATE_HOME": str(tmp_path)}, create=True)
+    assert store is not None
+    for name, text in (("a", "{"), ("b", "[]"), ("c", '{"name": "c"}'), ("d", None)):
+        (store.path / name).mkdir()
+        if text is not None:
+            (store.path / name / "state.json").write_text(text)
+            (store.path / name / "lock").touch()
+    (store.path / "e").write_text("")
+    assert store.jobs() == []
+    assert [store.find(each) for each in ("a", "..", ".", "", "../jobs", "x")] == [None] * 6
+
+
+def test_runs_of_another_machine_with_the_same_home_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("a", "b"):
+        monkeypatch.setattr(os, "uname", lambda host=host: SimpleNamespace(nodename=host))
+        store = open_jobs({"XDG_STATE_HOME": str(tmp_path)}, create=True)
+        assert store is not None
+        assert store.jobs() == []
+        os.close(store.create(MachineJob("exp7", "--gpus 1", host, 1, 1.0)))
+        assert [each.command for each in store.jobs()] == [host]
