@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -50,7 +51,9 @@ def render(
 @cache
 def _rendered(release: str, namespace: str, options: tuple[str, ...], values: str, chart: str) -> str:
     command = [str(helm()), "template", release, chart, f"--namespace={namespace}", *options, "--values=-"]
-    done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+    # It ends before collecting garbage pays, and that is a fifth of its time.
+    environment = {**os.environ, "GOGC": "off"}
+    done = subprocess.run(command, input=values, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ReleaseError(done.stderr.strip().removeprefix("Error: "))
     return done.stdout
