@@ -93,7 +93,18 @@ class SharedMachine:
         return []
 
     def start(self, *arguments: str, uid: int = NOBODY) -> subprocess.Popen[str]:
-        process = in_process.start(arguments, self.machine.environment, stdout=subprocess.PIPE, user=uid)
+        if in_process.may_fork():
+            process = in_process.start(arguments, self.machine.environment, stdout=subprocess.PIPE, user=uid)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, "-c", DROP, str(uid), *arguments],
+                env=self.machine.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd="/",
+            )
         self._started.append(process)
         return process
 
