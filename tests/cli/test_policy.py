@@ -83,13 +83,13 @@ def test_a_wrong_word_changes_nothing(
 def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachine) -> None:
     machine = make_machine("A100-40GB")
     said = machine.tranche("policy", "quota", "--gpus", "1.5", "--gpu-memory", "40Gi", "--time", "90m").stderr
-    assert said == "all users, except root: 1.5 GPUs, 40 GiB, 1h30m for each command\n"
+    assert said == "all users, except root: 1.5 GPUs, 40Gi of GPU memory, 1h30m for each command\n"
     twice = ("--user", "root", "--user", "4711", "--user", "0")
     assert machine.tranche("policy", "quota", *twice, "--shares", "3").stderr == (
-        "root: 3 shares\n4711: 1.5 GPUs, 40 GiB, 3 shares, 1h30m for each command\n"
+        "root: 3 shares\n4711: 1.5 GPUs, 40Gi of GPU memory, 3 shares, 1h30m for each command\n"
     )
     said = machine.tranche("policy", "quota", "--user", "4711", "--gpus", "1").stderr
-    assert said == "4711: 1 GPU, 40 GiB, 3 shares, 1h30m for each command\n", "other limits stay"
+    assert said == "4711: 1 GPU, 40Gi of GPU memory, 3 shares, 1h30m for each command\n", "other limits stay"
     machine.tranche("policy", "quota", "--user", "4711", "--remove")
     machine.tranche("policy", "quota", *twice, "--shares", "2")
     more = {"gpuHours": None, "weight": None}
@@ -109,16 +109,16 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
     ]
     table = machine.tranche("policy", "list").stdout.splitlines()
     assert [line.split() for line in table[-3:]] == [
-        ["(all)", "1.5", "40", "GiB", "-", "1h30m", "-", "-"],
+        ["(all)", "1.5", "40Gi", "-", "1h30m", "-", "-"],
         ["root", "-", "-", "2", "-", "-", "-"],
         ["4711", "-", "-", "2", "-", "-", "-"],
     ]
     assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--remove").stderr == (
-        "root: no quota\n4711: the quota of all users, 1.5 GPUs, 40 GiB, 1h30m for each command\n"
+        "root: no quota\n4711: the quota of all users, 1.5 GPUs, 40Gi of GPU memory, 1h30m for each command\n"
     )
     told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [
-        "all users: 1.5 GPUs, 40 GiB, 1h30m for each command",
+        "all users: 1.5 GPUs, 40Gi of GPU memory, 1h30m for each command",
         "root: 3 shares",
         "4711: 3 shares",
         "4711: 1 GPU, 3 shares",

@@ -358,7 +358,7 @@ def test_a_recorded_view_keeps_the_limits() -> None:
 
 def test_limits_are_read_as_they_are_written() -> None:
     assert parse_quota("1.5", "40G", "8") == UserQuota(150, 40 * 10**9, 8)
-    assert str(parse_quota("1.5", "40Gi", "8")) == "1.5 GPUs, 40 GiB, 8 shares"
+    assert str(parse_quota("1.5", "40Gi", "8")) == "1.5 GPUs, 40Gi of GPU memory, 8 shares"
     assert str(UserQuota(100, None, 1)) == "1 GPU, 1 share"
     assert str(UserQuota()) == "no limit"
     for wrong in (

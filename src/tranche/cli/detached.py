@@ -21,9 +21,9 @@ from tranche.core.request import parse_request
 from tranche.documents import describe
 from tranche.kubernetes.jobs.manifest import checked_name, name_from
 from tranche.local.background import empty, open_files, pass_signals_to
+from tranche.local.child import Launch, command_text
 from tranche.local.jobs import JobStore, MachineJob, job_document, open_jobs
 from tranche.local.termination import take_back
-from tranche.local.workload import Launch, command_text
 from tranche.node.processes.processes import MARK
 
 _COLUMNS = ("NAME", "REQUEST", "STATUS", "EXIT", "AGE", "COMMAND")

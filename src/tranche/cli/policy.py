@@ -14,7 +14,7 @@ import click
 from tranche.cli.output import print_json, print_table, say, show
 from tranche.cli.runtime import Settings, TrancheCommand, TrancheGroup, look_at, open_host, output_option
 from tranche.core.errors import PolicyInvalid, UsageError
-from tranche.core.quantity import format_duration, format_memory
+from tranche.core.quantity import format_duration, memory_option
 from tranche.core.sharing import GpuPolicy, Timeslice, parse_timeslice
 from tranche.core.sharing_policy import SharingPolicy, gpu_named, parse_policy, parse_word
 from tranche.core.state import NodeState
@@ -145,7 +145,7 @@ def list_(settings: Settings, /, output: str) -> None:
                 (
                     user_name_of(uid) or "(all)",
                     each.gpus or "-",
-                    "-" if each.memory is None else format_memory(each.memory),
+                    "-" if each.memory is None else memory_option(each.memory),
                     "-" if each.shares is None else each.shares,
                     "-" if each.time_limit is None else format_duration(each.time_limit),
                     "-" if each.gpu_hours is None else each.gpu_hours,

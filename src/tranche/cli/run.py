@@ -16,9 +16,7 @@ from tranche.cli.request_options import adopt_foreign_option, request_options, t
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, open_host, socket_of_service
 from tranche.core.errors import PermissionDenied, UsageError
 from tranche.core.request import parse_request
-from tranche.local.run import RunRequest, run
-from tranche.local.run_report import RunReporter
-from tranche.local.workload import PLAIN, Launch, OwnWorkload
+from tranche.local.child import PLAIN, Launch
 from tranche.node.locks.deciding import WaitLimit
 
 if TYPE_CHECKING:
@@ -109,8 +107,13 @@ def run_command(
                 "the service takes neither --adopt-foreign=destroy nor --record", hint="ask an administrator"
             )
         options = {name: value for name, value in request.items() if value is not None}
+        environment = child_environment(settings)  # it may take long, and the service expects a request soon
         client = _client_of(socket, say_of_run)
-        return client.run(options, command_line, child_environment(settings), patience, launch)
+        return client.run(options, command_line, environment, patience, launch)
+    from tranche.local.run import RunRequest, run  # a client of the service needs none of this
+    from tranche.local.run_report import RunReporter
+    from tranche.local.workload import OwnWorkload
+
     with ExitStack() as stack:
         to_run = RunRequest(
             request=asked,

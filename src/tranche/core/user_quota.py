@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tranche.core.errors import UsageError
-from tranche.core.quantity import format_duration, format_memory, parse_memory
+from tranche.core.quantity import format_duration, memory_option, parse_memory
 from tranche.core.request import Request, parse_time_limit
 
 _GPUS = re.compile(r"\d{1,6}(?:\.\d{1,2})?|\.\d{1,2}", re.ASCII)
@@ -56,7 +56,7 @@ class UserQuota(NamedTuple):
         if self.gpu_percent is not None:
             parts.append(f"{self.gpus} GPU{'' if self.gpu_percent == 100 else 's'}")
         if self.memory is not None:
-            parts.append(format_memory(self.memory))
+            parts.append(f"{memory_option(self.memory)} of GPU memory")
         if self.shares is not None:
             parts.append(f"{self.shares} share{'' if self.shares == 1 else 's'}")
         if self.time_limit is not None:

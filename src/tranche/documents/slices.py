@@ -133,11 +133,16 @@ def whole_holders(view: NodeView, gpu: GpuState) -> tuple[Allocation, ...]:
 
 
 def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceKey, ...]:
-    """The slots of a granted allocation that have no instance: reset, lost, or cut by another tool."""
+    """The slots of a granted allocation that have no instance: reset, lost, or cut by another tool.
+
+    A GPU that the view does not show, as inside another share, tells nothing.
+    """
     if allocation.phase is Phase.PREPARING:
         return ()
     present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
-    return tuple(grant.slot for grant in allocation.grants if grant.slot is not None and grant.slot not in present)
+    shown = {gpu.uuid for gpu in view.node}
+    slots = (grant.slot for grant in allocation.grants if grant.gpu_uuid in shown)
+    return tuple(slot for slot in slots if slot is not None and slot not in present)
 
 
 def room_on(gpu: GpuState, slices: tuple[SliceRow, ...]) -> tuple[tuple[GpuInstanceProfile, int], ...]:

@@ -13,17 +13,78 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
+import shlex
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import FrameType
+from typing import NamedTuple
 
+from tranche.core.errors import CommandNotFound
 from tranche.node.processes.processes import Process, children_of
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def find_command(name: str, environment: Mapping[str, str]) -> str:
+    """The path of the command, looked up as the child would; CommandNotFound otherwise."""
+    found = shutil.which(name, path=environment.get("PATH"))
+    if found is None:
+        raise CommandNotFound(
+            f"'{name}' is not an executable command",
+            hint="name a program on the PATH, or the path of an executable file",
+        )
+    return found
+
+
+HELD = "(tranche hold)"
+"""What a hold has instead of a command. No command reads so: a shell would quote the parentheses."""
+
+
+class Launch(NamedTuple):
+    """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before.
+
+    `accepted` is called when the request was found possible, so that it waits or is served, and again when that goes on.
+    """
+
+    text: str = ""
+    starting: Callable[[Mapping[str, str]], None] = lambda variables: None
+    accepted: Callable[[], None] = lambda: None
+
+
+PLAIN = Launch()
+
+
+def command_text(command: Sequence[str]) -> str:
+    """The command for people; a byte that is not UTF-8 shows as the replacement character."""
+    return os.fsencode(shlex.join(command)).decode(errors="replace")
+
+
+@contextmanager
+def reporting_not_executable(command: Sequence[str]) -> Iterator[None]:
+    """CommandNotFound for an error of the system in the block, which starts that command."""
+    try:
+        yield
+    except OSError as error:
+        hint = "a script needs a first line such as #!/bin/sh" if error.errno == errno.ENOEXEC else ""
+        raise CommandNotFound(f"'{command[0]}' cannot be executed: {error.strerror}", hint=hint) from error
+
+
+def prepare_inheritance(descriptor: int) -> None:
+    """Let the child inherit this file, but none of the device files that the driver may have opened in this process.
+
+    Files given to this process, such as a jobserver's pipe, are passed on.
+    """
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{entry}").startswith("/dev/nvidia"):
+                os.set_inheritable(int(entry), False)
+    os.set_inheritable(descriptor, True)
 
 
 class OrphanTracker:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tranche.core.errors import ServiceUnavailable
-from tranche.local.child import OrphanTracker, run_child
-from tranche.local.workload import (
+from tranche.local.child import (
     PLAIN,
     Launch,
+    OrphanTracker,
     command_text,
     find_command,
     prepare_inheritance,
     reporting_not_executable,
+    run_child,
 )
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.locks.interrupts import (

@@ -22,7 +22,7 @@ from functools import partial
 from tranche.core.errors import SharingUnavailable, UsageError
 from tranche.core.sharing import Sharing
 from tranche.local.background import empty, open_files, pass_signals_to
-from tranche.local.workload import HELD, Launch
+from tranche.local.child import HELD, Launch
 from tranche.node.processes.processes import ancestors_of, process_at, sudo_above
 from tranche.node.recovery.adoption import PARTS
 

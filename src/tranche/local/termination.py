@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, LedgerUnavailable, PermissionDenied, UsageError
 from tranche.core.keeper import KeeperStatus, ProcessKeeper
+from tranche.local.child import HELD
 from tranche.local.queue import Queue
-from tranche.local.workload import HELD
 from tranche.node.host import Host
 from tranche.node.locks.locks import is_held, lock_pids
 from tranche.node.mps.mps_daemons import UndrainedDevice, drain

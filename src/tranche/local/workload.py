@@ -5,22 +5,27 @@ The child inherits the allocation's lock, so the share is kept as long as the ch
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
-import shlex
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from tranche.core.allocation import Allocation, FractionalShare, device_uuid
-from tranche.core.errors import CommandNotFound, MpsUserRefused, SharingUnavailable, VerificationFailed
+from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
 from tranche.core.sharing import Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.core.wire import request_to_dict
 from tranche.hardware.mps_control import client_environment
-from tranche.local.child import OrphanTracker, run_child
+from tranche.local.child import (
+    PLAIN,
+    Launch,
+    OrphanTracker,
+    command_text,
+    find_command,
+    prepare_inheritance,
+    reporting_not_executable,
+    run_child,
+)
 from tranche.node.held import HeldAllocation
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process
@@ -123,35 +128,6 @@ def share_environment(
     }
 
 
-def find_command(name: str, environment: Mapping[str, str]) -> str:
-    """The path of the command, looked up as the child would; CommandNotFound otherwise."""
-    found = shutil.which(name, path=environment.get("PATH"))
-    if found is None:
-        raise CommandNotFound(
-            f"'{name}' is not an executable command",
-            hint="name a program on the PATH, or the path of an executable file",
-        )
-    return found
-
-
-HELD = "(tranche hold)"
-"""What a hold has instead of a command. No command reads so: a shell would quote the parentheses."""
-
-
-class Launch(NamedTuple):
-    """How a command starts: `text` stands for it where people read it, and `starting` receives the share's variables before.
-
-    `accepted` is called when the request was found possible, so that it waits or is served, and again when that goes on.
-    """
-
-    text: str = ""
-    starting: Callable[[Mapping[str, str]], None] = lambda variables: None
-    accepted: Callable[[], None] = lambda: None
-
-
-PLAIN = Launch()
-
-
 class Workload(Protocol):
     """The command that a share is for. Its launcher, the process that starts it, is this process or a client of the service.
 
@@ -225,30 +201,3 @@ class OwnWorkload:
 
         with reporting_not_executable(self._command):
             return run_child(self._path, self._command, environment, started, within, about_to_start)
-
-
-def command_text(command: Sequence[str]) -> str:
-    """The command for people; a byte that is not UTF-8 shows as the replacement character."""
-    return os.fsencode(shlex.join(command)).decode(errors="replace")
-
-
-@contextlib.contextmanager
-def reporting_not_executable(command: Sequence[str]) -> Iterator[None]:
-    """CommandNotFound for an error of the system in the block, which starts that command."""
-    try:
-        yield
-    except OSError as error:
-        hint = "a script needs a first line such as #!/bin/sh" if error.errno == errno.ENOEXEC else ""
-        raise CommandNotFound(f"'{command[0]}' cannot be executed: {error.strerror}", hint=hint) from error
-
-
-def prepare_inheritance(descriptor: int) -> None:
-    """Let the child inherit this file, but none of the device files that the driver may have opened in this process.
-
-    Files given to this process, such as a jobserver's pipe, are passed on.
-    """
-    for entry in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{entry}").startswith("/dev/nvidia"):
-                os.set_inheritable(int(entry), False)
-    os.set_inheritable(descriptor, True)
