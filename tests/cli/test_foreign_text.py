@@ -26,6 +26,7 @@ from tranche.node.health.checkup import Status
 CLI = Path(__file__).parents[2] / "src" / "tranche" / "cli"
 DATA = {
     "completion.py": 1,
+    "detached.py": 2,  # what the person's own command printed
     "events.py": 1,  # JSON
     "gpus.py": 1,  # SVG, whose text is escaped
     "job.py": 1,  # what the person's own command printed

@@ -63,7 +63,7 @@ def test_a_mechanism_of_another_version_is_refused() -> None:
     with pytest.raises(LedgerCorrupt, match="'preload'"):
         grant_from_dict({**data, "mechanism": "preload"})
     whole = grant_to_dict(WHOLE)
-    with pytest.raises(LedgerCorrupt, match="in no GPU instance"):
+    with pytest.raises(LedgerCorrupt, match="belongs to no GPU instance"):
         grant_from_dict({**whole, "computeInstance": {"name": "1c.2g.10gb", "start": 0, "size": 1}})
 
 

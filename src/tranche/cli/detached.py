@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tranche.cli.output import pause, print_json, print_table, say
+from tranche.cli.output import pause, print_json, print_table, say, show
 from tranche.cli.runtime import Settings, open_host, register_places
 from tranche.core.errors import AllocationUnknown, JobFailed, TrancheError, UsageError, WaitTimeout
 from tranche.core.request import parse_request
@@ -63,7 +63,7 @@ def run_detached(
         code = os.waitstatus_to_exitcode(status)
         store.remove(name)
         return code if code >= 0 else 128 - code
-    click.echo(name)
+    show(name)
     say(f"job {name} goes on without this terminal; its output: tranche job logs -f {name}")
     return 0
 
