@@ -262,6 +262,9 @@ def test_what_is_no_state_is_no_run(tmp_path: Path) -> None:
             (store.path / name / "state.json").write_text(text)
             (store.path / name / "lock").touch()
     (store.path / "e").write_text("")
+    (store.path / "f").mkdir()
+    os.mkfifo(store.path / "f" / "state.json")
+    (store.path / "f" / "lock").touch()
     assert store.jobs() == []
     assert [store.find(each) for each in ("a", "..", ".", "", "../jobs", "x")] == [None] * 6
 

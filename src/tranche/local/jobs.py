@@ -21,7 +21,7 @@ from tranche.documents.describe import timestamp
 MOST_ENDED = 100
 """How many ended runs of a user are kept; the next run removes older ones, with their output."""
 _STATE, _LOG, _LOCK = "state.json", "log", "lock"
-_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in the place of a file blocks nobody
 
 
 class MachineJob(NamedTuple):
@@ -106,7 +106,9 @@ class JobStore:
         """The output of a run, as a descriptor."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if write else os.O_RDONLY
         with _reporting(self.path), self._inside(name) as folder:
-            return os.open(_LOG, flags | _SAFE, 0o600, dir_fd=folder)
+            found = os.open(_LOG, flags | _SAFE, 0o600, dir_fd=folder)
+            os.set_blocking(found, write)  # the command inherits it
+            return found
 
     def remove(self, name: str) -> None:
         """Remove what is known of a run."""
