@@ -161,6 +161,11 @@ def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machi
         (None, None, 1),
         ("daemon", None, 3),
     ]
+    assert machine.tranche("policy", "fair", "--off", "--group", "gone").stderr.startswith("@gone: no weight\n")
+    machine.tranche("policy", "quota", "--group", "gone", "--remove")
+    said = machine.tranche("policy", "fair", "--off", "--group", "daemon").stderr
+    assert said == "@daemon: no weight\nrequests of those who have used less are served first\n"
+    assert len(machine.json("policy", "list")["quotas"]) == 2
     assert machine.tranche("policy", "fair", "--off").stderr == "requests are served in order of arrival\n"
     assert machine.json("policy", "list")["quotas"] == []
 
@@ -170,7 +175,7 @@ def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machi
     [
         (("--weight", "2"), "a weight and its users or groups go together"),
         (("--user", "root"), "a weight and its users or groups go together"),
-        (("--off", "--user", "root"), "--off takes no other option"),
+        (("--off", "--weight", "2"), "--off takes no weight"),
         (("--user", "root", "--weight", "0"), "'0' is not a whole number from 1 to 9999"),
         (("--user", "root", "--weight", "1.5"), "'1.5' is not a whole number from 1 to 9999"),
         (("--group", "no-such-group", "--weight", "2"), "this machine has no group 'no-such-group'"),

@@ -22,7 +22,7 @@ from tests.local.test_lost_terminal import leader_of_a_terminal
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.in_process import NOBODY
-from tranche.core.errors import GpuBusy, OutputUnwritable, UsageError
+from tranche.core.errors import GpuBusy, OutputUnwritable, TooManyGpus, UsageError
 from tranche.node.processes.processes import children_of, process_at
 
 
@@ -124,6 +124,26 @@ def test_the_time_limit_ends_the_holder_and_the_programs(session: Session, machi
     assert session.do("echo on") == "on\n"
 
 
+def test_a_shell_that_goes_on_after_the_time_keeps_no_share_and_its_later_programs(
+    session: Session, machine: TestMachine
+) -> None:
+    session.hold(f"{HALF} --time 2s")
+    session.begin("failed=0; for i in $(seq 80); do /bin/sleep 0.1 || failed=$((failed + 1)); done; echo $failed")
+    wait_until(lambda: ended(machine))
+    session.begin("/bin/sleep 0.2 && echo later")
+    code, said = session.finish()
+    assert (code, int(said) <= 2) == (0, True), said
+    assert session.finish() == (0, "later\n")
+
+
+@pytest.mark.parametrize("opened", ["root"], indirect=True)
+def test_what_eval_gets_from_a_hold_that_fails_fails_too(session: Session) -> None:
+    session.begin(f'eval "$({session.tranche} hold --gpus 9 2>/dev/null)"')
+    assert session.finish()[0] == TooManyGpus.exit_code
+    session.begin(f'eval "$({session.tranche} hold -o yaml 2>/dev/null)"; x=$({session.tranche} hold --gpus 9 2>&1)')
+    assert session.finish()[0] == TooManyGpus.exit_code
+
+
 def test_a_hold_waits_and_says_why(opened: OpenSession) -> None:
     first, second = opened(), opened()
     held = first.hold("--gpus 1")
@@ -146,7 +166,8 @@ def test_a_hold_that_is_told_to_end_while_it_waits_leaves_the_queue(
     wait_until(lambda: len(waiters(session.machine)) == 1)
     os.kill(session.caller(), number)
     code, printed = session.finish()
-    assert (code, printed) == (128 + number, "")
+    told = "" if number == signal.SIGKILL else f"(exit {128 + number})\n"  # for an eval
+    assert (code, printed) == (128 + number, told)
     wait_until(lambda: waiters(session.machine) == [])
     assert len(shares(session.machine)) == 1
 
@@ -202,7 +223,7 @@ def test_without_the_caller_nothing_is_held(opened: OpenSession) -> None:
 def test_without_the_holder_nothing_is_printed(opened: OpenSession) -> None:
     halfway = Halfway(opened)
     os.kill(halfway.holder, signal.SIGKILL)
-    assert halfway.go_on() == (128 + signal.SIGKILL, "")
+    assert halfway.go_on() == (128 + signal.SIGKILL, "(exit 137)\n")
     assert ended(halfway.machine)
 
 
@@ -222,7 +243,7 @@ def test_the_launcher_is_killed_while_it_waits(opened: OpenSession) -> None:
     session.begin(f"{session.tranche} hold -q {HALF}")
     wait_until(lambda: len(waiters(session.machine)) == 1)
     os.kill(waiters(session.machine)[0]["pid"], signal.SIGKILL)
-    assert session.finish() == (128 + signal.SIGKILL, "")
+    assert session.finish() == (128 + signal.SIGKILL, "(exit 137)\n")
     wait_until(lambda: waiters(session.machine) == [])
 
 
@@ -285,7 +306,7 @@ def test_the_only_command_of_a_session_cannot_hold(machine: TestMachine) -> None
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (UsageError.exit_code, "")
+    assert (done.returncode, done.stdout) == (UsageError.exit_code, f"(exit {UsageError.exit_code})\n")
     assert "the only one of its session" in done.stderr
     assert ended(machine)
 

@@ -905,7 +905,7 @@ def test_a_fair_queue_serves_first_who_has_used_less_and_says_so(shared: SharedM
     assert [cast(dict[str, str], each["owner"])["name"] for each in shared.waiters()] == [str(OTHER), str(NOBODY)]
     waits = shared.waiters()[1]["id"]
     code, out, _ = shared.run("explain", str(waits))
-    assert (code, f"{OTHER} goes first: 0.0 GPU-hours used, " in out) == (0, True), out
+    assert (code, f"{OTHER} goes first: 0.00 GPU-hours used, " in out) == (0, True), out
     code, out, _ = shared.run("explain", *HALF, "-o", "json")
     document = json.loads(out)
     assert (document["waitersAhead"], [each["user"] for each in document["fairness"]][1]) == (2, str(OTHER))

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import click
 from tranche.cli.output import data_lost
 from tranche.cli.run import run_command, run_options
 from tranche.cli.runtime import Settings, TrancheCommand, child_environment, output_option
-from tranche.core.errors import UsageError
+from tranche.core.errors import TrancheError, UsageError
 from tranche.documents.envelope import document
 from tranche.local.hold import hold
 from tranche.node.processes.processes import MARK
@@ -51,7 +52,20 @@ def command(context: click.Context, /, output: str, **options: Any) -> None:
         if os.getpid() == caller:
             data_lost(error)
         raise
+    except TrancheError as error:
+        if os.getpid() == caller:
+            _fail_eval(output, error.exit_code)
+        raise
+    if code and os.getpid() == caller:
+        _fail_eval(output, code)
     sys.exit(code)
+
+
+def _fail_eval(output: str, code: int) -> None:
+    """Make the shell's eval of what was printed fail: else a script would go on with every GPU."""
+    if output == "shell":
+        with suppress(OSError):
+            os.write(sys.stdout.fileno(), f"(exit {code})\n".encode())
 
 
 def _text(settings: Settings, output: str, variables: Mapping[str, str]) -> str:

@@ -210,7 +210,7 @@ def quota(
         raise UsageError(what, hint="for example: tranche policy quota --gpus 2")
     if groups and time is not None:
         raise UsageError("--time is for each command of a user", hint="set it for users or, without --user, for all")
-    named = _named(users, groups) or {EVERYONE: ""}
+    named = _named(users, groups, check=not remove) or {EVERYONE: ""}
     wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time, gpu_hours)
     with open_host(settings) as host:
         quotas = change_quotas(host, named, wanted, clock=clock)
@@ -218,7 +218,9 @@ def quota(
     told: dict[str, list[str]] = {}
     for uid, name in named.items():
         now = quota_of(quotas, int(uid)) if uid.isdigit() else quotas.get(uid)
-        words = "no quota" if now is None else f"the quota of all users, {now}" if wanted is None else str(now)
+        words = "no quota" if now is None else str(now)
+        if now is not None and wanted is None:
+            words = f"the quota of all users, {now}" if uid.isdigit() else f"no limits, {now}"
         told.setdefault(words, []).append(name)
     for words, names in told.items():
         say(f"{', '.join(names) or 'all users, except root'}: {words}")
@@ -228,7 +230,11 @@ def quota(
 @click.option("--user", "users", metavar="USER", multiple=True, help="User, by name or uid; repeatable.")
 @click.option("--group", "groups", metavar="GROUP", multiple=True, help="Group; repeatable.")
 @click.option("--weight", metavar="N", help="Weight of the users or groups, from 1 to 9999. Default: 1.")
-@click.option("--off", is_flag=True, help="Serve requests in order of arrival again, and forget all weights.")
+@click.option(
+    "--off",
+    is_flag=True,
+    help="Serve in order of arrival, without weights; with users or groups, remove theirs.",
+)
 @click.pass_obj
 def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
     """Serve those first who have used less.
@@ -245,27 +251,36 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
     $ tranche policy fair --group phd --group staff --weight 3
     $ tranche policy fair --off
     """
-    if off and (users or groups or weight is not None):
-        raise UsageError("--off takes no other option", hint="for example: tranche policy fair --off")
-    if (weight is None) is not (not users and not groups):
+    if off and weight is not None:
+        raise UsageError("--off takes no weight", hint="for example: tranche policy fair --off")
+    if not off and (weight is None) is not (not users and not groups):
         raise UsageError(
             "a weight and its users or groups go together",
             hint="for example: tranche policy fair --user ann --weight 2",
         )
     if weight is not None and (_WEIGHT.fullmatch(weight) is None or int(weight) == 0):
         raise UsageError(f"'{weight}' is not a whole number from 1 to 9999", hint="write it as --weight 2")
-    named = _named(users, groups)
+    named = _named(users, groups, check=not off)
     with open_host(settings) as host:
         make_fair(host, named, None if off else int(weight or 1), clock=clock)
         Queue(host).ring_all()
     for name in named.values():
-        say(f"{name}: weight {weight}")
-    say("requests are served in order of arrival" if off else "requests of those who have used less are served first")
+        say(f"{name}: {'no weight' if off else f'weight {weight}'}")
+    arrival = off and not named
+    say(
+        "requests are served in order of arrival"
+        if arrival
+        else "requests of those who have used less are served first"
+    )
 
 
-def _named(users: tuple[str, ...], groups: tuple[str, ...]) -> dict[str, str]:
-    """The keys and the names of users and groups; UsageError for one that the machine does not know."""
-    return dict([*map(_user, users), *((f"{GROUP}{each}", f"{GROUP}{_group(each)}") for each in groups)])
+def _named(users: tuple[str, ...], groups: tuple[str, ...], *, check: bool) -> dict[str, str]:
+    """The keys and the names of users and groups; UsageError for one that the machine does not know.
+
+    Without the `check`, a group may have been deleted.
+    """
+    keys = (f"{GROUP}{_group(each) if check else each}" for each in groups)
+    return dict([*map(_user, users), *((key, key) for key in keys)])
 
 
 def _group(text: str) -> str:

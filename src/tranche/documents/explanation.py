@@ -46,7 +46,7 @@ def who_goes_first(order: FairOrder, uid: int, ahead: Iterable[int], user_name: 
     for other in ahead:
         if order.level(other) < order.level(uid):
             theirs, mine = order.rivals(other, uid)
-            hours = f"{order.use_of(theirs) / 3600:.1f} GPU-hours used, {rival(mine)} {order.use_of(mine) / 3600:.1f}"
+            hours = f"{order.use_of(theirs) / 3600:.2f} GPU-hours used, {rival(mine)} {order.use_of(mine) / 3600:.2f}"
             found[theirs] = f"{rival(theirs)} goes first: {hours}"
     return list(found.values())
 

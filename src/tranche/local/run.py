@@ -13,12 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tranche.core.allocation import Allocation, FractionalShare, parts_by
-from tranche.core.errors import TrancheError
+from tranche.core.errors import AllocationUnknown, TrancheError
 from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
-from tranche.local.child import beside
+from tranche.local.child import HELD, beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
 from tranche.local.watches import watching_limits, watching_outside, watching_use
@@ -97,7 +97,12 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
             if limit is not None:
                 limit.end_orphans()
                 why += ", because its time limit had passed" if limit.over else ""
-            _give_back(queue, held, asked.workload, reporter, why=why, killed=code >= _BY_SIGNAL)
+            if limit is not None and limit.over and held.allocation.command == HELD:
+                held.lock.release()
+                with suppress(AllocationUnknown):  # what its shell starts now has the share's variables, but no share
+                    queue.release(held.allocation.id, why=why)
+            else:
+                _give_back(queue, held, asked.workload, reporter, why=why, killed=code >= _BY_SIGNAL)
         except (TrancheError, OSError) as error:
             reporter.kept(error)
         if any(isinstance(grant, FractionalShare) and grant.in_turns for grant in held.allocation.grants):

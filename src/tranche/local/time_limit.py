@@ -21,6 +21,7 @@ from tranche.core.allocation import Allocation
 from tranche.core.errors import AllocationUnknown, GpuBusy, NoRoom, PermissionDenied, TrancheError, UsageError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.quantity import format_duration
+from tranche.local.child import HELD
 from tranche.local.queue import as_asked
 from tranche.local.termination import end_processes, living, take_back
 from tranche.local.workload import Workload
@@ -115,8 +116,8 @@ class TimeLimit:
         )
         while True:
             if pids := self._command_and_its_processes():
-                if not self._end_processes(pids):
-                    return
+                if not self._end_processes(pids) or is_hold(self._allocation):
+                    return  # what the shell of a hold starts later is no program of the share
             elif stop.poll(_POLL_SECONDS * 1000):
                 return
 
@@ -205,6 +206,14 @@ def _end_overdue(host: Host, allocation: Allocation) -> None:
         except GpuBusy:
             continue
         return
+    if is_hold(allocation):  # its shell goes on, with the share's variables
+        with suppress(AllocationUnknown):
+            host.release(allocation.id, why="its time limit had passed")
+
+
+def is_hold(allocation: Allocation) -> bool:
+    """Whether the share is one of `tranche hold`."""
+    return allocation.command == HELD
 
 
 _PATIENCE_SECONDS = 30.0

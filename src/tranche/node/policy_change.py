@@ -51,11 +51,15 @@ def change_quotas(
 
 
 def make_fair(host: Host, names: Mapping[str, str], weight: int | None, *, clock: Callable[[], float]) -> None:
-    """Make the queue fair, and give a weight to users and groups, by their keys in quotas; None makes it one of arrival."""
+    """Make the queue fair, and give a weight to users and groups, by their keys in quotas.
+
+    Without a weight, those named lose theirs; if none is named, the queue is in order of arrival, and all weights go.
+    """
     with host.ledger.write() as db:
         quotas = records.user_quotas(db)
         if weight is None:
-            for name, own in quotas.items():
+            for name in names or quotas:
+                own = quotas.get(name, UserQuota())
                 _set(db, name, user_name_of(name), own, own._replace(weight=None), clock())
             return
         given = {EVERYONE: ("", 1), **{key: (name, weight) for key, name in names.items()}}

@@ -75,7 +75,8 @@ class _Limit(NamedTuple):
             most = f"{quota.memory * 100 // unit / 100:g} {name}"
             return self._words(most, f"{_up(held.memory, unit)} {name}", f"{_up(times * asked.memory, unit)} {name}")
         if quota.gpu_hours is not None and self.used >= quota.gpu_hours * HOUR_SECONDS:
-            return f"{self.who} may use {UserQuota(gpu_hours=quota.gpu_hours)}, and has used {_hours(self.used)}"
+            used = f", and has used {_hours(self.used)}" if quota.gpu_hours else ""
+            return f"{self.who} may use {UserQuota(gpu_hours=quota.gpu_hours)}{used}"
         return ""
 
     def _words(self, most: str, now: str, more: str) -> str:
