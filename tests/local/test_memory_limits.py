@@ -76,7 +76,7 @@ def test_a_session_cannot_hold_a_part_whose_limit_reaches_one_command_alone(t4: 
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (SharingUnavailable.exit_code, "")
+    assert (done.returncode, done.stdout) == (SharingUnavailable.exit_code, f"(exit {SharingUnavailable.exit_code})\n")
     assert "limits the memory of one command" in done.stderr
     assert holders(t4) == []
 
