@@ -21,13 +21,14 @@ from tests.node.machines import node_of
 from tests.node.processes import isolated
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request
-from tranche.local.child import beside
+from tranche.core.state import GpuProcess
+from tranche.local.child import HELD, beside
 from tranche.local.queue import Queue
 from tranche.local.time_limit import TimeLimit, boot_clock, end_overdue
 from tranche.local.workload import OwnWorkload
 from tranche.node.locks.deciding import WaitLimit
 from tranche.node.processes.processes import process_at
-from tranche.node.state.session import process_stopped
+from tranche.node.state.session import process_command, process_stopped
 from tranche.node.store import register
 
 WHOLE = ("--mig-profile", "7g.40gb")
@@ -138,6 +139,40 @@ def test_what_is_overdue_is_ended_by_the_next_who_looks(tmp_path: Path, program:
             assert other.poll() is None
         finally:
             for each in (command, other):
+                each.kill()
+                each.wait()
+
+
+@isolated
+def test_a_hold_is_over_at_its_time_unless_a_later_program_of_its_shell_is_on_the_gpu(tmp_path: Path) -> None:
+    node = node_of(tmp_path, "A100-40GB")
+    request = Request(MigSlice(parse_profile("7g.40gb")), time_limit=1000)
+    now = [0.0]
+    with node.host() as host:
+        held = Queue(host).acquire(request, command=HELD, pid=os.getpid(), patience=WaitLimit(wait=False))
+        environment = {**os.environ, "TRANCHE_ALLOCATION": held.allocation.id, "TRANCHE_KEY": held.key}
+        holder, program = (subprocess.Popen(["sleep", "600"], env=environment) for _ in range(2))
+        host.set_holder(held, holder.pid)
+        workload = OwnWorkload(["sleep"], os.environ)
+        limit = TimeLimit(host, held.allocation, workload, lambda said: None, grace=5.0, clock=lambda: now[0])
+        later = None
+        try:
+            assert not limit.ended_hold()
+            now[0] = 1000.0
+            with beside("time", limit.enforce):
+                holder.wait(60)
+                program.wait(60)
+            later = subprocess.Popen(["sleep", "600"], env=environment)
+            wait_until(lambda: process_command(later.pid).startswith("sleep"))
+            assert limit.ended_hold()
+            gpu = host.observe_gpu(held.allocation.grants[0].gpu_uuid)
+            busy = replace(gpu, processes=(GpuProcess(later.pid, "sleep", 1),))
+            for seen in (busy, replace(gpu, lost=True)):
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(host, "observe_gpu", lambda uuid, seen=seen: seen)
+                    assert not limit.ended_hold()
+        finally:
+            for each in filter(None, (holder, program, later)):
                 each.kill()
                 each.wait()
 

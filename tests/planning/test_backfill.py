@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.planning.test_allocate import allocated
 from tests.strategies import FAMILY_BOARDS, gpu_on, view_of
-from tranche.core.allocation import NodeView
+from tranche.core.allocation import Allocation, NodeView
 from tranche.core.errors import QuotaExceeded, TrancheError
 from tranche.core.keeper import ProcessKeeper
 from tranche.core.request import Request, parse_request
@@ -115,6 +115,23 @@ def test_a_request_that_waits_is_told_when_it_starts_at_the_latest() -> None:
     assert explain(view, BOTH).starts_by is None
     assert explain(view, ONE, queue_of(BOTH), now=NOW).starts_by is None, "others go first"
     assert explain(machine(2), ONE, now=NOW).starts_by is None, "it starts now"
+    for quotas in ({EVERYONE: UserQuota(weight=1)}, {"7": UserQuota(gpu_hours=40)}, {"7": UserQuota(gpu_percent=50)}):
+        told = explain(replace(view, quotas=quotas, asker=7), ONE, now=NOW)
+        assert told.starts_by is None, quotas
+    stopped = [WaitingRequest("w-0", BOTH, silent=True)]
+    assert explain(view, ONE, stopped, now=NOW).starts_by is None, "it may go on, and then goes first"
+    bound = replace(
+        view, quotas={"8": UserQuota(shares=1)}, allocations=(_of(view.allocations[0], 8), *view.allocations[1:])
+    )
+    assert explain(bound, ONE, [WaitingRequest("w-0", ONE, 8)], now=NOW).starts_by is None, (
+        "its user may hold less soon"
+    )
+    members = replace(view, quotas={"@msc": UserQuota(gpu_hours=40)}, groups={"7": ("@msc",)}, asker=7)
+    assert explain(members, ONE, now=NOW).starts_by is None, "the group may use up its hours before"
+
+
+def _of(allocation: Allocation, uid: int) -> Allocation:
+    return allocation._replace(keeper=ProcessKeeper(uid=uid))
 
 
 def test_a_request_that_is_too_long_is_told_which_time_limit_would_do() -> None:

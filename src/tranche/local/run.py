@@ -18,7 +18,7 @@ from tranche.core.keeper import KeeperStatus
 from tranche.core.request import Request
 from tranche.core.sharing import Sharing
 from tranche.core.state import GpuState
-from tranche.local.child import HELD, beside
+from tranche.local.child import beside
 from tranche.local.queue import Cancelled, Queue, Record
 from tranche.local.run_report import RunReporter
 from tranche.local.watches import watching_limits, watching_outside, watching_use
@@ -97,7 +97,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
             if limit is not None:
                 limit.end_orphans()
                 why += ", because its time limit had passed" if limit.over else ""
-            if limit is not None and limit.over and held.allocation.command == HELD:
+            if limit is not None and limit.ended_hold():
                 held.lock.release()
                 with suppress(AllocationUnknown):  # what its shell starts now has the share's variables, but no share
                     queue.release(held.allocation.id, why=why)

@@ -67,6 +67,7 @@ class TimeLimit:
         self._seconds = allocation.request.time_limit
         self._began = clock()
         self._grace_left = grace
+        self._cleared = False
 
     def enforce(self, stop: int) -> None:
         """Warn, and end the command in time. Returns when that is done, or when the descriptor `stop` is readable."""
@@ -116,7 +117,8 @@ class TimeLimit:
         )
         while True:
             if pids := self._command_and_its_processes():
-                if not self._end_processes(pids) or is_hold(self._allocation):
+                self._cleared = self._end_processes(pids)
+                if not self._cleared or self._allocation.command == HELD:
                     return  # what the shell of a hold starts later is no program of the share
             elif stop.poll(_POLL_SECONDS * 1000):
                 return
@@ -126,16 +128,13 @@ class TimeLimit:
             found = self._now()
         except TrancheError:
             found = None
-        keeper = (found or self._allocation).keeper
-        if found is None or not isinstance(keeper, ProcessKeeper):
-            return []
-        lock = self._host.places.allocation(found.id)
-        pids = [*living(keeper), *holders_of(lock)]
-        with suppress(OSError):
-            uid = os.stat(lock).st_uid
-            traces = find_traces(found.id, uid=uid, since=keeper.started, key_digest=keeper.key_digest)
-            pids += [each.pid for each in traces.inherited]
-        return [pid for pid in dict.fromkeys(pids) if pid not in (os.getpid(), self._workload.pid)]
+        pids = [] if found is None else _processes_of(self._host, found)
+        return [pid for pid in pids if pid not in (os.getpid(), self._workload.pid)]
+
+    def ended_hold(self) -> bool:
+        """Whether this ended all programs of a hold, and none that its shell has started since is on the share's GPUs."""
+        hold = self.over and self._cleared and self._allocation.command == HELD
+        return hold and not _on_gpus(self._host, self._allocation)
 
     def _end_processes(self, pids: Sequence[int]) -> bool:
         """Whether they could be ended. Only the first get SIGTERM, because what is asked to end may start more."""
@@ -146,6 +145,29 @@ class TimeLimit:
             self._warn(f"cannot end the command at its time limit: {error}")
             return False
         return True
+
+
+def _processes_of(host: Host, allocation: Allocation) -> list[int]:
+    """The command, what has its lock, and what has the share's variables."""
+    keeper, lock = allocation.keeper, host.places.allocation(allocation.id)
+    if not isinstance(keeper, ProcessKeeper):
+        return []
+    pids = [*living(keeper), *holders_of(lock)]
+    with suppress(OSError):
+        uid = os.stat(lock).st_uid
+        traces = find_traces(allocation.id, uid=uid, since=keeper.started, key_digest=keeper.key_digest)
+        pids += [each.pid for each in traces.inherited]
+    return list(dict.fromkeys(pids))
+
+
+def _on_gpus(host: Host, allocation: Allocation) -> bool:
+    """Whether a process of the share is on one of its GPUs, or a GPU does not tell."""
+    pids = set(_processes_of(host, allocation))
+    try:
+        gpus = [host.observe_gpu(each.gpu_uuid) for each in allocation.grants]
+    except TrancheError:
+        return True
+    return any(gpu.lost or pids & {each.pid for each in gpu.all_processes} for gpu in gpus)
 
 
 _STARTS_WITHIN_SECONDS = 60.0
@@ -206,14 +228,9 @@ def _end_overdue(host: Host, allocation: Allocation) -> None:
         except GpuBusy:
             continue
         return
-    if is_hold(allocation):  # its shell goes on, with the share's variables
+    if allocation.command == HELD and not _on_gpus(host, allocation):  # its shell goes on, with the share's variables
         with suppress(AllocationUnknown):
             host.release(allocation.id, why="its time limit had passed")
-
-
-def is_hold(allocation: Allocation) -> bool:
-    """Whether the share is one of `tranche hold`."""
-    return allocation.command == HELD
 
 
 _PATIENCE_SECONDS = 30.0
