@@ -172,6 +172,17 @@ def test_a_hold_that_is_told_to_end_while_it_waits_leaves_the_queue(
     assert len(shares(session.machine)) == 1
 
 
+def test_a_hold_whose_session_is_killed_while_it_waits_leaves_the_queue(opened: OpenSession) -> None:
+    opened().hold("--gpus 1")
+    session = opened()
+    session.begin(f"{session.tranche} hold -q {HALF}")
+    wait_until(lambda: len(waiters(session.machine)) == 1)
+    caller = session.caller()
+    session.shell.kill()  # no terminal sends SIGHUP
+    wait_until(lambda: waiters(session.machine) == [] and process_at(caller) is None)
+    assert len(shares(session.machine)) == 1
+
+
 def test_a_cancelled_hold_ends(opened: OpenSession) -> None:
     opened().hold("--gpus 1")
     session = opened()

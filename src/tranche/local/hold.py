@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -86,7 +87,7 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
         return run(line, Launch(HELD, partial(_part_from_caller, there, inherited - {session})))
     there.close()
     pass_signals_to(launcher)
-    variables = _variables(here)
+    variables = _variables(here, session, launcher)
     limited = variables is not None and f":{Sharing.MEMORY_LIMITS}:" in variables.get(PARTS, "")
     answer = b""
     if variables is not None and not limited:
@@ -161,10 +162,20 @@ def _part_from_caller(link: socket.socket, inherited: Collection[int], variables
         link.sendall(json.dumps(dict(variables)).encode() + b"\n")
 
 
-def _variables(link: socket.socket) -> Mapping[str, str] | None:
-    """The share's variables when the holder runs; None if the launcher ended without one."""
+def _variables(link: socket.socket, session: int, launcher: int) -> Mapping[str, str] | None:
+    """The share's variables when the holder runs; None if the launcher ended without one.
+
+    The end of the session ends the launcher: without a terminal, no signal tells this process of it.
+    """
     received = b""
+    news = select.poll()
+    for each in (link.fileno(), session):
+        news.register(each, select.POLLIN)
     while not received.endswith(b"\n+"):
+        if any(each == session for each, _ in news.poll()):
+            news.unregister(session)
+            os.kill(launcher, signal.SIGTERM)
+            continue
         chunk = link.recv(1 << 16)
         if not chunk:
             return None
