@@ -234,13 +234,24 @@ def test_a_symbolic_link_or_another_users_folder_is_not_used(detaching: Detachin
 
 
 @ROOT
-def test_job_asks_the_cluster_if_a_cluster_is_named_or_no_run_is_meant(detaching: Detaching) -> None:
+def test_job_asks_the_cluster_if_one_is_known_and_no_run_is_meant(detaching: Detaching) -> None:
     unknown = KubeconfigInvalid.exit_code
+    detaching.session.do(f"export KUBECONFIG={detaching.home}/none")
     assert detaching.tranche("job list")[0] == unknown
     detaching.detach("true")
     assert detaching.tranche("job list")[0] == 0
     for line in ("list -n team", "list -A", "logs exp7 -n team", "logs other", "wait other", "delete other"):
         assert detaching.tranche(f"job {line}")[0] == unknown, line
+
+
+@ROOT
+def test_without_a_cluster_job_is_about_this_machine(detaching: Detaching) -> None:
+    detaching.session.do(f"export HOME={detaching.home}; unset KUBERNETES_SERVICE_HOST")
+    code, said = detaching.tranche("job list")
+    assert (code, "you have no detached runs on this machine" in said) == (0, True), said
+    code, said = detaching.tranche("job logs other")
+    assert (code, "you have no detached run other on this machine" in said) == (UsageError.exit_code, True), said
+    assert detaching.tranche("job list -A")[0] == KubeconfigInvalid.exit_code
 
 
 def test_the_latest_ended_runs_are_kept(tmp_path: Path) -> None:

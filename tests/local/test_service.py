@@ -903,6 +903,9 @@ def test_a_fair_queue_serves_first_who_has_used_less_and_says_so(shared: SharedM
     others = shared.start("run", *HALF, "--", "sh", "-c", "exit 3", uid=OTHER)
     wait_until(lambda: len(shared.waiters()) == 2, others)
     assert [cast(dict[str, str], each["owner"])["name"] for each in shared.waiters()] == [str(OTHER), str(NOBODY)]
+    assert mine.stderr is not None
+    turns = [mine.stderr.readline().split(":")[1] for _ in range(2)]
+    assert turns == [" waiting, next in the queue", " waiting, 1 ahead in the queue"]
     waits = shared.waiters()[1]["id"]
     code, out, _ = shared.run("explain", str(waits))
     assert (code, f"{OTHER} goes first: 0.00 GPU-hours used, " in out) == (0, True), out

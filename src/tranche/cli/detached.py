@@ -64,7 +64,8 @@ def run_detached(
         store.remove(name)
         return code if code >= 0 else 128 - code
     show(name)
-    say(f"job {name} goes on without this terminal; its output: tranche job logs -f {name}")
+    if not options["quiet"]:
+        say(f"job {name} goes on without this terminal; its output: tranche job logs -f {name}")
     return 0
 
 
@@ -119,12 +120,13 @@ def own_jobs() -> JobStore | None:
     return store if store is not None and store.jobs() else None
 
 
-def list_jobs(store: JobStore, output: str) -> None:
-    """List them, oldest first."""
-    jobs = store.jobs()
+def list_jobs(jobs: Sequence[MachineJob], output: str) -> None:
+    """Print the runs."""
     if output == "json":
         print_json("MachineJobList", jobs=[job_document(each) for each in jobs])
         return
+    if not jobs:
+        say("you have no detached runs on this machine")
     now = time.time()
     rows = [
         (each.name, each.request, each.status, each.exit_code, describe.age(max(now - each.created, 0)), each.command)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -25,6 +26,7 @@ from tranche.core.errors import (
     KubernetesForbidden,
     KubernetesNotFound,
     KubernetesRejected,
+    UsageError,
     WaitTimeout,
 )
 from tranche.documents import describe
@@ -82,14 +84,22 @@ def _own_jobs(*of_cluster: object) -> JobStore | None:
 
 
 def _own_job(name: str, *of_cluster: object) -> tuple[JobStore, MachineJob] | None:
+    """A detached run, unless the cluster is to be asked; UsageError if there is no such run, and no cluster."""
     store = _own_jobs(*of_cluster)
-    if store is None:
-        return None
-    job = store.find(name)
-    if job is None:
+    job = None if store is None else store.find(name)
+    if store is not None and job is not None:
+        return store, job
+    if not any(of_cluster) and not _cluster_is_known():
+        raise UsageError(f"you have no detached run {name} on this machine", hint="list them with: tranche job list")
+    if store is not None:
         say(f"you have no detached run {name} here; asking the cluster")
-        return None
-    return store, job
+    return None
+
+
+def _cluster_is_known() -> bool:
+    """Whether the environment or the home names a cluster."""
+    named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
+    return bool(named) or (Path.home() / ".kube" / "config").exists()
 
 
 @command.command("list")
@@ -102,10 +112,12 @@ def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, o
     RUNNING is the number of pods with a running container. DONE shows how many pods succeeded, out of the total.
     """
 
-    if (store := _own_jobs(namespace, kubeconfig, all_namespaces)) is not None:
+    store = _own_jobs(namespace, kubeconfig, all_namespaces)
+    of_cluster = namespace or kubeconfig or all_namespaces
+    if store is not None or not (of_cluster or _cluster_is_known()):
         from tranche.cli import detached
 
-        detached.list_jobs(store, output)
+        detached.list_jobs(() if store is None else store.jobs(), output)
         return
 
     async def ask(client: JobClient, where: str) -> tuple[tuple[KubeJob, ...], str]:

@@ -402,13 +402,13 @@ class Queue:
     def _sleep(self, ticket: QueuePlace, bell: WakeupPipe, deadline: float | None) -> bool:
         """Sleep until another try is worthwhile; False if the deadline passed first."""
         look_again = self._monotonic() + _LOOK_AGAIN_SECONDS
-        was_ahead = 0
+        was_next: bool | None = None
         while True:
             ahead = self._ahead_of(ticket)
-            # A waiter that was ahead and is gone may have been stopped, and nothing rings for that.
-            if ahead is None or (was_ahead and not ahead):
+            # Nothing rings when a waiter ahead is stopped, nor when one of a fair queue goes ahead.
+            if ahead is None or was_next not in (None, ahead == 0):
                 return True
-            was_ahead = ahead
+            was_next = ahead == 0
             nap = _HEAD_PATROL_SECONDS if ahead == 0 else _OTHERS_PATROL_SECONDS
             now = self._monotonic()
             if deadline is not None:

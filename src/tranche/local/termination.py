@@ -227,17 +227,18 @@ def cancel_waiter(host: Host, waiter_id: str) -> int | None:
 
 
 def _busy(allocation: Allocation, pids: Sequence[int], remains: RemainingProcesses) -> GpuBusy:
-    what, command = f"allocation {allocation.id} ({allocation.request})", allocation.command
+    what = f"allocation {allocation.id} ({allocation.request})"
+    command = f": {allocation.command}" if allocation.command != HELD else ""
     if pids:
         return GpuBusy(
-            f"{what} is in use by pid {', '.join(map(str, pids))}: {command}",
+            f"{what} is in use by pid {', '.join(map(str, pids))}{command}",
             hint=f"end it and release the share with: tranche release {allocation.id} --terminate",
         )
     hint = "look on the machine itself, outside any container"
     hint = hint if os.geteuid() == 0 else "run the command as root"
     if remains.traces.hidden:
-        return GpuBusy(f"{what} may be in use by {remains}: {command}", hint=hint)
-    return GpuBusy(f"{what} is in use by a process that cannot be seen from here: {command}", hint=hint)
+        return GpuBusy(f"{what} may be in use by {remains}{command}", hint=hint)
+    return GpuBusy(f"{what} is in use by a process that cannot be seen from here{command}", hint=hint)
 
 
 def end_processes(pids: Sequence[int], grace: float, drained: Callable[[set[int]], object]) -> int:
