@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import pytest
 
 from tests.machines import TRANCHE, TestMachine, machine_in, wait_until
 from tests.support.length import some_of
-from tranche.hardware.driver import DeviceVisibility, scope_of
+from tranche.core.state import DeviceVisibility
+from tranche.hardware.driver import scope_of
 
 SLICE = ("--mig-profile", "3g.20gb")
 
@@ -50,6 +52,18 @@ def inside(machine: TestMachine, *arguments: str) -> str:
 def test_looking_from_inside_a_share_changes_nothing(machine: TestMachine, arguments: tuple[str, ...]) -> None:
     assert "code 0" in inside(machine, *arguments)
     assert owned(machine) == [True] * 3, "the new slice took the room of one that a request had left"
+
+
+def test_what_a_share_hides_is_neither_missing_nor_lost(machine: TestMachine) -> None:
+    machine.hold("--gpus", "1")
+    machine.hold("--mig-profile", "2g.10gb")
+    script = "; ".join(f"{shlex.join(TRANCHE)} {each} 2>&1" for each in ("ps", "gpus", "top --once", "doctor"))
+    said = machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", script).stdout
+    assert "this process sees 1 GPU" in said
+    assert not [word for word in ("missing", "lost", "does not exist", "next:") if word in said], said
+    nested = f"{shlex.join(TRANCHE)} ps -o json"
+    held = json.loads(machine.tranche("run", "-q", "--mig-profile", "1g.5gb", "--", "sh", "-c", nested).stdout)
+    assert [each["missingInstances"] for each in held["allocations"]] == [[], [], []]
 
 
 def test_a_share_inside_a_share_is_refused(machine: TestMachine) -> None:

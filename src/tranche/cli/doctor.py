@@ -25,9 +25,9 @@ from tranche.cli.runtime import (
 )
 from tranche.core.allocation import NodeView, shared_by_mps
 from tranche.core.errors import TrancheError
-from tranche.core.state import NodeState
+from tranche.core.state import DeviceVisibility, NodeState
 from tranche.documents import describe
-from tranche.hardware.driver import DeviceVisibility, Driver
+from tranche.hardware.driver import Driver
 from tranche.node.health.checkup import (
     Finding,
     Status,
@@ -48,6 +48,7 @@ from tranche.node.health.software import software
 from tranche.node.host import Host
 from tranche.node.limits.limited_shares import LimitTrialRunner, MemoryGroupManager
 from tranche.node.mps.mps_daemons import MpsDaemonManager
+from tranche.node.processes.processes import MARK
 from tranche.node.recovery.adoption import find_strays
 from tranche.node.state.connection import VERSION, connect
 from tranche.node.state.known_gpus import with_lost_named
@@ -87,7 +88,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
         print_json("Checkup", healthy=not failures, findings=[finding_document(each) for each in findings])
     else:
         _print(findings)
-        if not failures and _may_run(findings):
+        if not failures and _may_run(findings) and MARK not in os.environ:
             simulate = "" if settings.simulate is None else f" --simulate {settings.simulate}"
             show(f"next: tranche{simulate} run --gpu-memory 4Gi -- nvidia-smi", err=True)
     sys.exit(1 if failures else 0)

@@ -26,7 +26,7 @@ from tranche.core.sharing import (
     MemoryIsolation,
     Sharing,
 )
-from tranche.core.state import DaemonState, GpuInstance, GpuState, InstanceKey, NodeState
+from tranche.core.state import DaemonState, DeviceVisibility, GpuInstance, GpuState, InstanceKey, NodeState
 from tranche.core.user_quota import UserQuota
 
 
@@ -303,6 +303,19 @@ class NodeView:
         """The grid places that grants hold on that GPU, each once, including instances still to be made."""
         slots = dict.fromkeys(grant.slot for grant in self.grants_on(gpu_uuid))
         return tuple(slot.place for slot in slots if slot is not None)
+
+
+def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceKey, ...]:
+    """The slots of a granted allocation that have no instance: reset, lost, or cut by another tool.
+
+    What the view cannot show, for example inside another share, is not missing.
+    """
+    if allocation.phase is Phase.PREPARING or view.node.scope is DeviceVisibility.PARTS:
+        return ()
+    present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
+    shown = {gpu.uuid for gpu in view.node}
+    slots = (grant.slot for grant in allocation.grants if grant.gpu_uuid in shown)
+    return tuple(slot for slot in slots if slot is not None and slot not in present)
 
 
 def devices(node: NodeState) -> Mapping[str, Grant]:

@@ -291,11 +291,19 @@ class GpuState:
         return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
+class DeviceVisibility(StrEnum):
+    """How much of the machine is visible. ALL: everything. GPUS: some GPUs, each with all that is on it. PARTS: less."""
+
+    ALL = "all"
+    GPUS = "gpus"
+    PARTS = "parts"
+
+
 @dataclass(frozen=True, slots=True)
 class NodeState:
     """Every GPU of the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor.
 
-    `sharing` holds the machine's sharing mechanisms.
+    `sharing` holds the machine's sharing mechanisms. Devices outside `scope` may exist, too.
     """
 
     gpus: tuple[GpuState, ...]
@@ -303,6 +311,7 @@ class NodeState:
     nvml_version: str = ""
     cuda_version: tuple[int, int] | None = None
     sharing: MachineSharing = NO_SHARING
+    scope: DeviceVisibility = DeviceVisibility.ALL
 
     def __iter__(self) -> Iterator[GpuState]:
         return iter(self.gpus)

@@ -5,12 +5,21 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable, Sequence
 
-from tranche.core.allocation import Allocation, ComputeSlice, FractionalShare, Grant, NodeView, Slice, WholeGpu
+from tranche.core.allocation import (
+    Allocation,
+    ComputeSlice,
+    FractionalShare,
+    Grant,
+    NodeView,
+    Slice,
+    WholeGpu,
+    missing_instances,
+)
 from tranche.core.errors import GpuNotFound
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.quantity import format_memory
 from tranche.core.request import Isolation
-from tranche.core.state import GpuProcess, GpuState, InstanceKey, NodeState
+from tranche.core.state import DeviceVisibility, GpuProcess, GpuState, InstanceKey, NodeState
 from tranche.documents.holder_names import NO_OWNERS, Owners, holder_names
 from tranche.documents.slices import (
     PROHIBITED,
@@ -18,7 +27,6 @@ from tranche.documents.slices import (
     FreePlaceStatus,
     SharedDevice,
     SliceRow,
-    missing_instances,
     room_on,
     shared_gpu,
     vacancies,
@@ -109,8 +117,8 @@ def phase(allocation: Allocation, view: NodeView) -> str:
     text = str(allocation.phase)
     if missing_instances(view, allocation):
         text += ", instance missing"
-    known = {gpu.uuid: gpu for gpu in view.node}
-    if any(each.gpu_uuid not in known or known[each.gpu_uuid].lost for each in allocation.grants):
+    lost = {gpu.uuid: gpu.lost for gpu in view.node}
+    if any(lost.get(each.gpu_uuid, view.node.scope is DeviceVisibility.ALL) for each in allocation.grants):
         text += ", GPU lost"
     return f"{text}, fenced" if why_unavailable(allocation, view) else text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tranche.core.allocation import Allocation, NodeView
+from tranche.core.allocation import Allocation, NodeView, missing_instances
 from tranche.core.errors import TrancheError
 from tranche.core.keeper import owner_to_dict
 from tranche.core.readings import GpuReading
@@ -14,7 +14,7 @@ from tranche.documents import describe
 from tranche.documents.holder_names import NO_OWNERS, NameTable, Owners, names_of, owner_now
 from tranche.documents.machine import gpu_document, key_document, process_documents
 from tranche.documents.reasons import summed_up
-from tranche.documents.slices import missing_instances, why_unavailable
+from tranche.documents.slices import why_unavailable
 from tranche.node.store.journal import PlanRecord
 from tranche.node.store.records import Waiter
 from tranche.planning.decide.allocate import Decision, Granted

@@ -28,7 +28,7 @@ from tranche.core.grid import PlacedInstance, Placement, fits, placements, remai
 from tranche.core.profile import ProfileName
 from tranche.core.quantity import format_memory
 from tranche.core.sharing import GpuPolicy, GrantIsolation, Sharing, capacity
-from tranche.core.state import GpuInstance, GpuState, InstanceKey, unavailable
+from tranche.core.state import DeviceVisibility, GpuInstance, GpuState, InstanceKey, unavailable
 from tranche.core.wire import walls_to_dict
 from tranche.planning.occupancy.gpu_occupancy import DeviceUsage, GpuOccupancy, tenancy
 
@@ -119,7 +119,7 @@ def slices_on(view: NodeView, gpu: GpuState) -> tuple[SliceRow, ...]:
     for key, holders in here.promised.items():
         instance, account = present.get(key), here.shared.get(key)
         shared = None if account is None else shared_device(gpu, key, account)
-        state = _promised_state(holders, instance)
+        state = _promised_state(holders, hidden=view.node.scope is DeviceVisibility.PARTS, exists=instance is not None)
         ours = key in view.owned or (instance is None and state == "preparing")
         found.append(SliceRow(key, state, ours, instance, holders, shared))
     for state, instances in (("in use", here.in_use), ("idle", here.idle)):
@@ -132,19 +132,6 @@ def whole_holders(view: NodeView, gpu: GpuState) -> tuple[Allocation, ...]:
     return tenancy(view, gpu).whole
 
 
-def missing_instances(view: NodeView, allocation: Allocation) -> tuple[InstanceKey, ...]:
-    """The slots of a granted allocation that have no instance: reset, lost, or cut by another tool.
-
-    A GPU that the view does not show, as inside another share, tells nothing.
-    """
-    if allocation.phase is Phase.PREPARING:
-        return ()
-    present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
-    shown = {gpu.uuid for gpu in view.node}
-    slots = (grant.slot for grant in allocation.grants if grant.gpu_uuid in shown)
-    return tuple(slot for slot in slots if slot is not None and slot not in present)
-
-
 def room_on(gpu: GpuState, slices: tuple[SliceRow, ...]) -> tuple[tuple[GpuInstanceProfile, int], ...]:
     """Each profile without attributes, smallest first, with how many more of it fit beside all slices of the GPU."""
     taken = [PlacedInstance(each.profile, each.placement) for each in slices]
@@ -153,10 +140,10 @@ def room_on(gpu: GpuState, slices: tuple[SliceRow, ...]) -> tuple[tuple[GpuInsta
     return tuple((profile, remaining_capacity(profile, taken)) for profile in plain)
 
 
-def _promised_state(holders: Iterable[Allocation], instance: GpuInstance | None) -> str:
+def _promised_state(holders: Iterable[Allocation], *, hidden: bool, exists: bool) -> str:
     if any(each.phase is Phase.PREPARING for each in holders):
         return "preparing"
-    return "held" if instance is not None else "missing"
+    return "held" if exists or hidden else "missing"
 
 
 def why_withheld(view: NodeView, gpu: GpuState) -> str:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from enum import StrEnum
 from typing import Protocol
 
 from tranche.core.grid import Placement
 from tranche.core.profile import ProfileName
 from tranche.core.sharing import Timeslice
-from tranche.core.state import ComputeMode, GpuState, NodeState
+from tranche.core.state import ComputeMode, DeviceVisibility, GpuState, NodeState
 
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
 
 _WHOLE = re.compile(r"\d+|GPU-[0-9a-fA-F-]+|none|")
-
-
-class DeviceVisibility(StrEnum):
-    """How much of the machine is visible. ALL: everything. GPUS: some GPUs, each with all that is on it. PARTS: less."""
-
-    ALL = "all"
-    GPUS = "gpus"
-    PARTS = "parts"
 
 
 def scope_of(value: str | None) -> DeviceVisibility:

@@ -74,7 +74,7 @@ class NvmlDriver:
             cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 12040 for 12.4
             newest = (cuda // 1000, cuda % 1000 // 10)
             facts = read_machine_facts(driver, newest, self._folders, served=self._served)
-            return NodeState(gpus, driver, nvml, newest, sharing_means(facts))
+            return NodeState(gpus, driver, nvml, newest, sharing_means(facts), self.scope)
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU as it is now."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from tranche.core.allocation import NodeView
 from tranche.core.errors import GpuBusy, HookFailed, ModeChangePending, WaitTimeout
 from tranche.core.hooks import APPLY_EXIT, APPLY_START, PRE_APPLY_CONFIG, PRE_APPLY_MODE
-from tranche.hardware.driver import DeviceVisibility
+from tranche.core.state import DeviceVisibility
 from tranche.node.execution.executor import Progress, no_progress
 from tranche.node.execution.hook_runner import HookRunner
 from tranche.node.host import Host

@@ -34,10 +34,10 @@ from tranche.core.errors import (
 )
 from tranche.core.keeper import Actor, Keeper, ProcessKeeper
 from tranche.core.request import Request
-from tranche.core.state import NodeState
+from tranche.core.state import DeviceVisibility, NodeState
 from tranche.core.usage import usage_of
 from tranche.core.user_quota import within_time
-from tranche.hardware.driver import DeviceVisibility, meets_this_machine
+from tranche.hardware.driver import meets_this_machine
 from tranche.node.execution.executor import Executor, Progress, carry_out_apart, no_progress
 from tranche.node.execution.guards import refuse_changing, refuse_held_by_any
 from tranche.node.execution.host_context import HostContext

@@ -17,8 +17,7 @@ from tranche.core.allocation import (
     with_lost_limits,
 )
 from tranche.core.keeper import NOT_KNOWN_YET
-from tranche.core.state import NodeState
-from tranche.hardware.driver import DeviceVisibility
+from tranche.core.state import DeviceVisibility, NodeState
 from tranche.node.execution.host_context import HostContext
 from tranche.node.limits.limited_shares import LimitTrialRunner
 from tranche.node.limits.overdrawn import with_overdrawn

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 from tranche.core.allocation import NodeView, cordoned, with_lost_limits
 from tranche.core.errors import LedgerUnavailable, TrancheError
-from tranche.core.state import InstanceKey
-from tranche.hardware.driver import DeviceVisibility, Driver
+from tranche.core.state import DeviceVisibility, InstanceKey
+from tranche.hardware.driver import Driver
 from tranche.node.limits.overdrawn import with_overdrawn
 from tranche.node.mps.mps_records import DaemonRecordStore, care_needed, node_with_daemons
 from tranche.node.state.known_gpus import with_lost_named

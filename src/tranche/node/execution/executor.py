@@ -15,8 +15,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from tranche.core.errors import GpuBusy, GpuNotFound, TrancheError, VerificationFailed
-from tranche.core.state import GpuState, InstanceKey
-from tranche.hardware.driver import DeviceVisibility
+from tranche.core.state import DeviceVisibility, GpuState, InstanceKey
 from tranche.node.execution import guards
 from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.deciding import taking_gpu

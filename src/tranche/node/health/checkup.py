@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from tranche.core.allocation import Allocation, NodeView, Phase, shared_by_mps
+from tranche.core.allocation import Allocation, NodeView, missing_instances, shared_by_mps
 from tranche.core.board import board_of
 from tranche.core.board_difference import board_differences
 from tranche.core.errors import LedgerUnavailable, PermissionDenied, TrancheError
 from tranche.core.keeper import PodKeeper, ProcessKeeper
 from tranche.core.request import Request, WholeGpus
 from tranche.core.sharing import MachineSharing, Sharing
-from tranche.core.state import PROHIBITED, ComputeMode, GpuState, NodeState, unavailable
+from tranche.core.state import PROHIBITED, ComputeMode, DeviceVisibility, GpuState, NodeState, unavailable
 from tranche.node.locks.deciding import slow_decision
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.state.session import StateFolder
@@ -72,7 +72,12 @@ def check_node(node: NodeState) -> Iterator[Finding]:
             "gpus", Status.FAIL, "the driver shows no GPU", "check the card with lspci and the kernel log with dmesg"
         )
         return
-    yield Finding("gpus", Status.PASS, f"{len(node.gpus)} GPU{'s' if len(node.gpus) > 1 else ''}")
+    count = f"{len(node.gpus)} GPU{'s' if len(node.gpus) > 1 else ''}"
+    if node.scope is DeviceVisibility.ALL:
+        yield Finding("gpus", Status.PASS, count)
+    else:
+        text = f"this process sees {count}; NVIDIA_VISIBLE_DEVICES may hide other devices"
+        yield Finding("gpus", Status.WARN, text, "check the machine outside any share or container")
     yield check_sharing(node.sharing)
     for gpu in node:
         yield from _check_gpu(gpu)
@@ -173,7 +178,6 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
         yield Finding("leftovers", Status.WARN, text, "clear them with: tranche ps")
     else:
         yield Finding("leftovers", Status.PASS, "no dead process left anything behind")
-    present = {gpu.key(instance) for gpu in view.node for instance in gpu.instances}
     for allocation in view.allocations:
         keeper = allocation.keeper
         if isinstance(keeper, ProcessKeeper) and keeper.suspected:
@@ -182,10 +186,9 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
             )
             hint = "root can check, and releases the share if not: sudo tranche ps"
             yield Finding("shares", Status.WARN, text, hint)
-        for grant in allocation.grants:
-            if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
-                text = f"allocation {allocation.id} holds {grant.slot}, which does not exist"
-                yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
+        for slot in missing_instances(view, allocation):
+            text = f"allocation {allocation.id} holds {slot}, which does not exist"
+            yield Finding("shares", Status.WARN, text, f"end it with: tranche release {allocation.id} --terminate")
 
 
 def forgotten_pods(allocations: Sequence[Allocation]) -> tuple[str, ...]:
