@@ -98,7 +98,7 @@ goldens: $(STAMP) ## rewrite the golden files from what the code prints now
 
 RESOLVE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url
 
-lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; the site's; a browser's
+lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the image's; its build's; a release's tools; the site's; a browser's; a hub's
 	$(RESOLVE) --group dev --extra kubernetes --extra dashboard pyproject.toml -o requirements.lock
 	$(RESOLVE) --constraints requirements.lock --extra kubernetes --extra dashboard pyproject.toml -o requirements-image.lock
 	$(RESOLVE) --constraints requirements.lock --group build -o requirements-build.lock
@@ -107,6 +107,7 @@ lock: $(STAMP)   ## resolve the dependencies anew (needs uv): all of them; the i
 	$(RESOLVE) --group infrastructure -o requirements-infrastructure.lock
 	$(RESOLVE) --group docs -o requirements-docs.lock
 	$(RESOLVE) --group browser -o requirements-browser.lock
+	$(RESOLVE) --group hub -o requirements-hub.lock
 
 stubs: $(STAMP)  ## make the Python of the kubelet's protocols anew
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTO) --python_out=$(PROTO) --pyi_out=$(PROTO) $(PROTO)/*.proto
