@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.hardware.gpus import GPU, PIECE, SLICE
-from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_to_data, write_spec
+from tranche.core.allocation import FractionalShare, Grant, Slice, WholeGpu
+from tranche.core.errors import SharingUnavailable, VerificationFailed
+from tranche.core.grid import Placement
+from tranche.core.sharing import Sharing
+from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, spec_to_data, write_spec
 from tranche.hardware.host_facts import sysfs_address
 from tranche.hardware.nodes import (
     ContainerEdits,
@@ -18,6 +22,7 @@ from tranche.hardware.nodes import (
     SimulatedDeviceFiles,
     driver_files,
     library_folders,
+    merged,
     parse_mig_minors,
 )
 
@@ -117,6 +122,25 @@ def test_cdi_adds_what_the_runtime_would_have_added(host: Path) -> None:
     other = DriverFiles(host=host, seen_at=str(host), hook_path="/opt/nvidia-cdi-hook").by_cdi(VERSION)
     assert other.hooks[0].path == "/opt/nvidia-cdi-hook"
     assert other.hooks[0].arguments[:2] == ("nvidia-cdi-hook", "create-symlinks")
+
+
+def test_a_share_gets_the_nodes_of_its_devices_alone(host: Path) -> None:
+    files, marks = DriverFiles(host=host), (("TRANCHE_ALLOCATION", "5d8fb96b"),)
+
+    def given(grant: Grant) -> ContainerEdits:
+        return edits_of(grant, GPU, files, Path, marks)
+
+    place = Slice(GPU.uuid, SLICE.profile, SLICE.placement)
+    nodes = ["/dev/nvidia3", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap31"]
+    assert [each.host_path for each in given(place).device_nodes] == nodes
+    assert (given(place).environment, given(place).mounts) == (marks, ())
+    assert [each.host_path for each in given(WholeGpu(GPU.uuid)).device_nodes] == nodes[:1]
+    assert merged([given(WholeGpu(GPU.uuid)), given(place)]) == given(place)
+    part = FractionalShare(WholeGpu(GPU.uuid), 4 << 30, Sharing.MEMORY_LIMITS)
+    with pytest.raises(SharingUnavailable):
+        given(part)
+    with pytest.raises(VerificationFailed):
+        given(place._replace(placement=Placement(1, 1)))
 
 
 def test_a_simulated_machine_is_given_by_mounts(tmp_path: Path) -> None:

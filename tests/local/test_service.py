@@ -596,6 +596,7 @@ def test_messages_that_the_service_does_not_understand_are_refused(shared: Share
         asking(timeout=float("nan")),
         asking(timeout=True),
         asking(uid=0),
+        asking(cdi="yes"),
         {**asking(), "uid": 0},
     ):
         with connected(shared) as connection:

@@ -27,7 +27,7 @@ from tranche.local.termination import take_back
 from tranche.node.processes.processes import MARK
 
 _COLUMNS = ("NAME", "REQUEST", "STATUS", "EXIT", "AGE", "COMMAND")
-_NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "quiet"})
+_NOT_OF_THE_REQUEST = frozenset({"wait", "timeout", "adopt_foreign", "record", "cdi", "quiet"})
 _GRACE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 

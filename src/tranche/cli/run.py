@@ -36,6 +36,11 @@ run_options = together(
         envvar="TRANCHE_RECORD",
         help="Append each decision with its input to FILE, for tranche replay. Default: $TRANCHE_RECORD.",
     ),
+    click.option(
+        "--cdi",
+        is_flag=True,
+        help="Make the share a CDI device, named in TRANCHE_CDI_DEVICE, for podman or docker run --device.",
+    ),
     click.option("-q", "--quiet", is_flag=True, help="Print only warnings and errors."),
 )
 """The options that `run_command` takes."""
@@ -87,6 +92,7 @@ def run_command(
     timeout: float | None,
     adopt_foreign: str,
     record: str | None,
+    cdi: bool,
     quiet: bool,
     **request: Any,
 ) -> int:
@@ -109,7 +115,7 @@ def run_command(
         options = {name: value for name, value in request.items() if value is not None}
         environment = child_environment(settings)  # it may take long, and the service expects a request soon
         client = _client_of(socket, say_of_run)
-        return client.run(options, command_line, environment, patience, launch)
+        return client.run(options, command_line, environment, patience, launch, cdi=cdi)
     from tranche.local.run import RunRequest, run  # a client of the service needs none of this
     from tranche.local.run_report import RunReporter
     from tranche.local.workload import OwnWorkload
@@ -121,6 +127,7 @@ def run_command(
             patience=patience,
             adopt_foreign_destroy=adopt_foreign == "destroy",
             record=None if record is None else stack.enter_context(closing(_recorder(record))),
+            cdi=cdi,
         )
         return run(stack.enter_context(open_host(settings)), to_run, RunReporter(say_of_run, warn))
 

@@ -195,7 +195,7 @@ class KubeletUnavailable(TrancheError, exit_code=45):
 
 
 class CdiUnavailable(TrancheError, exit_code=46):
-    """The agent cannot write the CDI specification, through which a container runtime finds devices."""
+    """Tranche cannot write the CDI specification, through which a container runtime finds devices."""
 
 
 class ClaimsUnavailable(TrancheError, exit_code=47):

@@ -209,6 +209,9 @@ RESERVED_MEMORY: Mapping[Sharing, int] = {Sharing.MEMORY_LIMITS: 0, Sharing.MPS:
 FEWEST_CLIENTS = 16
 """How many clients MPS serves on a GPU if the driver's number is unknown: the smallest that NVIDIA documents."""
 
+MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
+"""The variable with the maximum bytes that a program may use of each device. Under MPS, CUDA shows the whole device."""
+
 ALL_COMPUTE = 100
 """The greatest sum of the ceilings on one device, in percent, so that each can be reached."""
 

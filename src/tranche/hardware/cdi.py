@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tranche.core.errors import CdiUnavailable
-from tranche.hardware.nodes import ContainerEdits
+from tranche.core.allocation import FractionalShare, Grant, device_uuid
+from tranche.core.errors import CdiUnavailable, SharingUnavailable, VerificationFailed
+from tranche.core.json_text import read_json
+from tranche.core.sharing import MEMORY_LIMIT, Sharing
+from tranche.core.state import GpuState
+from tranche.hardware.mps_control import client_environment
+from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
 
 _VERSION = "0.5.0"
 
@@ -29,18 +35,19 @@ class CdiDevice:
 class CdiSpec:
     """Devices of one kind (`vendor/class`), and what every container with any of them receives.
 
-    `part` tells the files of one kind apart.
+    `part` tells the files of one kind apart, and `file` is a name for the file that is not made of the kind.
     """
 
     kind: str
     devices: tuple[CdiDevice, ...]
     edits: ContainerEdits
     part: str = ""
+    file: str = ""
 
     @property
     def file_name(self) -> str:
         """The specification's file in a CDI folder."""
-        return spec_file_name(self.kind, self.part)
+        return self.file or spec_file_name(self.kind, self.part)
 
 
 def spec_file_name(kind: str, part: str = "") -> str:
@@ -85,7 +92,9 @@ def _write(spec: CdiSpec, folder: Path, outlasts_power: bool) -> None:
     content = json.dumps(spec_to_data(spec), indent=1, sort_keys=True).encode() + b"\n"
     if path.is_file() and path.read_bytes() == content:
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o755)  # as the file
     # Runtimes read every .json and .yaml file of the folder, so the unfinished file has another suffix.
     unfinished = folder / f".{spec.file_name}.{os.getpid()}.tmp"
     with open(unfinished, "wb") as file:
@@ -95,6 +104,73 @@ def _write(spec: CdiSpec, folder: Path, outlasts_power: bool) -> None:
         if outlasts_power:
             os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+_PIPES_INSIDE = "/mps/share/pipe"
+_SHARED_MEMORY = "/dev/shm"
+
+
+def edits_of(
+    grant: Grant,
+    gpu: GpuState,
+    files: DeviceFiles,
+    pipes: Callable[[str], Path],
+    marks: tuple[tuple[str, str], ...],
+) -> ContainerEdits:
+    """What a container gets for one grant; `marks` are variables that tell whose it is.
+
+    Raises:
+        VerificationFailed: the device no longer exists.
+        SharingUnavailable: nothing could keep a container within its limit.
+    """
+    uuid = device_uuid(grant, gpu)
+    if not uuid:
+        raise VerificationFailed(f"{gpu.label}: {grant.slot or 'the GPU'} no longer exists")
+    more = files.device_by_cdi(uuid)
+    mounts, environment = more.mounts, (*more.environment, *marks)
+    if isinstance(grant, FractionalShare):
+        mounts, environment = (*mounts, *_part_mounts(grant, uuid, pipes)), (*environment, *_part_environment(grant))
+    return ContainerEdits((*_nodes(grant, gpu, files, uuid), *more.device_nodes), mounts, environment, more.hooks)
+
+
+def _nodes(grant: Grant, gpu: GpuState, files: DeviceFiles, uuid: str) -> tuple[DeviceNode, ...]:
+    if grant.slot is None:
+        return files.gpu_nodes(gpu)
+    instance = gpu.instance_in(grant.slot.place)
+    pieces = () if instance is None else [each for each in instance.compute_instances if each.uuid == uuid]
+    if instance is None or not pieces:
+        raise VerificationFailed(f"{gpu.label}: {grant.slot} no longer exists")
+    return files.slice_nodes(gpu, instance, pieces[0])
+
+
+def _part_mounts(part: FractionalShare, uuid: str, pipes: Callable[[str], Path]) -> tuple[Mount, ...]:
+    if part.sharing is not Sharing.MPS:
+        return ()
+    shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
+    return (Mount(str(pipes(uuid)), _PIPES_INSIDE, read_only=False), shared)
+
+
+def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
+    told = (MEMORY_LIMIT, str(part.memory))
+    match part.sharing:
+        case Sharing.TIME_SLICING:
+            return (told,)
+        case Sharing.MPS:
+            return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
+        case Sharing.MEMORY_LIMITS:
+            raise SharingUnavailable(
+                "the driver's memory limits work for commands, but not for containers yet",
+                hint="ask for hard isolation, or for a compute limit",
+            )
+
+
+def spec_environment(path: Path) -> tuple[str, ...]:
+    """The variables of the devices in that file, each as NAME=VALUE; none if it cannot be read."""
+    try:
+        data = read_json(path.read_text())
+        return tuple(str(word) for each in data["devices"] for word in each["containerEdits"].get("env", ()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
 
 
 def _edits(edits: ContainerEdits) -> dict[str, Any]:

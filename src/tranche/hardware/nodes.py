@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -59,6 +59,16 @@ class ContainerEdits:
     mounts: tuple[Mount, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     hooks: tuple[_CdiHook, ...] = ()
+
+
+def merged(edits: Sequence[ContainerEdits]) -> ContainerEdits:
+    """All these additions together, each once."""
+    return ContainerEdits(
+        tuple(dict.fromkeys(node for each in edits for node in each.device_nodes)),
+        tuple(dict.fromkeys(mount for each in edits for mount in each.mounts)),
+        tuple(dict.fromkeys(pair for each in edits for pair in each.environment)),
+        tuple(dict.fromkeys(hook for each in edits for hook in each.hooks)),
+    )
 
 
 class DeviceFiles(ABC):

@@ -51,6 +51,8 @@ class ServiceClient:
         environment: Mapping[str, str],
         patience: WaitLimit,
         launch: Launch = PLAIN,
+        *,
+        cdi: bool = False,
     ) -> int:
         """Wait for the share that the `options` of `tranche run` ask for, run the command in it, and return its exit code.
 
@@ -68,6 +70,7 @@ class ServiceClient:
                         "command": (launch.text or command_text(command))[:LONGEST_COMMAND],
                         "wait": patience.wait,
                         "timeout": patience.seconds,
+                        **({"cdi": True} if cdi else {}),  # an older service does not know it
                     },
                 }
             )

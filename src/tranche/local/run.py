@@ -51,7 +51,8 @@ _LOST_SECONDS = 5.0
 class RunRequest:
     """A command to run in a share: `request` says which share, `patience` how long to wait.
 
-    `record` receives each decision. `adopt_foreign_destroy`: idle foreign instances may be destroyed for it.
+    `record` receives each decision. `adopt_foreign_destroy`: idle foreign instances may be destroyed for it. `cdi`: containers
+    can use the share.
     """
 
     request: Request
@@ -59,6 +60,7 @@ class RunRequest:
     patience: WaitLimit
     adopt_foreign_destroy: bool = False
     record: Record | None = None
+    cdi: bool = False
 
 
 def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
@@ -70,6 +72,10 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
     Between the command's start and end, only the command receives the signals that end a process. An earlier signal ends the wait
     or the plan; a later one does not change how this process ends.
     """
+    if asked.cdi:
+        from tranche.local.share_spec import refuse_without_cdi  # seldom needed
+
+        refuse_without_cdi(host)
     heed_signals()
     queue = Queue(host, adopt_foreign_destroy=asked.adopt_foreign_destroy, record=asked.record)
     try:
@@ -84,7 +90,7 @@ def run(host: Host, asked: RunRequest, reporter: RunReporter) -> int:
         asked.workload.note_children()
         try:
             limit = _time_limit(host, held, asked.workload, reporter)
-            code = _run_in_share(host, held, asked.workload, reporter, limit)
+            code = _run_in_share(host, held, asked.workload, reporter, limit, cdi=asked.cdi)
         except BaseException:
             ignore_signals()
             _give_back(queue, held, asked.workload, reporter, why="the command could not be run")
@@ -139,7 +145,13 @@ def _time_limit(host: Host, held: HeldAllocation, workload: Workload, reporter: 
 
 
 def _run_in_share(
-    host: Host, held: HeldAllocation, workload: Workload, reporter: RunReporter, limit: TimeLimit | None
+    host: Host,
+    held: HeldAllocation,
+    workload: Workload,
+    reporter: RunReporter,
+    limit: TimeLimit | None,
+    *,
+    cdi: bool,
 ) -> int:
     """Run the command to its end while watching its share; returns its exit code."""
     allocation = held.allocation
@@ -149,6 +161,10 @@ def _run_in_share(
         gpus = {uuid: host.observe_gpu(uuid) for uuid in {each.gpu_uuid for each in allocation.grants}}
         host.daemons.open_to(allocation, workload.uid)
         share = share_environment(held, gpus.__getitem__, host.places, workload.uid)
+        if cdi:
+            from tranche.local.share_spec import CDI_DEVICE, write_share_spec  # seldom needed
+
+            share[CDI_DEVICE] = write_share_spec(host, held, gpus)
         reporter.granted(held, gpus)
         watch = _ShareWatch(host, allocation, reporter)
         stack.enter_context(

@@ -315,13 +315,13 @@ def answer(connection: ServiceConnection, peer: ClientProcess, service: RunServi
                 f"{user_name(peer.uid)} already has {MOST_RUNS_OF_A_USER} runs, the most that one user can have",
                 hint="wait until one of them ends: tranche ps",
             )
-        asked, command, patience = _parse(message)
+        asked, command, patience, cdi = _parse(message)
         connection.send({"event": "accepted"})
         workload = ClientWorkload(connection, peer, command)
         with service.open_host(peer.uid) as host, workload.waiting():
             _refuse_inside_share(host, peer)
             service.log(f"{peer}: asks for {asked}: {one_line(command)}")
-            request = RunRequest(request=asked, workload=workload, patience=patience)
+            request = RunRequest(request=asked, workload=workload, patience=patience, cdi=cdi)
             code = run(host, request, RunReporter(tell("note"), tell("warning")))
         gone = ", or the client has gone" if code == CLIENT_GONE else ""
         service.log(f"{peer}: ended, exit code {code}{gone}")
@@ -382,8 +382,11 @@ def _parse_extension(message: Mapping[str, Any]) -> tuple[str, int]:
     raise UsageError("the request lacks a field, or a field has the wrong type")
 
 
-def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit]:
-    """The request in the message, its command and its patience; UsageError for what this version does not understand."""
+def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit, bool]:
+    """The request in the message, its command, its patience, and whether it is for containers.
+
+    UsageError for what this version does not understand.
+    """
     match message:
         case {
             "parameters": {
@@ -397,6 +400,8 @@ def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit]:
         } if not isinstance(timeout, bool) and all(
             isinstance(each, str) and len(each) <= _LONGEST_OPTION for each in options.values()
         ):
+            if cdi := more.get("cdi") is True:
+                del more["cdi"]
             unknown = sorted(map(str, {*more, *rest, *(set(options) - OPTIONS)} - {"version", "method"}))
             if unknown:
                 raise UsageError(
@@ -406,7 +411,7 @@ def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit]:
             if seconds is not None and not 0 <= seconds < _LONGEST_WAIT_SECONDS:
                 raise UsageError(f"a wait of {timeout} s is not possible")
             named: Mapping[str, Any] = {str(name): text for name, text in options.items()}
-            return parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds)
+            return parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds), cdi
     raise UsageError("the request lacks a field, or a field has the wrong type")
 
 

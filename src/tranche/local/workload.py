@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tranche.core.allocation import Allocation, FractionalShare, device_uuid
 from tranche.core.errors import MpsUserRefused, SharingUnavailable, VerificationFailed
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import MEMORY_LIMIT, Sharing
 from tranche.core.state import DaemonState, GpuState
 from tranche.core.wire import request_to_dict
 from tranche.hardware.mps_control import client_environment
@@ -29,7 +29,7 @@ from tranche.local.child import (
 from tranche.node.held import HeldAllocation
 from tranche.node.mps.mps_records import DaemonRecord, DaemonRecordStore
 from tranche.node.processes.processes import KEY, MARK, REGISTER, Process
-from tranche.node.recovery.adoption import MEMORY_LIMIT, PARTS, REQUEST, part_word
+from tranche.node.recovery.adoption import PARTS, REQUEST, part_word
 from tranche.node.state.session import StateFolder
 
 

@@ -421,6 +421,7 @@ class Host(HostContext):
             records.add_usage(db, usage_of(found, self.clock()))
         self.boundary()
         drop_state_file(self.places.allocation(allocation_id))
+        self.drop_spec(self.spec_file(allocation_id))
 
     def give_back(
         self, held: HeldAllocation, *, why: str, orphans: Sequence[Process] = (), killed: bool = False

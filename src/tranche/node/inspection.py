@@ -76,6 +76,7 @@ class MachineReader:
             or self._adoption_due()
             or bool(self._daemons.records.without_record())
             or self._care.needed()
+            or bool(self._recovery.left_specs())
         )
 
     def as_it_is(self) -> NodeView:
@@ -89,6 +90,8 @@ class MachineReader:
         if self._adoption_due():
             self._adopt_shares(view)
             view, working = self._gather()
+        for each in self._recovery.left_specs():
+            self._machine.drop_spec(each)
         whole = self._driver.scope is DeviceVisibility.ALL
         if record_missing(self._daemons, view, working):
             find_again(self._daemons, view, working, self._owner, whole=whole)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tranche.core.allocation import FractionalShare
 from tranche.core.errors import UsageError
-from tranche.core.sharing import Sharing
+from tranche.core.sharing import MEMORY_LIMIT, Sharing
 from tranche.core.state import PROHIBITED, NodeState, unavailable
 from tranche.hardware.cdi import CdiDevice, CdiSpec
 from tranche.hardware.mps_control import client_environment
@@ -22,7 +22,6 @@ from tranche.kubernetes.device_plugin.settings import DeviceIdStrategy, DeviceLi
 from tranche.kubernetes.node.replicas import ReplicaPolicy, held_with
 from tranche.kubernetes.node.resources import PluginDevice, slices_of
 from tranche.node.processes.pod_processes import device_mark
-from tranche.node.recovery.adoption import MEMORY_LIMIT
 
 CDI_KIND = "k8s.device-plugin.nvidia.com/gpu"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"

@@ -1,32 +1,23 @@
-"""What a container gets for one share of its claim: device nodes, what an MPS client needs to stay within its limits, and the CDI
-file that says so.
-"""
+"""The CDI files of claims, which say what a container gets for one share of its claim."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tranche.core.allocation import Allocation, FractionalShare, Phase, device_uuid, shared_memory
-from tranche.core.errors import CdiUnavailable, SharingUnavailable, VerificationFailed
-from tranche.core.json_text import read_json
+from tranche.core.allocation import Allocation, Phase, shared_memory
+from tranche.core.errors import CdiUnavailable
 from tranche.core.keeper import ChosenFor
-from tranche.core.sharing import Sharing
-from tranche.core.state import GpuState, NodeState
-from tranche.hardware.cdi import CdiDevice, CdiSpec, spec_file_name, write_spec
-from tranche.hardware.mps_control import client_environment
-from tranche.hardware.nodes import ContainerEdits, DeviceFiles, DeviceNode, Mount
+from tranche.core.state import NodeState
+from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, spec_environment, spec_file_name, write_spec
+from tranche.hardware.nodes import DeviceFiles
 from tranche.kubernetes.claims.vocabulary import CDI_KIND
 from tranche.kubernetes.node.services import NodeContext
 from tranche.node.claims import ClaimRequest
 from tranche.node.host import Host
 from tranche.node.processes.pod_processes import claim_mark
-from tranche.node.recovery.adoption import MEMORY_LIMIT
 from tranche.planning.decide.realise import ChosenDevice
-
-_PIPES_INSIDE = "/mps/share/pipe"
-_SHARED_MEMORY = "/dev/shm"
 
 
 def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grants: tuple[ChosenDevice, ...]) -> CdiSpec:
@@ -43,7 +34,7 @@ def spec_now(services: NodeContext, files: DeviceFiles, keeper: ChosenFor, grant
     mark = (claim_mark(keeper.uid), f"{keeper.namespace}/{keeper.name}")
     pipes = host.daemons.records.pipes
     devices = tuple(
-        CdiDevice(cdi_name(keeper.uid, number), _edits(grant, gpus[grant.gpu_uuid], files, pipes, mark))
+        CdiDevice(cdi_name(keeper.uid, number), edits_of(grant, gpus[grant.gpu_uuid], files, pipes, (mark,)))
         for number, grant in enumerate(grants)
     )
     version = services.inventory.latest.value.view.node.driver_version
@@ -64,46 +55,6 @@ def claim_of(cdi_device: str) -> str:
     """The uid of the claim that a device of that name belongs to; "" for a device of another kind."""
     kind, _, name = cdi_device.partition("=")
     return name.rpartition("-")[0] if kind == CDI_KIND else ""
-
-
-def _edits(
-    grant: ChosenDevice, gpu: GpuState, files: DeviceFiles, pipes: Callable[[str], Path], mark: tuple[str, str]
-) -> ContainerEdits:
-    uuid = device_uuid(grant, gpu)
-    if not uuid:
-        raise VerificationFailed(f"{gpu.label}: {grant.slot or 'the GPU'} no longer exists")
-    more = files.device_by_cdi(uuid)
-    mounts, environment = more.mounts, (*more.environment, mark)
-    if isinstance(grant, FractionalShare):
-        mounts, environment = (*mounts, *_part_mounts(grant, uuid, pipes)), (*environment, *_part_environment(grant))
-    return ContainerEdits((*_nodes(grant, gpu, files), *more.device_nodes), mounts, environment, more.hooks)
-
-
-def _nodes(grant: ChosenDevice, gpu: GpuState, files: DeviceFiles) -> tuple[DeviceNode, ...]:
-    if grant.slot is None:
-        return files.gpu_nodes(gpu)
-    instance = gpu.instance_in(grant.slot.place)
-    if instance is None or instance.whole_slice is None:
-        raise VerificationFailed(f"{gpu.label}: {grant.slot} no longer exists")
-    return files.slice_nodes(gpu, instance, instance.whole_slice)
-
-
-def _part_mounts(part: FractionalShare, uuid: str, pipes: Callable[[str], Path]) -> tuple[Mount, ...]:
-    if part.sharing is not Sharing.MPS:
-        return ()
-    shared = Mount(_SHARED_MEMORY, _SHARED_MEMORY, read_only=False)
-    return (Mount(str(pipes(uuid)), _PIPES_INSIDE, read_only=False), shared)
-
-
-def _part_environment(part: FractionalShare) -> tuple[tuple[str, str], ...]:
-    told = (MEMORY_LIMIT, str(part.memory))
-    match part.sharing:
-        case Sharing.TIME_SLICING:
-            return (told,)
-        case Sharing.MPS:
-            return (*client_environment(_PIPES_INSIDE, part.memory, part.compute).items(), told)
-        case Sharing.MEMORY_LIMITS:
-            raise SharingUnavailable("the driver's memory limits work for commands, but not for containers yet")
 
 
 _MARK = claim_mark("")
@@ -172,11 +123,7 @@ class ShareFiles:
 
     def mark(self, name: str) -> FiledKeeper:
         """What the environment of that file names; nothing if there is no such file."""
-        try:
-            data = read_json((self._folder / spec_file_name(self._kind, name)).read_text())
-            words = [str(word) for device in data["devices"] for word in device["containerEdits"].get("env", ())]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            words = []
+        words = spec_environment(self._folder / spec_file_name(self._kind, name))
         found = next((word for word in words if word.startswith(_MARK)), "")
         variable, _, value = found.partition("=")
         return FiledKeeper(variable, value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from tranche.node.mps.mps_daemons import MpsDaemonManager
 from tranche.node.state.session import StateFolder
 from tranche.node.store.ledger import Ledger, open_to_read
 
+CDI_FOLDER = Path("/run/cdi")
+"""Where podman, Docker and containerd look for CDI specifications that do not outlast a restart."""
+
 
 def new_id() -> str:
     """A short random name for an allocation, waiter, plan or session."""
@@ -28,7 +32,8 @@ class HostContext:
     """What every part that works on the machine needs. The caller passes in time, randomness, the driver and the folder.
 
     With `reading`, it needs neither permission nor disk space to write. `environment` locates the driver's programs. `clock` is
-    seconds since the epoch. `boundary` is called after every write to the journal, for crash tests.
+    seconds since the epoch. `boundary` is called after every write to the journal, for crash tests. The CDI files of shares are
+    in `cdi_folder`.
     """
 
     driver: Driver = field(kw_only=False)
@@ -39,6 +44,7 @@ class HostContext:
     boundary: Callable[[], None] = lambda: None
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     reading: bool = False
+    cdi_folder: Path = CDI_FOLDER
 
     def __post_init__(self) -> None:
         self.places = StateFolder(self.state_dir)
@@ -47,6 +53,18 @@ class HostContext:
         self.timeslices = TimesliceStore(self.places)
         self.memory_groups = MemoryGroupManager(self.places)
         self.sleep = interruptible()(self.sleep)
+
+    def spec_file(self, allocation_id: str) -> Path:
+        """The CDI file of a command's share. A node's agent names the files of claims differently, and removes all others of that
+        name.
+        """
+        return self.cdi_folder / f"tranche.dev-allocation_{allocation_id}.json"
+
+    @staticmethod
+    def drop_spec(path: Path) -> None:
+        """Remove the CDI file of a share that has ended, if there is one. After a failure the next command does."""
+        with suppress(OSError):
+            path.unlink()
 
     def observe_gpu(self, gpu_uuid: str) -> GpuState:
         """One GPU's current state, with its daemons. Raises GpuNotFound when there is no such GPU."""

@@ -37,7 +37,7 @@ from tranche.core.allocation import (
 )
 from tranche.core.errors import TrancheError
 from tranche.core.request import GpuMemory, GpuShare, Request
-from tranche.core.sharing import Sharing, context_memory
+from tranche.core.sharing import MEMORY_LIMIT, Sharing, context_memory
 from tranche.core.state import ComputeMode, InstanceKey, NodeState
 from tranche.core.wire import request_from_dict, request_to_dict
 from tranche.hardware.mps_control import PIPES
@@ -48,9 +48,6 @@ from tranche.node.processes.processes import KEY, MARK, REGISTER, Process, diges
 from tranche.node.state.session import boot_id, process_command
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
-
-MEMORY_LIMIT = "TRANCHE_GPU_MEMORY_LIMIT"
-"""The variable with the maximum bytes that a program may use of each device. Under MPS, CUDA shows the whole device."""
 
 PARTS = "TRANCHE_PARTS"
 """The variable with a share's parts of devices, each as `part_word` writes it, separated by commas."""

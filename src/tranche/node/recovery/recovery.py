@@ -10,6 +10,7 @@ the share stands, nothing can be cut in its place. Once the kubelet runs, it rep
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from tranche.node.execution.executor import Executor
 from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.locks import is_held, remove_if_free
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
-from tranche.node.processes.processes import Process
+from tranche.node.processes.processes import REGISTER, Process
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
@@ -122,7 +123,24 @@ class Recovery:
                     chronicle.kept(db, now, allocation_id, keeper)
         if gone:
             drop_state_file(self._machine.places.allocation(allocation_id))
+            self._machine.drop_spec(self._machine.spec_file(allocation_id))
         return remains
+
+    def left_specs(self) -> tuple[Path, ...]:
+        """The CDI files of this register's shares that have ended, if this process may remove them.
+
+        Shares of running commands must be in the register by now. It is read last, because a share is in it before it has a file.
+        """
+        folder = self._machine.cdi_folder
+        found = list(folder.glob(self._machine.spec_file("*").name))
+        if not found or not os.access(folder, os.W_OK):
+            return ()
+        from tranche.hardware.cdi import spec_environment  # seldom needed
+
+        with self._machine.ledger.read() as db:
+            held = {self._machine.spec_file(each.id) for each in register.allocations(db)}
+        ours = f"{REGISTER}={self._machine.state_dir.resolve()}"
+        return tuple(each for each in found if each not in held and ours in spec_environment(each))
 
     def _settle(self, plan: journal.PlanRecord) -> None:
         """End an interrupted plan: mark a completed declared change as done, and undo everything else."""

@@ -20,7 +20,7 @@ from tranche.core.allocation import Allocation, ComputeSlice, Grant, nearest_req
 from tranche.core.errors import AllocationUnknown, KubeletUnavailable, TrancheError, WaitTimeout
 from tranche.core.keeper import FALLEN_SECONDS, ClaimEvidence, KeeperStatus, PlacedPodKeeper, PodKeeper, judge_claim
 from tranche.hardware.cdi import CdiDevice, CdiSpec
-from tranche.hardware.nodes import ContainerEdits, DeviceFiles
+from tranche.hardware.nodes import DeviceFiles, merged
 from tranche.kubernetes.api.decoding import decode_pod
 from tranche.kubernetes.api.objects import KubePod, PodRef
 from tranche.kubernetes.claims.allocation_backend import AllocationBackend
@@ -199,13 +199,7 @@ def cdi_name(unit: str) -> str:
 
 def unit_spec(unit: str, spec: CdiSpec) -> CdiSpec:
     """The specification with all its devices merged into one, for a container that asks for the unit."""
-    edits = [each.edits for each in spec.devices]
-    whole = ContainerEdits(
-        tuple(dict.fromkeys(node for each in edits for node in each.device_nodes)),
-        tuple(dict.fromkeys(mount for each in edits for mount in each.mounts)),
-        tuple(dict.fromkeys(pair for each in edits for pair in each.environment)),
-        tuple(dict.fromkeys(hook for each in edits for hook in each.hooks)),
-    )
+    whole = merged([each.edits for each in spec.devices])
     return CdiSpec(CDI_KIND, (CdiDevice(unit, whole),), spec.edits, unit)
 
 

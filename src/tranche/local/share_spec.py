@@ -1,0 +1,48 @@
+"""The CDI file of a command's share, by which a container runtime finds the share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tranche.core.errors import CdiUnavailable
+from tranche.core.state import GpuState
+from tranche.hardware.cdi import CdiDevice, CdiSpec, edits_of, write_spec
+from tranche.hardware.nodes import DeviceFiles, DriverFiles, SimulatedDeviceFiles, merged
+from tranche.node.held import HeldAllocation
+from tranche.node.host import Host
+from tranche.node.processes.processes import KEY, MARK, REGISTER
+
+CDI_DEVICE = "TRANCHE_CDI_DEVICE"
+"""The variable with the CDI name of a share."""
+
+_KIND = "tranche.dev/share"
+
+
+def refuse_without_cdi(host: Host) -> None:
+    """CdiUnavailable if this machine lacks what a container needs to find the driver."""
+    if why := _files(host).why_no_cdi():
+        raise CdiUnavailable(f"containers cannot use a share: {why}", hint="install NVIDIA's container toolkit")
+
+
+def write_share_spec(host: Host, held: HeldAllocation, gpus: Mapping[str, GpuState]) -> str:
+    """Write the CDI file of a command's share; returns the CDI name of the share. `gpus` are its GPUs as they are now.
+
+    The file contains the share's key, so that a container counts as the share's program also if another user runs it. Every user
+    can read the file, and could start such a container.
+
+    Raises the errors of `edits_of`, and CdiUnavailable if the file cannot be written.
+    """
+    files, pipes = _files(host), host.daemons.records.pipes
+    allocation = held.allocation
+    marks = ((MARK, allocation.id), (KEY, held.key), (REGISTER, str(host.state_dir.resolve())))
+    edits = merged([edits_of(each, gpus[each.gpu_uuid], files, pipes, marks) for each in allocation.grants])
+    common = files.by_cdi(host.driver.observe().driver_version)
+    spec = CdiSpec(_KIND, (CdiDevice(allocation.id, edits),), common, file=host.spec_file(allocation.id).name)
+    write_spec(spec, host.cdi_folder, outlasts_power=False)
+    return f"{_KIND}={allocation.id}"
+
+
+def _files(host: Host) -> DeviceFiles:
+    simulated = host.environment.get("TRANCHE_SIM_STATE")
+    return SimulatedDeviceFiles(Path(simulated)) if simulated else DriverFiles()
