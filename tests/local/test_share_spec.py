@@ -41,7 +41,7 @@ def test_what_runs_in_a_container_keeps_a_held_share(session: Session) -> None:
     held = session.hold(f"--cdi {HALF}")
     assert session.do("echo $TRANCHE_CDI_DEVICE") == f"tranche.dev/share={held['id']}\n"
     found = spec_of(held["id"]).stat()
-    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o644, 0)
+    assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o400, NOBODY if session.of_user else 0)
     spec: dict[str, Any] = json.loads(spec_of(held["id"]).read_text())
     (device,) = spec["devices"]
     assert (spec["kind"], device["name"]) == ("tranche.dev/share", held["id"])
@@ -75,7 +75,7 @@ def written(host: Host, request: Request) -> HeldAllocation:
     """A new share with a CDI file."""
     held = Queue(host).acquire(request, command="work", pid=os.getpid(), patience=WaitLimit(wait=False))
     gpus = {each.gpu_uuid: host.observe_gpu(each.gpu_uuid) for each in held.allocation.grants}
-    assert write_share_spec(host, held, gpus) == f"tranche.dev/share={held.allocation.id}"
+    assert write_share_spec(host, held, gpus, os.getuid()) == f"tranche.dev/share={held.allocation.id}"
     return held
 
 
@@ -100,12 +100,12 @@ def test_the_next_look_removes_what_a_kill_left_and_no_file_of_another(node: Nod
 
 
 @isolated
-def test_every_user_can_read_the_file_whatever_the_umask(node: Node, tmp_path: Path) -> None:
+def test_only_the_shares_user_can_read_the_file_and_every_user_the_folder(node: Node, tmp_path: Path) -> None:
     os.umask(0o077)
     with node.host(cdi_folder=tmp_path / "run" / "cdi") as host:
         share = written(host, Request(MigSlice(parse_profile("3g.20gb")))).allocation
         modes = [stat.S_IMODE(each.stat().st_mode) for each in (host.cdi_folder, host.spec_file(share.id))]
-        assert modes == [0o755, 0o644]
+        assert modes == [0o755, 0o400]
 
 
 @isolated

@@ -35,7 +35,8 @@ class CdiDevice:
 class CdiSpec:
     """Devices of one kind (`vendor/class`), and what every container with any of them receives.
 
-    `part` tells the files of one kind apart, and `file` is a name for the file that is not made of the kind.
+    `part` tells the files of one kind apart, and `file` is a name for the file that is not made of the kind. Only root and
+    the user `owner` can read the file; if `owner` is None, every user can.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class CdiSpec:
     edits: ContainerEdits
     part: str = ""
     file: str = ""
+    owner: int | None = None
 
     @property
     def file_name(self) -> str:
@@ -100,7 +102,11 @@ def _write(spec: CdiSpec, folder: Path, outlasts_power: bool) -> None:
     with open(unfinished, "wb") as file:
         file.write(content)
         file.flush()
-        os.fchmod(file.fileno(), 0o644)  # runtimes of other users read it too, whatever the umask
+        if spec.owner is None:
+            os.fchmod(file.fileno(), 0o644)  # whatever the umask
+        else:
+            os.fchmod(file.fileno(), 0o400)
+            os.fchown(file.fileno(), spec.owner, -1)
         if outlasts_power:
             os.fsync(file.fileno())
     os.replace(unfinished, path)

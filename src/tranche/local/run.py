@@ -164,7 +164,7 @@ def _run_in_share(
         if cdi:
             from tranche.local.share_spec import CDI_DEVICE, write_share_spec  # seldom needed
 
-            share[CDI_DEVICE] = write_share_spec(host, held, gpus)
+            share[CDI_DEVICE] = write_share_spec(host, held, gpus, workload.uid)
         reporter.granted(held, gpus)
         watch = _ShareWatch(host, allocation, reporter)
         stack.enter_context(
