@@ -313,25 +313,28 @@ def test_the_only_command_of_a_session_cannot_hold(machine: TestMachine) -> None
 
 def test_under_nohup_the_script_holds_and_not_the_session(session: Session, machine: TestMachine) -> None:
     go_on = machine.folder / "go-on"
-    script = f'eval "$({session.tranche} hold -q {HALF})"; until [ -e {go_on} ]; do :; done'
+    os.mkfifo(go_on)
+    script = f'eval "$({session.tranche} hold -q {HALF})"; read -r < {go_on}'
     pid = int(session.do(f"nohup bash -c {shlex.quote(script)} >/dev/null 2>&1 & echo $!"))
     wait_until(lambda: [bool(each["pid"]) for each in shares(machine)] == [True])
     (held,) = shares(machine)
     session.end()
     assert process_at(pid) is not None
     assert process_at(held["pid"]) is not None
-    go_on.touch()
+    go_on.write_text("on\n")
     wait_until(lambda: ended(machine))
 
 
 def test_a_script_whose_session_has_lost_its_leader_holds(session: Session, machine: TestMachine) -> None:
     start, go_on = machine.folder / "start", machine.folder / "go-on"
-    script = f'until [ -e {start} ]; do :; done; eval "$({session.tranche} hold -q {HALF})"; until [ -e {go_on} ]; do :; done'
+    for each in (start, go_on):
+        os.mkfifo(each)
+    script = f'read -r < {start}; eval "$({session.tranche} hold -q {HALF})"; read -r < {go_on}'
     session.do(f"bash -c {shlex.quote(script)} >/dev/null 2>&1 &")
     session.end()
-    start.touch()
+    start.write_text("on\n")
     wait_until(lambda: [bool(each["pid"]) for each in shares(machine)] == [True])
-    go_on.touch()
+    go_on.write_text("on\n")
     wait_until(lambda: ended(machine))
 
 
