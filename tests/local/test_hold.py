@@ -22,6 +22,7 @@ from tests.local.test_lost_terminal import leader_of_a_terminal
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.in_process import NOBODY
+from tests.support.length import some_of
 from tranche.core.errors import GpuBusy, OutputUnwritable, TooManyGpus, UsageError
 from tranche.node.processes.processes import children_of, process_at
 
@@ -156,7 +157,7 @@ def test_a_hold_waits_and_says_why(opened: OpenSession) -> None:
     assert [each["id"] for each in shares(first.machine)] != [held["id"]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", some_of([signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_hold_that_is_told_to_end_while_it_waits_leaves_the_queue(
     opened: OpenSession, number: signal.Signals
 ) -> None:
