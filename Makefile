@@ -7,6 +7,7 @@ PROTO  := src/tranche/kubernetes/kubelet/proto
 DEPLOY := build/.deploy-checked
 SITE   := build/site/index.html
 CHECKED := build/checks.log
+CACHE  := $(or $(TRANCHE_CACHE_DIR),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tranche)
 
 NODES ?= p4d=p4d.24xlarge
 
@@ -53,8 +54,11 @@ test-long: export TRANCHE_LONG := 1
 test-long: test  ## the same, each test at its full length; before a release
 	TRANCHE_OLDER_KUBERNETES=1 $(BIN)/python -m pytest -n 0 tests/cluster/test_shares_by_gates.py tests/cluster/test_guides.py -k "gates or without_claims"
 
+# A new checkout begins with what mypy found in the last one: mypy compares the contents of the files.
 check: $(STAMP) style $(DEPLOY) $(SITE)  ## format, lint, types, layers, prose; chart, rules, examples; links
+	@[ -d .mypy_cache ] || tar xf $(CACHE)/mypy.tar 2>/dev/null || true
 	$(BIN)/mypy
+	@mkdir -p $(CACHE) && tar cf $(CACHE)/mypy.tar.$$$$ .mypy_cache && mv $(CACHE)/mypy.tar.$$$$ $(CACHE)/mypy.tar
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -n 0 -q tests/test_prose.py
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from xdist.workermanage import WorkerController
 from tests.grpc_use import keep_grpc_out_of_this_process
 from tests.support.length import LONG, cases
 from tests.support.scheduling import TwoProcessesWithClusters
+from tranche_simulator.build import ensure_built
+from tranche_simulator.errors import SimulatorError
 
 # No test is timed: a slow machine must not turn a property false.
 settings.register_profile(
@@ -136,6 +139,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
     if item.get_closest_marker("prometheus") is not None and (reason := why_no_prometheus()):
         pytest.skip(reason)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Compile the simulator before there are several processes: each would, at once, with its first test."""
+    with suppress(SimulatorError):  # which the tests tell
+        ensure_built()
 
 
 @pytest.hookimpl(optionalhook=True)

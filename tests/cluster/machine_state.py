@@ -70,8 +70,8 @@ def assert_left_as(before: MachineState, cluster: str, kinds: Sequence[str] = Ma
 
 
 def _mounts() -> list[str]:
-    """Mounts but for those of other tests and of an image that is built meanwhile; a cluster mounts nothing there."""
-    elsewhere = ("/pytest-of-", f"{cache_directory()}/")
+    """Mounts but for those of other tests and of containers and images of the host's; a cluster mounts nothing there."""
+    elsewhere = ("/pytest-of-", f"{cache_directory()}/", "/var/lib/containers/", "/var/lib/docker/")
     lines = Path("/proc/mounts").read_text().splitlines()
     return [line for line in lines if not any(place in line.split()[1] for place in elsewhere)]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster.client import ApiClient
@@ -21,9 +23,20 @@ from tests.node.processes import in_child
 class Server(http.server.ThreadingHTTPServer):
     """Answers with the number of the connection, and can end those that are open."""
 
-    daemon_threads = True
-    connections = 0
+    daemon_threads = False
     ending = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.connections: list[socket.socket] = []
+
+    def end(self) -> None:
+        """Leave no thread: commands of later tests are forked only where there is none."""
+        self.shutdown()
+        for each in self.connections:
+            with suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+        self.server_close()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -32,8 +45,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.server.connections += 1
-        self.number = self.server.connections
+        self.server.connections.append(self.request)
+        self.number = len(self.server.connections)
 
     def do_GET(self) -> None:
         if self.server.ending:
@@ -72,12 +85,13 @@ def serving(pki: Pki) -> Iterator[tuple[Server, ApiClient]]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pki.certificate("server"), pki.key("server"))
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     try:
         yield server, ApiClient(f"https://127.0.0.1:{server.server_port}", pki, "admin")
     finally:
-        server.shutdown()
-        server.server_close()
+        server.end()
+        thread.join()
 
 
 def test_who_asks_again_and_again_keeps_one_connection(pki: Pki) -> None:

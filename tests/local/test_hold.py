@@ -22,6 +22,7 @@ from tests.local.test_lost_terminal import leader_of_a_terminal
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.in_process import NOBODY
+from tests.support.length import some_of
 from tranche.core.errors import GpuBusy, OutputUnwritable, TooManyGpus, UsageError
 from tranche.node.processes.processes import children_of, process_at
 
@@ -156,7 +157,7 @@ def test_a_hold_waits_and_says_why(opened: OpenSession) -> None:
     assert [each["id"] for each in shares(first.machine)] != [held["id"]]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize("number", some_of([signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], 2))
 def test_a_hold_that_is_told_to_end_while_it_waits_leaves_the_queue(
     opened: OpenSession, number: signal.Signals
 ) -> None:
@@ -324,25 +325,28 @@ def test_the_only_command_of_a_session_cannot_hold(machine: TestMachine) -> None
 
 def test_under_nohup_the_script_holds_and_not_the_session(session: Session, machine: TestMachine) -> None:
     go_on = machine.folder / "go-on"
-    script = f'eval "$({session.tranche} hold -q {HALF})"; until [ -e {go_on} ]; do :; done'
+    os.mkfifo(go_on)
+    script = f'eval "$({session.tranche} hold -q {HALF})"; read -r < {go_on}'
     pid = int(session.do(f"nohup bash -c {shlex.quote(script)} >/dev/null 2>&1 & echo $!"))
     wait_until(lambda: [bool(each["pid"]) for each in shares(machine)] == [True])
     (held,) = shares(machine)
     session.end()
     assert process_at(pid) is not None
     assert process_at(held["pid"]) is not None
-    go_on.touch()
+    go_on.write_text("on\n")
     wait_until(lambda: ended(machine))
 
 
 def test_a_script_whose_session_has_lost_its_leader_holds(session: Session, machine: TestMachine) -> None:
     start, go_on = machine.folder / "start", machine.folder / "go-on"
-    script = f'until [ -e {start} ]; do :; done; eval "$({session.tranche} hold -q {HALF})"; until [ -e {go_on} ]; do :; done'
+    for each in (start, go_on):
+        os.mkfifo(each)
+    script = f'read -r < {start}; eval "$({session.tranche} hold -q {HALF})"; read -r < {go_on}'
     session.do(f"bash -c {shlex.quote(script)} >/dev/null 2>&1 &")
     session.end()
-    start.touch()
+    start.write_text("on\n")
     wait_until(lambda: [bool(each["pid"]) for each in shares(machine)] == [True])
-    go_on.touch()
+    go_on.write_text("on\n")
     wait_until(lambda: ended(machine))
 
 

@@ -21,7 +21,7 @@ _CLUSTERS = 2
 class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist has no types
     """Hands out the tests of clusters by file and first, to processes that have a cluster.
 
-    Those of a browser go by file, too, and all others singly.
+    Those of a browser go by file, too, and all others by function, with all its parameters.
     Where the programs of a cluster are still being built, one process waits for them and the others have work.
     """
 
@@ -31,7 +31,14 @@ class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # py
         self._waiting: set[WorkerController] = set()
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-        super().mark_test_complete(node, item_index, duration)
+        nodeid = self.registered_collections[node][item_index]
+        scope = self._split_scope(nodeid)
+        work = self.assigned_work[node]
+        work[scope][nodeid] = True
+        if all(work[scope].values()):
+            # pytest-xdist keeps what is done, and counts through all of it after each test.
+            del work[scope]
+        self._reschedule(node)
         for waiting in [each for each in self.nodes if each in self._waiting]:
             # As at the start: it begins with a test when it knows the next one, or that there is none.
             self._reschedule(waiting)
@@ -43,7 +50,7 @@ class TwoProcessesWithClusters(LoadScopeScheduling):  # type: ignore[misc]  # py
             return _CLUSTER_TESTS
         if file.startswith(_CLUSTER_TESTS):
             return _ON_ONE_NODE.get(file, file)
-        return file if _BROWSER in file.rpartition("/")[2] else nodeid
+        return file if _BROWSER in file.rpartition("/")[2] else nodeid.partition("[")[0]
 
     def _reschedule(self, node: WorkerController) -> None:
         # One that replaces another has not collected yet.
