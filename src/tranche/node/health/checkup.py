@@ -180,7 +180,7 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
             text = (
                 f"the command of allocation {allocation.id} has ended; {keeper} may be part of it, and keeps the share"
             )
-            hint = "root can check, and releases the share if not: sudo tranche ps"
+            hint = "to check, and to release the share if the process is not part of the command, run: sudo tranche ps"
             yield Finding("shares", Status.WARN, text, hint)
         for grant in allocation.grants:
             if allocation.phase is Phase.ACTIVE and grant.slot is not None and grant.slot not in present:
@@ -202,7 +202,7 @@ def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
 
 def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
     """What a lost state folder left: MPS daemons, by device UUID, and control groups with memory limits."""
-    hint = "take it over, or end it if no share needs it, with: tranche ps"
+    hint = "run tranche ps: it takes this over, or ends it if no share needs it"
     for device_uuid in daemons:
         text = f"an MPS daemon of device {device_uuid} is running, but its record was lost"
         yield Finding("mps", Status.WARN, text, hint)
@@ -415,6 +415,6 @@ def _refused(path: str, error: OSError) -> TrancheError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LedgerUnavailable(
             f"{path} has no room: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
-            hint="make room on its file system",
+            hint="free up space on its file system",
         )
     return LedgerUnavailable(f"{path} cannot be used: {error.strerror}", hint=_CHOOSE)
