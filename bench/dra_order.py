@@ -79,7 +79,7 @@ def _simulated(report: Report) -> None:
 def _kept(report: Report) -> None:
     report.section(
         "Kept room for large requests",
-        f"The same scheduler has {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
+        f"The scheduler is the same, with {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
         "Nodes [keep room](agent.md#room-for-large-requests) for one or two slices.",
         "Each cell gives the percentage of requests for a profile that cannot be placed.",
         "The last column gives the percentage of requested compute slices that were granted.",

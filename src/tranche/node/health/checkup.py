@@ -414,7 +414,7 @@ def _refused(path: str, error: OSError) -> TrancheError:
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LedgerUnavailable(
-            f"{path} has no room: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
+            f"{path} is almost full: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
             hint="free up space on its file system",
         )
     return LedgerUnavailable(f"{path} cannot be used: {error.strerror}", hint=_CHOOSE)
