@@ -58,7 +58,7 @@ def command(
     """Explain why a request waits and what would help.
 
     The answer shows whether the request would start now. If not, it shows the obstacle on each GPU and what would help,
-    cheapest first. ID selects a waiting request, at its place in the queue. pod/NAME selects a pod in a Kubernetes
+    cheapest first. ID selects a waiting request, at its place in the queue. With pod/NAME, it selects a pod in a Kubernetes
     cluster; the answer then lists the nodes that cannot run the pod, with reasons.
 
     The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed

@@ -25,10 +25,10 @@ from tranche.documents import describe
     "--board",
     metavar="NAME",
     shell_complete=completion.boards,
-    help="Board of the catalogue, by key or product name; needs no driver.",
+    help="Board in the catalogue, by key or product name; needs no driver.",
 )
 @click.option("--gpu", metavar="N", help="GPU on this machine, by index or UUID.")
-@click.option("--boards", is_flag=True, help="List the boards of the catalogue.")
+@click.option("--boards", is_flag=True, help="List the boards in the catalogue.")
 @output_option("table", "wide", "json")
 @click.pass_obj
 def command(settings: Settings, /, board: str | None, gpu: str | None, boards: bool, output: str) -> None:

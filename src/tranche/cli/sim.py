@@ -48,7 +48,7 @@ def command() -> None:
     "boards",
     metavar="BOARD",
     multiple=True,
-    help="Board of the catalogue, instead of --machine; repeat it for more GPUs.",
+    help="Board in the catalogue, instead of --machine; repeat it for more GPUs.",
 )
 @click.option(
     "--time-scale",
