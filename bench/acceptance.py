@@ -173,12 +173,14 @@ def accepted(placer: ByIndex | Repack | ProductPath, path: Sequence[Arrival]) ->
 
 
 def run(report: Report) -> None:
+    loads = f"{', '.join(map(str, LOADS[:-1]))} or {LOADS[-1]}"
     report.section(
         "Accepted requests",
-        f"Requests for slices of {GPUS} {BOARD} come and go. A request that finds no room is lost.",
-        f"The load is {', '.join(map(str, LOADS))} % of what would fit if slices could move freely, in {len(MIXES)} mixes.",
+        f"Requests for slices of {GPUS} {BOARD} come and go. A request that does not fit is lost.",
+        f"The load is {loads} % of what would fit if slices could move freely, in {len(MIXES)} mixes.",
         f"Each run has {ARRIVALS:,} requests; the seeds are {SEEDS[0]} to {SEEDS[-1]}.",
-        "Cells: percentage points of requests that a policy loses but that would be accepted if slices could move freely.",
+        "Each cell gives the share of requests, in percentage points, that a policy loses"
+        " and that moving slices freely would have saved.",
         "The last two columns weight each request by its compute slices.",
     )
     found = on_all_cores({(mix, load): (_cell, MIXES[mix], load) for mix in MIXES for load in LOADS})

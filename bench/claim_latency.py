@@ -84,9 +84,9 @@ def run(report: Report) -> None:
         f"{CLAIMS} pods, each with a claim of {_PROFILE}, arrive together on a node with eight A100 40 GB and no instances.",
         f"Then the same pods arrive again and use existing instances. Finally, {SINGLE_CLAIMS} pods arrive one after another.",
         "GPU operations take no time, so the figures show what the drivers add.",
-        "The time of a claim is that from the kubelet's first call of NodePrepareResources to its answer.",
-        f"NVIDIA's driver is {pinned_version()} with its gate DynamicMIG, and prepares claims one by one.",
-        f"Claims are in milliseconds, pods in seconds, medians of {ROUNDS} rounds.",
+        "A claim's time runs from the kubelet's first NodePrepareResources call to the answer.",
+        f"NVIDIA's driver is {pinned_version()} with the feature gate DynamicMIG, and prepares claims one by one.",
+        f"Claims' times are in milliseconds, pods' in seconds, as medians of {ROUNDS} rounds.",
     )
     rows = []
     for name, batches in measured.items():
@@ -116,7 +116,7 @@ def _contenders(program: Path) -> tuple[Contender, ...]:
     return (
         Contender(OURS, DRIVER, ours, _agent),
         Contender("NVIDIA's driver", NVIDIA_DRIVER, theirs, serving()),
-        Contender("the same without its limit of API requests", NVIDIA_DRIVER, theirs, serving(*_UNLIMITED)),
+        Contender("the same without its API rate limit", NVIDIA_DRIVER, theirs, serving(*_UNLIMITED)),
     )
 
 

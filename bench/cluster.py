@@ -83,7 +83,8 @@ def run(report: Report) -> None:
         _layouts(report, cluster, node)
         rows = [*_agent(cluster, node), *_pods(cluster, node)]
     report.section(
-        "The agent and its pods", f"The p4d.24xlarge is cut into {_SLICES} slices. The agent is a process of the node."
+        "The agent and its pods",
+        f"The p4d.24xlarge is cut into {_SLICES} slices. The agent runs as a process on the node.",
     )
     report.table(["", "Tranche", "for comparison"], rows)
 
@@ -100,10 +101,10 @@ def _layouts(report: Report, cluster: Cluster, node: Node) -> None:
     label(cluster, node, None)
     report.section(
         "A Kubernetes node",
-        f"A simulated {node.record.machine} has a real kubelet; its GPU operations take as long as on hardware.",
-        f"A node label requests each layout. Medians of {LABEL_RUNS} runs, in seconds.",
+        f"A real kubelet runs on a simulated {node.record.machine}. GPU operations take as long as on hardware.",
+        f"A node label requests each layout. Times are in seconds, as medians of {LABEL_RUNS} runs.",
         "'NVML at work' lasts from the first call that requests a change until the last change has taken effect.",
-        "The kubelet writes its node's status once a second, so the kubelet can cause up to a second of the third column.",
+        "The kubelet writes its node's status once a second, so up to one second of the third column can be due to the kubelet.",
         f"For comparison, `tranche layout apply` makes the same change without Kubernetes, in medians of {COMMAND_RUNS} runs.",
     )
     measured = labelled | {(*change, "8 pods hold 3g.20gb"): times for change, times in around_pods.items()}

@@ -77,9 +77,10 @@ def run(report: Report) -> None:
     report.section(
         "Cutting eight A100 into 56 slices",
         f"The machine is a simulated {MACHINE}. Its GPU operations take as long as on hardware.",
-        "The baseline works like mig-parted: one GPU after another, it destroys every instance and creates the new ones.",
-        "Tranche cuts the GPUs in parallel. The last column is the time that it takes to look, plan, journal and verify.",
-        f"Medians of {OUR_RUNS} and {BASELINE_RUNS} runs.",
+        "The baseline works like mig-parted: it handles one GPU at a time, destroying every instance and creating the new ones.",
+        "Tranche cuts the GPUs in parallel.",
+        "The last column is the time that Tranche spends on observing, planning, journalling and verifying.",
+        f"The times are medians: of {OUR_RUNS} runs for Tranche and of {BASELINE_RUNS} for the baseline.",
     )
     report.table(["from", "Tranche", "one after the other", "ratio", "Tranche's own work"], rows)
     report.verdict(f"Tranche is at least {TARGET:g} times as fast.", min(ratios) >= TARGET)

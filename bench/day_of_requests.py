@@ -47,8 +47,8 @@ class Visit:
 
 def run(report: Report) -> None:
     report.section(
-        "Requests of a day that find a place at once",
-        f"{_ARRIVALS:,} requests arrive at random times and never wait; mean of {len(_SEEDS)} seeds.",
+        "Requests placed at once during a day",
+        f"{_ARRIVALS:,} requests arrive at random times and never wait. Each cell is the mean of {len(_SEEDS)} seeds.",
         f"They would fill {100 * _LOAD:.0f} % of the memory if none were lost.",
         f"Most request 1 to {max(_AMOUNTS)} GiB, and {100 - sum(_AMOUNTS.values())} % request a whole GPU.",
         f"In the rows with `hard`, {100 * _HARD:.0f} % of the requests for memory accept only hard isolation.",

@@ -56,8 +56,9 @@ def _commands(report: Report) -> None:
     report.section(
         "Commands and decisions",
         f"Simulated machines have {BOARD} GPUs with MIG mode on, and GPU operations take no time.",
-        "Each `tranche run -- true` gets the idle slice of the previous one. A new Python process, at the end, is the baseline.",
-        f"Cells: wall time, processor time of a new process, in milliseconds; medians of {_COMMANDS} runs.",
+        "Each `tranche run -- true` reuses the previous command's idle slice.",
+        "The last column, a new Python process, is the baseline.",
+        f"Each cell gives a new process's wall time and processor time in milliseconds, as medians of {_COMMANDS} runs.",
     )
     commands = {
         "`tranche gpus -o json`": ("gpus", "-o", "json"),
@@ -92,7 +93,8 @@ def _commands(report: Report) -> None:
 def _decisions(report: Report) -> None:
     report.section(
         "The decision alone",
-        f"{HELD} slices are held on each GPU. Processor time from the observation to the answer, in milliseconds.",
+        f"{HELD} slices are held on each GPU.",
+        "The table gives the processor time from the observation to the answer, in milliseconds.",
     )
     rows = []
     for gpus in MACHINES:
@@ -104,7 +106,8 @@ def _decisions(report: Report) -> None:
 def _nodes(report: Report) -> None:
     report.section(
         "The node and share for a gated pod",
-        f"Nodes have {GPUS_OF_A_NODE} such GPUs. Milliseconds of the controller's processor time, medians of 5.",
+        f"Each node has {GPUS_OF_A_NODE} such GPUs.",
+        "The table gives the controller's processor time in milliseconds, as medians of 5 runs.",
     )
     machines = [filled(GPUS_OF_A_NODE, SEED + number) for number in range(_KINDS_OF_NODES)]
     rows = []

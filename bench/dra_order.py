@@ -46,7 +46,7 @@ def run(report: Report) -> None:
         "It picks a random node that has room, and takes the first device in the node's list that fits.",
         f"{ARRIVALS:,} pods arrive, and the last two thirds count.",
         "At a load of 1, they would fill every GPU if slices could move freely.",
-        f"Cells: percentage of pods that find no place, mean of {len(SEEDS)} seeds.",
+        f"Each cell gives the percentage of pods that cannot be placed, as the mean of {len(SEEDS)} seeds.",
     )
     _simulated(report)
     _kept(report)
@@ -79,9 +79,10 @@ def _simulated(report: Report) -> None:
 def _kept(report: Report) -> None:
     report.section(
         "Kept room for large requests",
-        f"The same scheduler has {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
+        f"The scheduler is the same, with {KEPT_NODES} nodes, our order, {KEPT_ARRIVALS:,} pods and a load of {KEPT_LOAD:g}.",
         "Nodes [keep room](agent.md#room-for-large-requests) for one or two slices.",
-        "Cells: percentage of requests for a profile that find no place; of all compute slices requested, the percentage given.",
+        "Each cell gives the percentage of requests for a profile that cannot be placed.",
+        "The last column gives the percentage of requested compute slices that were granted.",
     )
     runs = {
         (mix, keep, seed): (
@@ -137,7 +138,7 @@ def _scheduled(report: Report, api: ApiClient) -> None:
         rows.append(
             [order, accepted, f"{outcome.bound / outcome.seconds:.1f}", f"{outcome.writes / outcome.bound:.2f}"]
         )
-    report.table(["", "get a place", "pods bound a second", "ResourceSlices written for a pod"], rows)
+    report.table(["", "placed", "pods bound a second", "ResourceSlices written for a pod"], rows)
 
 
 def _nodes(api: ApiClient, order: str, number: int) -> dict[str, ShownNode]:
@@ -179,7 +180,7 @@ def _writes(report: Report, api: ApiClient) -> None:
         "Writes of ResourceSlices",
         f"{WRITERS} writers each write one object again and again for {WRITE_SECONDS:g} s.",
         f"The object is a ResourceSlice of {len(largest[0].devices)} devices, then a small ConfigMap.",
-        "One API server and its etcd take this many a second:",
+        "One API server and its etcd handle this many writes a second:",
     )
     report.table(["ResourceSlices", "ConfigMaps"], [[f"{rate:.0f}", f"{plain:.0f}"]])
 

@@ -94,10 +94,10 @@ async def _measure(report: Report, cluster: Cluster, folder: Path) -> None:
     report.section(
         f"{NODES} agents at one API server",
         f"The agents of {NODES} nodes share one layout, and at most {BUDGET} of the nodes may change at once.",
-        f"Each node has eight simulated A100, which take {CUT_SECONDS:g} seconds for a change.",
+        f"Each node has eight simulated A100 GPUs, and each change to them takes {CUT_SECONDS:g} seconds.",
         "The agents run in one process, beside a real etcd and API server.",
     )
-    report.table(["", "s", "requests", "a second", "busiest second", "a node", "watches open"], phases)
+    report.table(["", "seconds", "requests", "per second", "in the busiest second", "per node", "watches open"], phases)
     report.verdict(f"At most {limit} nodes change at once; {changed} did.", changed <= limit)
 
 

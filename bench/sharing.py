@@ -67,9 +67,9 @@ def run(report: Report) -> None:
 def _tenants(report: Report, sites: Mapping[str, Site]) -> None:
     report.section(
         "Sharing",
-        "Tenants share a T4, each a `tranche run` of 1 GB with a program that is always busy.",
+        "Tenants share a T4. Each is a `tranche run` with 1 GB and a program that is always busy.",
         "The GPU is the simulator's model: the table shows that Tranche sets the mechanisms up, not how fast a GPU is.",
-        "Large kernels fill the GPU, small ones a tenth of it. Cells: how much of the GPU the tenants use together.",
+        "Large kernels fill the GPU, small ones a tenth of it. Each cell gives how much of the GPU the tenants use together.",
     )
     rows = []
     worst = 0.0
@@ -126,14 +126,14 @@ def _computed(site: Site) -> dict[int, float]:
 def _admission(report: Report, card: Site, cut: Site) -> None:
     report.section(
         "From `tranche run` to the command's start",
-        f"{_RUNS} runs each, one after the other, in milliseconds; GPU operations take no time.",
+        f"Each row gives milliseconds over {_RUNS} runs, one after another. GPU operations take no time.",
     )
     share, whole, small = ("--gpu-memory", "1G"), ("--gpus", "1"), ("--gpu-memory", "4Gi", "--isolation", "hard")
     rows = [
         _times("the command without Tranche", None, ()),
         _times("a whole GPU", card, whole),
         _times("a share of a shared GPU", card, share),
-        _times("a share, which starts an MPS daemon", card, share, before=whole),
+        _times("a share that starts an MPS daemon", card, share, before=whole),
         _times("an idle slice", cut, small),
     ]
     report.table(("", "p50", "p99"), rows)

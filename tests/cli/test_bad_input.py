@@ -52,7 +52,7 @@ def says(done: Completed, message: str, *, hint: bool = True) -> None:
         (("run", "--gpu", "0.5", "--isolation", "firm", *COMMAND), 2, "--isolation is 'hard', 'soft', 'none' or 'any'"),
         (("run", "--gpus", "0", *COMMAND), 2, "'0' is not a number of whole GPUs"),
         (("run", "--gpus", "3", *COMMAND), 31, "this machine has 2"),
-        (("run", "--gpu-memory", "500G", *COMMAND), 31, "more than any GPU of this machine has"),
+        (("run", "--gpu-memory", "500G", *COMMAND), 31, "more than any GPU on this machine has"),
         (("run", "--gpu-memory", "0", *COMMAND), 2, "must be more than 0"),
         (("run", "--gpu-memory", "16", *COMMAND), 2, "'16' is an amount of memory without a unit"),
         (("run", "--gpu-memory", "4X", *COMMAND), 2, "'4X' is not an amount of memory"),
@@ -162,7 +162,7 @@ def test_a_corrupt_ledger_is_left_alone(two_a100: TestMachine, arguments: tuple[
 def test_a_file_in_the_place_of_the_state_folder(two_a100: TestMachine, arguments: tuple[str, ...]) -> None:
     two_a100.state_dir.write_text("a file")
     before = two_a100.changes()
-    says(two_a100.tranche(*arguments, code=60), "cannot make the state folder", hint=False)
+    says(two_a100.tranche(*arguments, code=60), "cannot create the state folder", hint=False)
     assert two_a100.changes() == before
     assert two_a100.state_dir.read_text() == "a file"
 

@@ -216,7 +216,7 @@ def test_wherever_a_file_system_takes_no_more_files_it_is_said(machine: TestMach
     within = f"mount -t tmpfs -o nr_inodes={files} tmpfs {machine.state_dir}"
     code, _, error = fails(machine, "run", "--mig-profile", "1g.6gb", "-q", "--no-wait", "--", "true", within=within)
     assert code == 60
-    assert "make room on its file system" in error
+    assert "hint: free up space o" in error
 
 
 @needs_root

@@ -143,7 +143,7 @@ def test_without_claims_the_pods_of_a_job_wait_at_a_gate(api: ServedApi) -> None
 
     words = ("submit", "--gpu", "0.2", "--name", "train", *ANYTHING)
     api.change(without_claims)
-    assert "no node of this cluster hands out shares" in tranche(api, *words, code=47).stderr
+    assert "no node in this cluster hands out shares" in tranche(api, *words, code=47).stderr
     api.change(lambda server: server.put("/api/v1/nodes/n1", {"status": {"capacity": {"tranche.dev/share": "250"}}}))
     (printed,) = yaml.safe_load_all(tranche(api, *words[:-5], "--dry-run", *ANYTHING).stdout)
     # A cluster that could, and whose administrator has it do without: there are no device classes.
@@ -362,7 +362,7 @@ def test_a_cluster_that_could_give_claims_and_was_told_gates_is_known_by_what_ev
     words = ("submit", "--gpu-memory", "4Gi", "--dry-run", *ANYTHING)
     api.change(lambda server: server.objects.clear())
     api.change(_gated_job)  # its nodes hand out nothing now: they are in mode static, or start
-    assert "no node of this cluster hands out shares" in tranche(api, *words, code=47).stderr
+    assert "no node in this cluster hands out shares" in tranche(api, *words, code=47).stderr
     assert "p4d" in tranche(api, "gpus", "--cluster").stdout
     assert "the pod is gated until the controller chooses" in tranche(api, "explain", "pod/train-0").stdout
     share = {"status": {"capacity": {"tranche.dev/share": "250"}}}
@@ -553,7 +553,7 @@ def test_explain_says_what_a_pod_has_of_the_device_plugin(api: ServedApi) -> Non
 
     api.change(served)
     shown = tranche(api, "explain", "pod/train-0").stdout
-    assert shown.startswith("Has: it has 2 nvidia.com/mig-1g.5gb from the device plugin of node p4d, and no claim\n")
+    assert shown.startswith("Has: it has 2 nvidia.com/mig-1g.5gb from the device plugin on node p4d, and no claim\n")
 
 
 START_ERROR = {

@@ -31,7 +31,7 @@ def test_a_word_is_set_heeded_listed_and_taken_back(make_machine: MakeMachine) -
     assert [each["message"] for each in changes] == [
         "GPU 0: sharing=off",
         "GPU 1: sharing=off",
-        "GPU 1: no word any more",
+        "GPU 1: sharing policy removed",
     ]
 
 
@@ -114,7 +114,7 @@ def test_limits_of_users_are_set_listed_told_and_removed(make_machine: MakeMachi
         ["4711", "-", "-", "2", "-", "-", "-"],
     ]
     assert machine.tranche("policy", "quota", "--user", "root", "--user", "4711", "--remove").stderr == (
-        "root: no quota\n4711: the quota of all users, 1.5 GPUs, 40Gi of GPU memory, 1h30m for each command\n"
+        "root: no quota\n4711: the quota for all users, 1.5 GPUs, 40Gi of GPU memory, 1h30m for each command\n"
     )
     told = [each for each in machine.json("events")["events"] if each["type"] == "QuotaChanged"]
     assert [each["message"] for each in told] == [
@@ -173,8 +173,8 @@ def test_a_fair_queue_and_limits_of_groups_are_set_listed_and_removed(make_machi
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--weight", "2"), "a weight and its users or groups go together"),
-        (("--user", "root"), "a weight and its users or groups go together"),
+        (("--weight", "2"), "--weight needs --user or --group, and they need --weight"),
+        (("--user", "root"), "--weight needs --user or --group, and they need --weight"),
         (("--off", "--weight", "2"), "--off takes no weight"),
         (("--user", "root", "--weight", "0"), "'0' is not a whole number from 1 to 9999"),
         (("--user", "root", "--weight", "1.5"), "'1.5' is not a whole number from 1 to 9999"),
@@ -198,7 +198,7 @@ def test_a_wrong_weight_changes_nothing(make_machine: MakeMachine, arguments: tu
         (("--gpu-memory", "40"), "without a unit"),
         (("--gpu-memory", "9223372037G"), "more GPU memory than any machine has"),
         (("--gpu-hours", "1.5"), "is not a whole number of GPU-hours"),
-        (("--group", "daemon", "--time", "1h"), "--time is for each command of a user"),
+        (("--group", "daemon", "--time", "1h"), "--time cannot be set for a group"),
         (("--group", "no-such-group", "--gpus", "1"), "no group 'no-such-group'"),
         (("--shares", "99999999999999999999"), "is not a whole number of shares up to 999999"),
         (("--user", "4294967295", "--gpus", "1"), "no user '4294967295'"),

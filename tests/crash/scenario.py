@@ -277,7 +277,7 @@ def _creations(gpu: GpuState, left: Sequence[PlacedInstance], rng: random.Random
 
 
 def random_request(view: NodeView, rng: random.Random) -> Request:
-    """A request that some GPU of the machine could serve."""
+    """A request that some GPU on the machine could serve."""
     gpu = rng.choice([each for each in view.node if each.profiles])
     if rng.random() < 0.15:
         return Request(WholeGpus(1))

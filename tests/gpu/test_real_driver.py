@@ -51,7 +51,7 @@ def twin(real: NodeState, tmp_path: Path) -> Iterator[tuple[GpuState, SimulatedM
     """The first real GPU that can be cut, and a simulated machine with the same board."""
     gpu = next((gpu for gpu in real if board_by_pci_id(gpu.pci_device_id) is not None), None)
     if gpu is None:
-        pytest.skip(f"no GPU of this machine is in the catalogue: {[gpu.name for gpu in real]}")
+        pytest.skip(f"no GPU on this machine is in the catalogue: {[gpu.name for gpu in real]}")
     board = _board(gpu)
     machine = SimulatedMachine.create("twin", boards=[board.key], root=tmp_path, time_scale=0)
     if gpu.mode is MigMode.ENABLED:

@@ -54,7 +54,7 @@ def entry(text: str) -> str:
         ("version: v1", 11, "stdin has no layouts"),
         ("", 11, "stdin has no layouts"),
         (f"version: v1\nmig-configs: {{a: [{{{ENTRY}}}], b: [{{{ENTRY}}}]}}", 11, "missing required flag 'selected-config'"),
-        (entry("devices: all, mig-enabled: yes, mig-devices: {9g.99gb: 1}"), 30, "no GPU of this machine offers the profile"),
+        (entry("devices: all, mig-enabled: yes, mig-devices: {9g.99gb: 1}"), 30, "no GPU on this machine offers the profile"),
         (entry("devices: all, mig-enabled: yes, mig-devices: {1g.10gb: 8}"), 12, "it takes at most 7x 1g.10gb"),
         (entry("devices: all, mig-enabled: yes, mig-devices: {7g.80gb: 1, 1g.10gb: 1}"), 12, "GPU 0 (NVIDIA H100"),
     ],
@@ -94,7 +94,7 @@ def test_warnings_for_what_matches_nothing(b: Bench) -> None:
     outcome = b.layout("apply", "-f", "-", stdin=text)
     assert outcome.code == 0
     for words in (
-        "device-filter '0xFFFF10DE' matches no GPU of this machine",
+        "device-filter '0xFFFF10DE' matches no GPU on this machine",
         "device-filter 'A100' is not a PCI id and matches no GPU",
         "device index 4 matches no GPU: this machine has 1",
     ):

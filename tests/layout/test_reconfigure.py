@@ -391,7 +391,7 @@ def test_what_no_gpu_can_hold_is_impossible_and_says_why(of: Board, slices: list
 
 
 def test_a_profile_that_nobody_offers_is_unknown_and_one_that_another_gpu_offers_is_impossible_here() -> None:
-    with pytest.raises(ProfileUnknown, match=r"no GPU of this machine offers the profile 9g\.99gb"):
+    with pytest.raises(ProfileUnknown, match=r"no GPU on this machine offers the profile 9g\.99gb"):
         plan_layout(view_of(gpu_on(H100)), layout("9g.99gb"))
     with pytest.raises(LayoutImpossible, match=r"it has no profile 1g\.5gb"):
         plan_layout(view_of(gpu_on(H100), gpu_on(A100, 1)), layout("1g.5gb"))
@@ -404,7 +404,7 @@ def test_filters_and_indexes_that_match_nothing_are_warned_of() -> None:
     spec = LayoutSpec(True, (), (0, 5), strange)
     decision = plan_layout(view_of(gpu_on(H100)), Layout("x", (spec,)))
     assert decision.warnings == (
-        "layout 'x', entry 1: device-filter '0xFFFF10DE' matches no GPU of this machine",
+        "layout 'x', entry 1: device-filter '0xFFFF10DE' matches no GPU on this machine",
         "layout 'x', entry 1: device-filter 'A100' is not a PCI id and matches no GPU",
         "layout 'x', entry 1: device index 5 matches no GPU: this machine has 1",
     )
@@ -417,11 +417,11 @@ def test_a_layout_written_for_many_boards_is_no_mistake_where_one_of_them_is() -
     assert plan_layout(view_of(gpu_on(H100)), Layout("all", specs)).warnings == ()
     others = tuple(spec for spec in specs if not spec.matches(gpu_on(H100)))
     assert plan_layout(view_of(gpu_on(H100)), Layout("others", others)).warnings == (
-        f"layout 'others': none of its {len(others)} entries matches a GPU of this machine",
+        f"layout 'others': none of its {len(others)} entries matches a GPU on this machine",
     )
     (one,) = (spec for spec in others if spec.filters[0].text == "0x20B210DE")
     assert plan_layout(view_of(gpu_on(H100)), Layout("one", (one,))).warnings == (
-        "layout 'one', entry 1: device-filter '0x20B210DE' matches no GPU of this machine",
+        "layout 'one', entry 1: device-filter '0x20B210DE' matches no GPU on this machine",
     )
 
 

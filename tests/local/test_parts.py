@@ -164,7 +164,7 @@ def test_nobody_is_let_in_while_no_daemon_keeps_the_limit(t4: Node) -> None:
         assert part_environment(allocation_of(part), {gpu.uuid: there}, host.daemons.records, uid=1000)
         (record,) = host.daemons.records.all()
         host.daemons.records.write(record._replace(every_user=False))
-        with pytest.raises(MpsUserRefused, match="serves user 0: a program of user 1000"):
+        with pytest.raises(MpsUserRefused, match="serves user 0: user 1000's program"):
             part_environment(allocation_of(part), {gpu.uuid: there}, host.daemons.records, uid=1000)
         with pytest.raises(SharingUnavailable, match="one MPS daemon"):
             part_environment(allocation_of(part, part), {gpu.uuid: there}, host.daemons.records)

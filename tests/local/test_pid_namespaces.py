@@ -58,7 +58,7 @@ def test_a_share_is_not_taken_back_by_who_does_not_see_its_processes(tmp_path: P
                 check=False,
             )
             assert done.returncode == 80
-            assert "processes of another PID namespace" in done.stderr
+            assert "processes in another PID namespace" in done.stderr
             assert "as root" not in done.stderr
         assert machine.json("ps")["allocations"] == [allocation]
         assert work.process.poll() is None

@@ -125,5 +125,5 @@ def test_who_is_taken_for_dead_because_his_lock_was_removed_is_told_so(a100: Tes
     a100.tranche("ps")
     _, said = waiter.communicate(timeout=60)
     assert waiter.returncode == 60
-    assert "looked like that of a dead process" in said
+    assert "appeared to belong to a dead process" in said
     assert "cancelled" not in said

@@ -285,7 +285,7 @@ def test_a_folder_in_the_place_of_the_ledger_is_said_so(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_state_folder_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
-    with pytest.raises(LedgerUnavailable, match="cannot make the state folder"):
+    with pytest.raises(LedgerUnavailable, match="cannot create the state folder"):
         Ledger(tmp_path / "state" / "ledger.db")
 
 

@@ -125,7 +125,9 @@ def test_a_gpu_without_mig_serves_only_what_leaves_no_room_for_another_like_it(
 def test_only_gpus_that_could_serve_one_share_count_for_several() -> None:
     view = view_of(gpu_on(FAMILY_BOARDS[0]), uncuttable_gpu(1), uncuttable_gpu(2))
     check_possible(view, parse_request(gpu="0.2"))
-    with pytest.raises(SharingUnavailable, match="asks for 2 GPUs, but this machine has 1 that could serve one of its"):
+    with pytest.raises(
+        SharingUnavailable, match="asks for 2 GPUs, but only 1 GPU on this machine can serve one of its"
+    ):
         check_possible(view, parse_request(gpu="0.2", count="2"))
     with pytest.raises(TooManyGpus, match="asks for 4 GPUs, but this machine has 1 that could serve one of its shares"):
         check_possible(view, parse_request(gpu="0.2", count="4"))
@@ -135,7 +137,8 @@ def test_several_shares_that_a_policy_refuses_are_not_called_too_large() -> None
     two = view_of(gpu_on(A100, 0), gpu_on(A100, 1))
     two = replace(two, uses={two.node.gpus[1].uuid: GpuPolicy.OFF})
     with pytest.raises(
-        SharingUnavailable, match=r"has 1 that could serve one of its shares; any other is only given whole"
+        SharingUnavailable,
+        match=r"only 1 GPU on this machine can serve one of its shares; every other GPU is only given whole",
     ) as caught:
         check_possible(two, parse_request(gpu="0.2", count="2"))
     assert caught.value.hint == "ask for fewer GPUs"

@@ -477,7 +477,7 @@ def test_a_machine_without_means_says_of_each_why_not() -> None:
     with pytest.raises(SharingUnavailable) as caught:
         decide(view, parse_request(gpu="0.2"))
     assert caught.value.message == (
-        "no GPU of this machine serves --gpu 0.2: has no MIG; a part of it needs the driver's memory limits "
+        "no GPU on this machine serves --gpu 0.2: has no MIG; a part of it needs the driver's memory limits "
         "(driver 580.65 is older than 615) or MPS (nvidia-cuda-mps-control is missing)"
     )
     assert caught.value.hint == "ask for a whole GPU with --gpus 1"

@@ -217,7 +217,7 @@ class SimulatedMachine:
         return float(self._description().changed_at) / 1e9
 
     def gpus(self) -> tuple[SimulatedGpu, ...]:
-        """Every GPU of the machine, regardless of NVIDIA_VISIBLE_DEVICES."""
+        """Every GPU on the machine, regardless of NVIDIA_VISIBLE_DEVICES."""
         return tuple(self._gpu(index) for index in range(self._description().gpu_count))
 
     def clients(self) -> tuple[Client, ...]:

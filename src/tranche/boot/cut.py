@@ -39,7 +39,7 @@ from tranche.planning.layouts.reconfigure import LayoutDecision, plan_layout
 
 _FIRST_PAUSE_SECONDS = 0.25
 _LONGEST_PAUSE_SECONDS = 5.0
-_HINT = "see why the driver does not load: journalctl -b -k, nvidia-smi"
+_HINT = "to see why the driver does not load, run: journalctl -b -k, and nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ AGENT_OPTIONS = (
         envvar="TRANCHE_DAEMON_SET",
         default="tranche-agent",
         show_default=True,
-        help="DaemonSet of the agents. --max-unavailable counts its nodes, and its deletion makes the agents remove their files.",
+        help="DaemonSet of the agents. --max-unavailable counts its nodes. If it is deleted, the agents remove their files.",
     ),
     click.Option(
         ["--pod-resources-socket"],
@@ -64,7 +64,7 @@ AGENT_OPTIONS = (
         type=click.Path(path_type=Path),
         default="/var/lib/kubelet/pod-resources/kubelet.sock",
         show_default=True,
-        help="Socket of the kubelet that lists the devices of each pod.",
+        help="Kubelet socket that lists each pod's devices.",
     ),
     click.Option(
         ["--refresh-seconds"],
@@ -103,7 +103,7 @@ AGENT_OPTIONS = (
         ["--boot-partition"],
         metavar="TEXT",
         default="",
-        help="MIG_PARTITION for the host's /etc/default/mig. A file that the agent did not write stays.",
+        help="MIG_PARTITION for the host's /etc/default/mig. The agent does not overwrite a file that it did not write.",
     ),
     click.Option(
         ["--boot-timeout"],
@@ -165,7 +165,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             multiple=True,
             envvar="OPERATOR_NAMESPACES",
             default=("gpu-operator", "kube-system"),
-            help="Namespace, besides the agent's own, with pods of NVIDIA's MIG manager or operands; repeatable. "
+            help="Namespace, in addition to the agent's own, with pods of NVIDIA's MIG manager or operands; repeatable. "
             "Default: gpu-operator and kube-system.",
         ),
         click.Option(
@@ -183,7 +183,7 @@ PART_OPTIONS: Mapping[str, tuple[click.Option, ...]] = {
             type=click.Path(path_type=Path),
             default="/var/lib/kubelet",
             show_default=True,
-            help="Folder of the kubelet, for the sockets of the driver for claims.",
+            help="Kubelet folder, for the sockets of the driver for claims.",
         ),
         click.Option(
             ["--pod-uid"],
@@ -246,7 +246,7 @@ PLUGIN_OPTIONS = (
         metavar="KEY",
         envvar="DEFAULT_CONFIG",
         default="",
-        help="Key of the ConfigMap for nodes without the label. [$DEFAULT_CONFIG]",
+        help="ConfigMap key for nodes without the label. [$DEFAULT_CONFIG]",
     ),
     click.Option(
         ["--fallback-strategies"],
@@ -254,7 +254,8 @@ PLUGIN_OPTIONS = (
         envvar="FALLBACK_STRATEGIES",
         default="named,single",
         show_default=True,
-        help="Fallbacks without label and default: the key `default` (named), the only key (single), no file (empty). "
+        help="Fallbacks if there is neither a label nor a default: the key `default` (named), the only key (single), "
+        "no file (empty). "
         "[$FALLBACK_STRATEGIES]",
     ),
 )
@@ -303,7 +304,7 @@ _OPTIONS = [
 @click.command("agent", cls=TrancheCommand, params=_OPTIONS)
 @click.pass_context
 def command(context: click.Context, /, **values: Any) -> None:
-    """Run the agent of a Kubernetes node until SIGTERM.
+    """Run the agent on a Kubernetes node until SIGTERM.
 
     The chart runs one agent on each node, as a DaemonSet.
     """

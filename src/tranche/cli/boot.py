@@ -65,7 +65,7 @@ def command(context: click.Context, settings_file: str, timeout: float) -> None:
     """Cut GPUs into slices when the machine boots.
 
     Without a subcommand, the command reads MIG_PARTITION from the file. The value is the name of a layout, or a list of
-    profiles as for `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
+    profiles in the format of `nvidia-smi mig -cgi`, such as 19,19,19 or 3*1g.5gb.
 
     The command waits for the driver, keeps correct slices, and never changes a slice in use. It ends at most two
     minutes after the driver is ready. The systemd unit runs it before the kubelet, which starts even if the command
@@ -109,7 +109,7 @@ def install(context: click.Context, root: Path, program: str | None) -> None:
 def remove(root: Path) -> None:
     """Remove the systemd unit of tranche boot.
 
-    The GPUs and the file with MIG_PARTITION stay as they are.
+    The command does not change the GPUs or the file with MIG_PARTITION.
     """
     # What has ended well counts as active, so it is stopped, and would stay in systemctl's lists.
     if remove_unit(InstalledUnit(root)):

@@ -75,7 +75,7 @@ def command(
 
     The archive contains versions, checks, GPUs, shares, the journal, events, layouts and logs. The command lists the
     files and asks before it writes the archive. The files contain only known fields, so no environments, secrets or
-    messages of other programs. They contain the names of programs, but not their arguments.
+    messages from other programs. They contain the names of programs, but not their arguments.
 
     \b
     $ tranche bundle --list

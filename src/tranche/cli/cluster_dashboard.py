@@ -20,14 +20,14 @@ _OPTIONS = [
         ["--name"], metavar="TEXT", default="cluster", show_default=True, help="Name of the cluster on the pages."
     ),
     click.Option(
-        ["--listen", "host"], metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address of the server."
+        ["--listen", "host"], metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on."
     ),
     port_option("--port", 8899, "Port for the server"),
     click.Option(
         ["--host", "hosts"],
         metavar="NAME",
         multiple=True,
-        help="Additional hostname of the server, such as that of an ingress; repeatable.",
+        help="Additional hostname of the server, such as an ingress's; repeatable.",
     ),
     click.Option(
         ["--proxy-secret"],

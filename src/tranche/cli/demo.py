@@ -40,7 +40,7 @@ _REAL_SPEED = 1.0
 
 @click.command(cls=TrancheCommand)
 @click.option(
-    "--real", is_flag=True, help="Use the GPUs of this machine. They must be idle and uncut. The jobs only sleep."
+    "--real", is_flag=True, help="Use the GPUs on this machine. They must be idle and uncut. The jobs only sleep."
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Only --real asks.")
 @click.option(

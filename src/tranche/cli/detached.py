@@ -185,7 +185,7 @@ def delete_job(settings: Settings, store: JobStore, job: MachineJob) -> None:
             with suppress(ProcessLookupError):
                 os.kill(now.pid, signal.SIGTERM)
         if time.monotonic() >= deadline:
-            raise UsageError(f"job {job.name} is still {now.status}", hint="see its share: tranche ps")
+            raise UsageError(f"job {job.name} is still {now.status}", hint="see its share with: tranche ps")
         time.sleep(_POLL_SECONDS)
     store.remove(job.name)
     say(f"deleted {job.name}")

@@ -77,7 +77,7 @@ def command(settings: Settings, /, cluster: bool, kubeconfig: str | None, output
     driver. With --cluster, they cover agents, nodes, layouts, resources, permissions and policies, as far as your account
     can read them.
 
-    The command leaves everything as it was. The exit code is 1 if a check fails, else 0. Warnings do not count.
+    The command changes nothing. The exit code is 1 if a check fails, and 0 otherwise. Warnings do not count.
     """
     refuse_kubeconfig_alone(kubeconfig, cluster)
     if cluster:

@@ -32,7 +32,7 @@ _FOLLOW_SECONDS = 0.5
 @output_option()
 @click.pass_obj
 def command(settings: Settings, /, follow: bool, last: int, output: str) -> None:
-    """List the events of this machine, newest last.
+    """List this machine's events, newest last.
 
     Events report allocations, new slices, undone changes, releases and faults. The ledger keeps the newest 10,000
     events. With --follow and -o json, the output is one JSON document per line.

@@ -58,12 +58,12 @@ def command(
     """Explain why a request waits and what would help.
 
     The answer shows whether the request would start now. If not, it shows the obstacle on each GPU and what would help,
-    cheapest first. ID selects a waiting request, at its place in the queue. With pod/NAME, which selects a pod of a
-    Kubernetes cluster, the answer lists the nodes that cannot run the pod, with reasons.
+    cheapest first. ID selects a waiting request, at its place in the queue. With pod/NAME, it selects a pod in a Kubernetes
+    cluster; the answer then lists the nodes that cannot run the pod, with reasons.
 
     The command does not join the queue or change a GPU. Like every command, it undoes and reports changes that a killed
     command left unfinished. The exit code is 0 if the request would start or wait. If this machine can never serve the
-    request, the exit code is that of the error.
+    request, the exit code is the error's.
 
     \b
     $ tranche explain --gpu-memory 30Gi
@@ -78,7 +78,7 @@ def command(
         _explain_pod(_pod_name(kind, name), namespace, kubeconfig, output)
         return
     if namespace is not None or kubeconfig is not None:
-        raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod: pod/NAME")
+        raise UsageError("--namespace and --kubeconfig apply only to pods", hint="name the pod as pod/NAME")
     asked = None if waiter_id else parse_request(**request)
     with open_host(settings, reading=True) as host:
         view = host.daemons.view_as_said(look_at(host))
@@ -113,7 +113,8 @@ def command(
 def _pod_name(kind: str, name: str) -> str:
     if kind.lower() not in _PODS:
         raise UsageError(
-            f"'{kind}/{name}' cannot be explained", hint="name a pod: pod/NAME; of a job: tranche job describe NAME"
+            f"'{kind}/{name}' cannot be explained",
+            hint="name a pod as pod/NAME; for a job, use: tranche job describe NAME",
         )
     if _POD_NAME.fullmatch(name) is None:
         raise UsageError(f"'{name}' is not a pod name", hint="write it as pod/NAME; list them with: kubectl get pods")

@@ -46,7 +46,7 @@ _POD_COLUMNS = ("POD", "PHASE", "NODE", "HAS", "SINCE")
 _WORDS = 5
 """For how many pods the kubelet's word is shown."""
 
-_pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Default: the first that runs.")
+_pod_option = click.option("--pod", metavar="NAME", help="Pod of the job. Default: the first running pod.")
 
 
 @click.group("job", cls=TrancheGroup)
@@ -104,7 +104,7 @@ def _cluster_is_known() -> bool:
 
 @command.command("list")
 @target_options
-@click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs of all namespaces.")
+@click.option("-A", "--all-namespaces", is_flag=True, help="List the jobs in all namespaces.")
 @output_option()
 def list_(namespace: str | None, kubeconfig: str | None, all_namespaces: bool, output: str) -> None:
     """List the jobs that tranche submit created, oldest first.
@@ -357,10 +357,10 @@ def _hand_to_kubectl(
 )
 @click.option("--timeout", metavar="TIME", type=DurationType(), help=TIMEOUT_HELP)
 def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, timeout: float | None) -> None:
-    """Wait until a job succeeds or runs.
+    """Wait until a job has completed or is running.
 
-    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a detached run that has ended, it
-    is the exit code of its command.
+    The exit code is 48 if the job fails or is deleted, and 70 after the timeout. For a finished detached run,
+    it is the command's exit code.
     """
     if (found := _own_job(name, namespace, kubeconfig)) is not None:
         from tranche.cli import detached
@@ -379,7 +379,8 @@ def wait(name: str, namespace: str | None, kubeconfig: str | None, state: str, t
                         return word
         except TimeoutError as error:
             raise WaitTimeout(
-                f"job {seen} is {seen.status} after {timeout:g} s", hint=f"why: tranche job describe {name} -n {where}"
+                f"job {seen} is {seen.status} after {timeout:g} s",
+                hint=f"see why with: tranche job describe {name} -n {where}",
             ) from error
         raise AssertionError("a watch lasts until it is closed")
 
@@ -392,7 +393,8 @@ def _reached(job: KubeJob, state: str) -> str:
 
     if job.status is JobStatus.FAILED:
         raise JobFailed(
-            f"job {job} has failed: {job.message}", hint=f"see: tranche job logs {job.name} -n {job.namespace}"
+            f"job {job} has failed: {job.message}",
+            hint=f"see the output with: tranche job logs {job.name} -n {job.namespace}",
         )
     if job.status is JobStatus.SUCCEEDED:
         return f"job {job} has succeeded"
@@ -408,8 +410,8 @@ def _reached(job: KubeJob, state: str) -> str:
 def delete(settings: Settings, /, names: tuple[str, ...], namespace: str | None, kubeconfig: str | None) -> None:
     """Delete jobs with their pods and claims.
 
-    Running commands receive SIGTERM, and SIGKILL after 30 seconds. Jobs not created by tranche submit are left alone. If one
-    job cannot be deleted, the others still are, and the exit code is that of the first error.
+    Running commands receive SIGTERM, and SIGKILL after 30 seconds. The command does not touch jobs that tranche submit
+    did not create. If one job cannot be deleted, the others still are, and the exit code is the first error's.
     """
     mine = {name: found for name in names if (found := _own_job(name, namespace, kubeconfig)) is not None}
     for found in mine.values():

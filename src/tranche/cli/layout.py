@@ -112,8 +112,8 @@ def apply(
 ) -> None:
     """Apply a layout to the GPUs.
 
-    The change touches as few instances as possible: correct instances stay and keep their UUIDs. It destroys idle
-    instances that are not in the layout, including those of other tools. It resets a GPU only if a change of MIG mode
+    The change touches as few instances as possible: correct instances are kept, with their UUIDs. It destroys idle
+    instances that are not in the layout, even if another tool made them. It resets a GPU only if a change of MIG mode
     needs a reset.
 
     Tranche never changes an instance in use. If one blocks the layout, the command changes nothing and names the users.
@@ -156,9 +156,9 @@ def apply(
 @output_option()
 @click.pass_obj
 def restore(settings: Settings, /, checkpoint_file: str | None, **options: Any) -> None:
-    """Restore the MIG modes and instances of a checkpoint.
+    """Restore the MIG modes and instances from a checkpoint.
 
-    Instances that are already in their recorded place stay. Tranche destroys and creates others, as apply does.
+    Instances that are already in their recorded place are kept. Tranche destroys and creates the others, as apply does.
     """
     path, how = required_checkpoint_file(checkpoint_file), _ChangeOptions(**options)
     environment: dict[str, object] = {
@@ -421,7 +421,7 @@ def export(settings: Settings, config_label: str, output_format: str) -> None:
 @_format
 @click.pass_obj
 def generate(settings: Settings, output_file: str, output_format: str) -> None:
-    """Print a layout file for the GPUs of this machine.
+    """Print a layout file for the GPUs on this machine.
 
     The file contains all-disabled, all-enabled, all-balanced if the GPUs allow it, and all-PROFILE for every profile.
     """

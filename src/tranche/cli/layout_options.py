@@ -40,7 +40,7 @@ skip_reset_option = click.option(
     "--skip-reset",
     is_flag=True,
     envvar="MIG_PARTED_SKIP_RESET",
-    help="Do not reset GPUs; a MIG mode change that needs a reset stays pending.",
+    help="Do not reset GPUs; a MIG mode change that needs a reset remains pending.",
 )
 mode_only_option = click.option(
     "-m",

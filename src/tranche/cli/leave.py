@@ -27,7 +27,7 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
     "--without",
     type=click.Choice(("mig-manager", "feature-labels", "dra", "controller")),
     multiple=True,
-    help="Leave what this component wrote in place because another program has taken over its job; repeatable.",
+    help="Leave in place what this component wrote, because another program has taken over its job; repeatable.",
 )
 @click.option(
     "--patience",
@@ -40,13 +40,13 @@ from tranche.cli.service_options import KUBECONFIG_OPTION
 def command(kubeconfig: str | None, namespace: str, daemon_set: str, without: tuple[str, ...], patience: float) -> None:
     """Remove the agents from a Kubernetes cluster.
 
-    The command deletes the DaemonSet of the agents, then removes their labels, annotations and conditions from the
-    nodes. It keeps user settings, such as nvidia.com/mig.config. It does not change nodes with agents of another
-    DaemonSet. `helm uninstall` runs this command as a job.
+    The command deletes the agents' DaemonSet, then removes their labels, annotations and conditions from the nodes. It
+    keeps user settings, such as nvidia.com/mig.config. It does not change nodes with agents from another DaemonSet.
+    `helm uninstall` runs this command as a job.
 
-    GPUs stay cut, and running pods keep their slices. The command first lists the pods that hold claims, because these
-    pods cannot terminate without an agent. It deletes the claim templates that came from annotations, unless a pod
-    still needs them. It prints one line per node on stderr.
+    Slices are kept, and running pods continue to use them. The command first lists the pods that hold claims, because
+    these pods cannot terminate without an agent. It deletes the claim templates that came from annotations, unless a
+    pod still needs them. It prints one line per node on stderr.
     """
     try:
         from tranche.kubernetes.agent.leaving import FEATURE_LABELS, MIG_MANAGER, leave, say_claims_left

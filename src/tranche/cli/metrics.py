@@ -32,11 +32,11 @@ _OPTIONS = [
 @click.command(cls=TrancheCommand, params=_OPTIONS)
 @click.pass_obj
 def command(settings: Settings, /, textfile: Path | None, names: str) -> None:
-    """Print the metrics of this machine for Prometheus.
+    """Print this machine's metrics for Prometheus.
 
     The metrics cover GPUs, slices, holders, the queue and changes, in the OpenMetrics format. A metric that cannot be
-    measured has no value. If the command cannot read the machine, it removes all values from the text file. The agent
-    of a Kubernetes node serves these metrics and more at /metrics.
+    measured has no value. If the command cannot read the machine, it removes all values from the text file. On a
+    Kubernetes node, the agent serves these metrics and more at /metrics.
     """
     try:
         from tranche.metrics.exposition import exposed

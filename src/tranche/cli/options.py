@@ -63,7 +63,7 @@ kubeconfig_option = click.option(
 
 
 target_options = together(
-    click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: that of the kubeconfig."),
+    click.option("-n", "--namespace", metavar="NAME", help="Namespace. Default: the kubeconfig's namespace."),
     kubeconfig_option,
 )
 
@@ -71,7 +71,7 @@ target_options = together(
 def refuse_kubeconfig_alone(kubeconfig: str | None, cluster: bool) -> None:
     """UsageError for --kubeconfig at a command that asks a cluster only with --cluster."""
     if kubeconfig is not None and not cluster:
-        raise UsageError("--kubeconfig is for --cluster", hint="add --cluster")
+        raise UsageError("--kubeconfig requires --cluster", hint="add --cluster")
 
 
 def asked_of_cluster(

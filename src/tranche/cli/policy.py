@@ -32,7 +32,7 @@ _GPU_OPTION = click.option(
     "gpus",
     metavar="GPU",
     multiple=True,
-    help="GPU, by index or UUID; repeatable. Default: all GPUs without a policy of their own.",
+    help="GPU, by index or UUID; repeatable. Default: all GPUs without their own policy.",
 )
 
 
@@ -40,7 +40,7 @@ _GPU_OPTION = click.option(
 def command() -> None:
     """Set and list the sharing policies of GPUs, the quotas of users and groups, and the order of the queue.
 
-    A policy applies to one GPU, or to all GPUs without a policy of their own. The ledger stores it, and every decision
+    A policy applies to one GPU, or to all GPUs without their own policy. The ledger stores it, and every decision
     follows it. The help of `tranche policy set` explains the policies.
 
     \b
@@ -63,13 +63,13 @@ def set_(settings: Settings, /, word: str, gpus: tuple[str, ...], file: str | No
 
     POLICY is auto, mig, shared or off. With auto, the default, Tranche shares a GPU in any way that a request needs.
     With mig, it gives only slices, each to one holder. With shared, it gives only parts of an uncut GPU. With off, it
-    shares nothing. Every policy allows requests for whole GPUs, and existing shares stay.
+    shares nothing. Every policy allows requests for whole GPUs, and existing shares are kept.
 
     LENGTH is default, short, medium or long. It sets how long a share's turn lasts on an uncut GPU with time-slicing.
     Tranche sets it for the first share and resets it after the last one.
 
     A file of kind SharingPolicy replaces all sharing policies. Its field sharing is the policy of all GPUs that
-    the file does not list. Each entry of its list gpus has the fields gpu, an index or a UUID, and sharing.
+    the file does not list. Each entry in its list gpus has the fields gpu (an index or a UUID) and sharing.
 
     \b
     $ tranche policy set --gpu 0 --gpu 3 sharing=shared
@@ -117,7 +117,7 @@ def list_(settings: Settings, /, output: str) -> None:
     """List the policy of each GPU, and the quotas and weights of users and groups.
 
     SET FOR shows where the policy was set: gpu, all, or nothing for the default. For a user with a quota, - means that
-    the limit of all users applies, if there is one. With a weight for (all), the queue is fair.
+    the limit for all users applies, if there is one. With a weight for (all), the queue is fair.
 
     \b
     $ tranche policy list
@@ -177,8 +177,8 @@ def list_(settings: Settings, /, output: str) -> None:
     metavar="TIME",
     help="Longest time limit of a command, such as 8h. Commands without --time get this limit.",
 )
-@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours today and on the six days before, in UTC.")
-@click.option("--remove", is_flag=True, help="Remove the limits of the user or group, or those set for all users.")
+@click.option("--gpu-hours", metavar="N", help="Maximum GPU-hours over seven UTC days: today and the six before.")
+@click.option("--remove", is_flag=True, help="Remove the limits of the user or group, or the limits set for all users.")
 @click.pass_obj
 def quota(
     settings: Settings,
@@ -194,10 +194,10 @@ def quota(
 ) -> None:
     """Set how much one user, or a group, may hold at once.
 
-    The limits that you name replace earlier ones; the others stay. A user's own limit overrides that of all users. A
-    group's limit holds for all its members together, in addition to their own. Quotas apply to commands on the machine,
-    not to pods. A request beyond a quota waits, and all later requests can pass it, including the user's own. Existing
-    shares stay.
+    The limits that you name replace earlier ones; other limits do not change. A user's own limit overrides the limit
+    for all users. A group's limit holds for all its members together, in addition to their own. Quotas apply to
+    commands on the machine, not to pods. A request beyond a quota waits, and all later requests can pass it, including
+    the user's own. Existing shares are kept.
 
     \b
     $ tranche policy quota --gpus 2 --shares 8
@@ -209,7 +209,10 @@ def quota(
         what = "--remove takes no limit" if remove else "give at least one limit, or --remove"
         raise UsageError(what, hint="for example: tranche policy quota --gpus 2")
     if groups and time is not None:
-        raise UsageError("--time is for each command of a user", hint="set it for users or, without --user, for all")
+        raise UsageError(
+            "--time cannot be set for a group, because it applies to each command",
+            hint="set it with --user, or for all users without --user",
+        )
     named = _named(users, groups, check=not remove) or {EVERYONE: ""}
     wanted = None if remove else parse_quota(gpus, gpu_memory, shares, time, gpu_hours)
     with open_host(settings) as host:
@@ -220,7 +223,7 @@ def quota(
         now = quota_of(quotas, int(uid)) if uid.isdigit() else quotas.get(uid)
         words = "no quota" if now is None else str(now)
         if now is not None and wanted is None:
-            words = f"the quota of all users, {now}" if uid.isdigit() else f"no limits, {now}"
+            words = f"the quota for all users, {now}" if uid.isdigit() else f"no limits, {now}"
         told.setdefault(words, []).append(name)
     for words, names in told.items():
         say(f"{', '.join(names) or 'all users, except root'}: {words}")
@@ -233,17 +236,18 @@ def quota(
 @click.option(
     "--off",
     is_flag=True,
-    help="Serve in order of arrival, without weights; with users or groups, remove theirs.",
+    help="Serve in order of arrival, without weights; with --user or --group, remove only their weights.",
 )
 @click.pass_obj
 def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...], weight: str | None, off: bool) -> None:
-    """Serve those first who have used less.
+    """Serve the users who have used the least first.
 
     The request of the user with the least GPU time for their weight goes first. A slice counts as its part of a GPU,
-    and use loses half of its value in seven days. Users with equal use go in order of arrival. Running commands stay.
+    and past usage decays with a half-life of seven days. Running commands count up to the present, and they continue.
+    Users with equal usage go in order of arrival.
 
-    A group with a weight is one party, and its members share what it gets. A user in several such groups counts in the
-    first by name.
+    A weighted group competes as if it were one user, and its members share what it gets. A user in several weighted
+    groups counts in the first one by name.
 
     \b
     $ tranche policy fair
@@ -255,7 +259,7 @@ def fair(settings: Settings, /, users: tuple[str, ...], groups: tuple[str, ...],
         raise UsageError("--off takes no weight", hint="for example: tranche policy fair --off")
     if not off and (weight is None) is not (not users and not groups):
         raise UsageError(
-            "a weight and its users or groups go together",
+            "--weight needs --user or --group, and they need --weight",
             hint="for example: tranche policy fair --user ann --weight 2",
         )
     if weight is not None and (_WEIGHT.fullmatch(weight) is None or int(weight) == 0):

@@ -25,10 +25,10 @@ from tranche.documents import describe
     "--board",
     metavar="NAME",
     shell_complete=completion.boards,
-    help="Board of the catalogue, by key or product name; needs no driver.",
+    help="Board in the catalogue, by key or product name; needs no driver.",
 )
-@click.option("--gpu", metavar="N", help="GPU of this machine, by index or UUID.")
-@click.option("--boards", is_flag=True, help="List the boards of the catalogue.")
+@click.option("--gpu", metavar="N", help="GPU on this machine, by index or UUID.")
+@click.option("--boards", is_flag=True, help="List the boards in the catalogue.")
 @output_option("table", "wide", "json")
 @click.pass_obj
 def command(settings: Settings, /, board: str | None, gpu: str | None, boards: bool, output: str) -> None:
@@ -130,7 +130,7 @@ def _observe(settings: Settings) -> NodeState:
     except DriverNotFound as error:
         raise DriverNotFound(
             error.message,
-            hint="a board of the catalogue needs no driver: tranche profiles --board A100-40GB; list them with --boards",
+            hint="boards in the catalogue need no driver: tranche profiles --board A100-40GB; list them with --boards",
         ) from error
 
 
@@ -140,7 +140,7 @@ def _find_gpu(node: NodeState, name: str) -> GpuState:
     )  # int() refuses thousands of digits in its own words
     gpu = node.by_index(int(name)) if is_index else node.gpu(name)
     if gpu.lost:
-        raise HardwareError(f"the driver has lost {gpu.label}", hint="see what is wrong with: tranche doctor")
+        raise HardwareError(f"the driver has lost {gpu.label}", hint="to see what is wrong, run: tranche doctor")
     if not gpu.mig_capable:
         raise MigNotSupported(
             f"{gpu.label} ({gpu.name}) cannot be cut: it has no MIG", hint="request the whole GPU: tranche run --gpus 1"

@@ -28,16 +28,20 @@ _HOUR_SECONDS = 3600.0
 @click.option("--days", metavar="N", type=click.IntRange(1, 3660), help="Days to report, today included. Default: 30.")
 @click.option("--month", metavar="YYYY-MM", help="One month instead.")
 @click.option(
-    "--by", type=click.Choice(["user", "group", "day"]), default="user", show_default=True, help="One row for each."
+    "--by",
+    type=click.Choice(["user", "group", "day"]),
+    default="user",
+    show_default=True,
+    help="One row for each user, group or day.",
 )
 @output_option("table", "json", "csv")
 @click.pass_obj
 def command(settings: Settings, /, days: int | None, month: str | None, by: str, output: str) -> None:
     """Report how much GPU time users have used.
 
-    GPU-HOURS counts a slice or a part as its part of a GPU. SHARE-HOURS is how long shares were held, and SHARES how
-    many ended or still run. Days are those of UTC. A user's group is the primary one. The time of shares of pods is not
-    counted.
+    GPU-HOURS counts a slice or a part as its part of a GPU. SHARE-HOURS is how long shares were held, and SHARES is how
+    many have ended or are still running. Days are in UTC. A user's group is the primary group. Pods' shares do not
+    count.
 
     \b
     $ tranche report

@@ -75,7 +75,7 @@ def command(
     if not command_line:
         raise UsageError("no command to run", hint="put it after --: tranche run --gpu-memory 4Gi -- python train.py")
     if name is not None and not detach:
-        raise UsageError("--name is for --detach", hint="add --detach")
+        raise UsageError("--name requires --detach", hint="add --detach")
     if detach:
         from tranche.cli.detached import run_detached  # most runs stay
 
@@ -110,7 +110,7 @@ def run_command(
     if socket is not None:
         if adopt_foreign == "destroy" or record is not None:
             raise PermissionDenied(
-                "the service takes neither --adopt-foreign=destroy nor --record", hint="ask an administrator"
+                "the service accepts neither --adopt-foreign=destroy nor --record", hint="ask an administrator"
             )
         options = {name: value for name, value in request.items() if value is not None}
         environment = child_environment(settings)  # it may take long, and the service expects a request soon

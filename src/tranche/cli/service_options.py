@@ -49,7 +49,7 @@ def cluster_options(whose: str) -> tuple[click.Option, click.Option]:
         metavar="NAME",
         envvar="POD_NAMESPACE",
         default="",
-        help=f"Namespace of {whose}. Default: $POD_NAMESPACE, or that of the kubeconfig or pod.",
+        help=f"Namespace of {whose}. Default: $POD_NAMESPACE, or the namespace of the kubeconfig or pod.",
     )
 
 
@@ -75,7 +75,7 @@ LOG_OPTIONS = (
         type=click.Choice(["auto", "json", "text"]),
         default="auto",
         show_default=True,
-        help="Log format on stderr; auto: text on a terminal, else JSON lines.",
+        help="Log format on stderr; auto means text on a terminal, otherwise JSON lines.",
     ),
     click.Option(["--verbose", "-v"], is_flag=True, help="Log more details."),
 )

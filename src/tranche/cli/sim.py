@@ -48,7 +48,7 @@ def command() -> None:
     "boards",
     metavar="BOARD",
     multiple=True,
-    help="Board of the catalogue, instead of --machine; repeat it for more GPUs.",
+    help="Board in the catalogue, instead of --machine; repeat it for more GPUs.",
 )
 @click.option(
     "--time-scale",
@@ -246,8 +246,8 @@ def attach(context: click.Context, target: str | None, memory: str | None) -> in
     """Use a simulated GPU or slice while a command runs.
 
     TARGET is a GPU index, a GPU UUID, a MIG UUID, or a comma-separated list. It defaults to $CUDA_VISIBLE_DEVICES.
-    Without COMMAND, the GPU stays in use until Ctrl-C or SIGTERM. The exit code is that of the command. The machine is
-    that of --simulate, or of $TRANCHE_SIM_STATE.
+    Without COMMAND, the GPU remains in use until Ctrl-C or SIGTERM. The exit code is the command's. --simulate
+    or $TRANCHE_SIM_STATE selects the machine.
     """
     targets = _targets(target or os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     machine = _machine(context.ensure_object(Settings))
@@ -357,8 +357,8 @@ def _driver_function(_context: click.Context, _parameter: click.Parameter, name:
 def error(machine: Machine, function: str, code: int, calls: int, gpu: int | None) -> None:
     """Make the next calls to a driver function fail.
 
-    FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceSetMigMode. With trancheSimResetGpu,
-    a reset fails. With names such as mpsServerStart, MPS fails.
+    FUNCTION is a function of NVML or of the CUDA driver, such as nvmlDeviceSetMigMode. The name trancheSimResetGpu
+    makes a GPU reset fail; names such as mpsServerStart make MPS fail.
     """
     machine().inject_error(function, code, calls=calls, gpu=gpu)
     say(f"the next {calls} calls of {function} return {code}" if calls > 1 else f"the next {function} returns {code}")
@@ -386,7 +386,7 @@ def latency(machine: Machine, function: str, seconds: float, gpu: int | None) ->
 def xid(machine: Machine, gpu: int, code: int) -> None:
     """Report an XID error on a GPU.
 
-    Programs that wait for events receive the XID number CODE.
+    Programs that wait for events receive CODE as the XID number.
     """
     machine().inject_xid(gpu, code)
     say(f"XID {code} on GPU {gpu}")
@@ -398,7 +398,7 @@ def xid(machine: Machine, gpu: int, code: int) -> None:
 def lost(machine: Machine, gpu: int) -> None:
     """Make a GPU fall off the bus.
 
-    The GPU stays lost until `tranche sim inject NAME clear`.
+    The GPU remains lost until `tranche sim inject NAME clear`.
     """
     machine().inject_lost(gpu)
     say(f"GPU {gpu} is lost")
@@ -420,7 +420,7 @@ def lost(machine: Machine, gpu: int) -> None:
 def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
     """Add a client without a process to a GPU or slice.
 
-    The client stays until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
+    The client remains until `tranche sim inject NAME clear`. The target is a GPU index, a GPU UUID or a MIG UUID.
     """
     found = machine()
     uuid = target_uuid(found, target)
@@ -432,9 +432,9 @@ def busy(machine: Machine, target: str, pid: int, memory: str) -> None:
 @click.argument("gpu", type=click.IntRange(0))
 @click.pass_obj
 def stuck_mode(machine: Machine, gpu: int) -> None:
-    """Keep MIG mode changes of a GPU pending.
+    """Keep a GPU's MIG mode changes pending.
 
-    They stay pending until `tranche sim inject NAME clear`.
+    They remain pending until `tranche sim inject NAME clear`.
     """
     machine().inject_stuck_mode(gpu)
     say(f"changes of MIG mode on GPU {gpu} stay pending")

@@ -42,9 +42,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
     multiple=True,
     help="Mount SOURCE at PATH: a persistent volume claim, or a folder of the node if it begins with /; repeatable.",
 )
-@click.option(
-    "--workdir", metavar="PATH", default="", help="Working directory of the command. Default: that of the image."
-)
+@click.option("--workdir", metavar="PATH", default="", help="Working directory of the command. Default: the image's.")
 @click.option("--interactive", is_flag=True, help="Allocate a terminal and keep stdin open, for tranche job attach.")
 @click.option(
     "--parallelism",

@@ -78,7 +78,7 @@ class PluginConfigInvalid(TrancheError, exit_code=17):
 
 
 class PartitionInvalid(TrancheError, exit_code=18):
-    """The file that configures the cut at boot cannot be read, or its MIG_PARTITION is malformed."""
+    """The file that says how to cut GPUs at boot cannot be read, or its MIG_PARTITION is malformed."""
 
 
 class PolicyInvalid(TrancheError, exit_code=19):
@@ -93,7 +93,7 @@ class DriverNotFound(TrancheError, exit_code=20):
 
 
 class HardwareError(TrancheError, exit_code=21):
-    """An operation of the driver failed for a reason that no other class covers."""
+    """A driver operation failed for a reason that no other class covers."""
 
 
 class PermissionDenied(TrancheError, exit_code=22):
@@ -132,11 +132,11 @@ class MpsPathTooLong(TrancheError, exit_code=29):
 
 
 class ProfileUnknown(TrancheError, exit_code=30, reason="ProfileNotSupported"):
-    """No GPU of this machine offers the MIG profile."""
+    """No GPU on this machine offers the MIG profile."""
 
 
 class DoesNotFit(TrancheError, exit_code=31, reason="MemoryTooSmall"):
-    """The request is larger than any GPU of this machine."""
+    """The request is larger than any GPU on this machine."""
 
 
 class TooManyGpus(DoesNotFit, exit_code=31):
@@ -148,7 +148,7 @@ class NoRoom(TrancheError, exit_code=32):
 
 
 class SharingUnavailable(TrancheError, exit_code=33):
-    """The request needs a part of a GPU, and no GPU of this machine can be shared in a way that it accepts."""
+    """The request needs a part of a GPU, and no GPU on this machine can be shared in a way that it accepts."""
 
 
 class AllocationUnknown(TrancheError, exit_code=34):

@@ -122,7 +122,7 @@ class Layout:
         return next((spec for spec in reversed(self.specs) if spec.matches(gpu)), None)
 
     def warnings(self, node: NodeState) -> tuple[str, ...]:
-        """Probable mistakes: malformed filters, and filters or indexes that match no GPU of the machine.
+        """Probable mistakes: malformed filters, and filters or indexes that match no GPU on the machine.
 
         Layouts are written for many boards: a filter for a known board is no mistake if the layout covers some GPU of this
         machine. A layout of several entries that covers none gives one warning.
@@ -135,7 +135,7 @@ class Layout:
             for text in _spec_warnings(spec, node, other_boards=speaks or silent)
         ]
         if silent:
-            found.append(f"layout '{self.name}': none of its {len(self.specs)} entries matches a GPU of this machine")
+            found.append(f"layout '{self.name}': none of its {len(self.specs)} entries matches a GPU on this machine")
         return tuple(dict.fromkeys(found))
 
 
@@ -186,7 +186,7 @@ def _spec_warnings(spec: LayoutSpec, node: NodeState, *, other_boards: bool) -> 
         elif other_boards and device_filter.names_a_board:
             continue
         elif not any(device_filter.matches(gpu.pci_device_id, gpu.pci_subsystem_id) for gpu in node):
-            warnings.append(f"device-filter '{device_filter.text}' matches no GPU of this machine")
+            warnings.append(f"device-filter '{device_filter.text}' matches no GPU on this machine")
     if spec.devices is None:
         return warnings
     if not spec.devices:

@@ -74,9 +74,9 @@ def parse_policy(document: object, node: NodeState) -> SharingPolicy:
     gpus: dict[str, GpuPolicy] = {}
     for entry in entries:
         if not isinstance(entry, dict) or entry.keys() != {"gpu", "sharing"}:
-            raise PolicyInvalid("an entry of gpus must have exactly the fields gpu and sharing")
+            raise PolicyInvalid("an entry in gpus must have exactly the fields gpu and sharing")
         if isinstance(entry["gpu"], bool) or not isinstance(entry["gpu"], int | str):
-            raise PolicyInvalid("the field gpu of an entry is neither an index nor a UUID")
+            raise PolicyInvalid("the field gpu in an entry is neither an index nor a UUID")
         uuid = gpu_named(str(entry["gpu"]), node).uuid
         if uuid in gpus:
             raise PolicyInvalid(f"the policy names GPU {entry['gpu']} twice")

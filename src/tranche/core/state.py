@@ -301,7 +301,7 @@ class DeviceVisibility(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """Every GPU of the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor.
+    """Every GPU on the machine, in index order. `cuda_version` is the newest CUDA that the driver serves, major and minor.
 
     `sharing` holds the machine's sharing mechanisms. Devices outside `scope` may exist, too.
     """

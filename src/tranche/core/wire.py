@@ -107,7 +107,7 @@ def grant_from_dict(data: Mapping[str, Any]) -> Grant:
     """The grant that grant_to_dict wrote; raises LedgerCorrupt for an unknown shape."""
     known = {"whole", "mig", *Sharing}
     if data["mechanism"] not in known:
-        raise LedgerCorrupt(f"the ledger has a grant of the unknown mechanism {data['mechanism']!r}")
+        raise LedgerCorrupt(f"the ledger has a grant with the unknown mechanism {data['mechanism']!r}")
     gpu_uuid, place = data["gpuUUID"], data["placement"]
     device: WholeGpu | Slice = WholeGpu(gpu_uuid)
     if place is not None:
@@ -185,4 +185,4 @@ def keeper_from_dict(data: Mapping[str, Any]) -> Keeper:
         case "placed-pod":
             return PlacedPodKeeper(**fields)
         case unknown:
-            raise LedgerCorrupt(f"the ledger has a keeper of the unknown kind {unknown!r}")
+            raise LedgerCorrupt(f"the ledger has a keeper with the unknown kind {unknown!r}")

@@ -78,11 +78,11 @@ def foreign_page(method: str, headers: Mapping[str, str], origins: Collection[st
     """Why a request comes from another site's page. `origins` are our own; `headers` have lower-case names."""
     origin = headers.get("origin")
     if origin is not None and origin not in origins:
-        return RefusalReason(HTTPStatus.FORBIDDEN, "requests from pages of other sites are not allowed")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "requests from pages on other sites are not allowed")
     foreign = headers.get("sec-fetch-site", "none") not in _OUR_OWN
     opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     if foreign and not (opened and method in _CHANGES_NOTHING):
-        return RefusalReason(HTTPStatus.FORBIDDEN, "pages of other sites may link here but not send requests")
+        return RefusalReason(HTTPStatus.FORBIDDEN, "pages on other sites may link here but not send requests")
     if origin is None and method not in _CHANGES_NOTHING:
         return RefusalReason(HTTPStatus.FORBIDDEN, "the form has no Origin header")
     return None

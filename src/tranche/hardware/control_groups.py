@@ -63,7 +63,7 @@ def make_group(folder: Path) -> None:
     try:
         folder.mkdir()
     except OSError as error:
-        raise HardwareError(f"cannot make the control group {folder}: {error.strerror}") from error
+        raise HardwareError(f"cannot create the control group {folder}: {error.strerror}") from error
 
 
 def mark_group(folder: Path, owner: str) -> None:

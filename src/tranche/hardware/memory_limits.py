@@ -144,7 +144,7 @@ def _limited_group(gpu_uuid: str, limit: int) -> Iterator[Path]:
     """A group whose limit was read back. With a soft limit of 0, groups above keep nothing if this process is killed."""
     parent = own_group()
     if parent is None:
-        raise HardwareError("no control groups of version 2 are mounted")
+        raise HardwareError("cgroup v2 is not mounted")
     _clear(parent, gpu_uuid)
     group = parent / f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     make_group(group)

@@ -134,12 +134,12 @@ class MpsControlClient:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise MpsFailed(f"the MPS daemon of {self.pipes} did not answer '{command}' in {seconds:g} s") from error
+            raise MpsFailed(f"the MPS daemon at {self.pipes} did not answer '{command}' in {seconds:g} s") from error
         except OSError as error:
             raise MpsFailed(f"cannot start {PROGRAM}: {error.strerror}") from error
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
-            raise MpsFailed(f"the MPS daemon of {self.pipes} refused '{command}': {said}")
+            raise MpsFailed(f"the MPS daemon at {self.pipes} refused '{command}': {said}")
         return done.stdout
 
     def servers(self, *, seconds: float = _SECONDS) -> tuple[int, ...]:
@@ -210,7 +210,7 @@ class MpsControlClient:
         answer = read_limit(said)
         if answer is None or not answer.agrees(memory):
             raise MpsFailed(
-                f"the memory limit of the MPS daemon of {self.pipes} was set to {text}, but the daemon reports "
+                f"the memory limit of the MPS daemon at {self.pipes} was set to {text}, but the daemon reports "
                 f"{said.strip() or 'nothing'}",
                 hint="limits need a driver of release 495 or later",
             )

@@ -44,7 +44,7 @@ _ONE_GPU_FAILED = (
 
 
 class NvmlDriver:
-    """The GPUs of this machine through libnvidia-ml.so.1, as the dynamic linker finds it."""
+    """The GPUs on this machine through libnvidia-ml.so.1, as the dynamic linker finds it."""
 
     def __init__(self, *, reset_command: str = "nvidia-smi", served: bool = False) -> None:
         """Load and initialise NVML; DriverNotFound without a driver.
@@ -177,7 +177,7 @@ class NvmlDriver:
             if profile.name == name and profile.id is not None:
                 return profile.id
         raise LayoutImpossible(
-            f"{self._named(gpu_uuid)} has no profile {name}", hint="see what it has with: tranche profiles"
+            f"{self._named(gpu_uuid)} has no profile {name}", hint="list its profiles with: tranche profiles"
         )
 
     def _observe_index(self, index: int) -> GpuState:

@@ -58,8 +58,9 @@ def explain(action: str, error: pynvml.NVMLError) -> TrancheError:
         hint = "the GPU fell off the bus: drain the machine and power-cycle it"
     if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         hint = (
-            "the driver's libraries and its kernel module differ, as after an update: restart the machine; "
-            "if it is simulated, another version made it: tranche sim destroy"
+            "the driver's libraries and its kernel module have different versions, for example after an update: "
+            "restart the machine; "
+            "if it is simulated, another version created it; remove it with: tranche sim destroy"
         )
     return cls(f"cannot {action}: {error} (NVML error {error.value})", hint=hint)
 

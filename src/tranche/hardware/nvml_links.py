@@ -1,4 +1,4 @@
-"""How well the GPUs of this machine are linked, pair by pair: NVLink first, then nearness on the PCIe tree."""
+"""How well the GPUs on this machine are linked, pair by pair: NVLink first, then nearness on the PCIe tree."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def session_end() -> int:
     if not leads:
         raise UsageError(
             "this command is the only one of its session, so the share would end with it",
-            hint="run it in a shell that goes on, or run the program itself in a share: tranche run REQUEST -- PROGRAM",
+            hint="run it in a shell that stays open, or run the program itself in a share: tranche run REQUEST -- PROGRAM",
         )
     return leader
 

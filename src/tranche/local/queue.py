@@ -212,7 +212,7 @@ class Queue:
             self.ring_next()
             if not waited and removed:
                 raise LedgerUnavailable(
-                    f"{ticket.lock.path} was removed, so request {ticket.id} looked like that of a dead process",
+                    f"{ticket.lock.path} was removed, so request {ticket.id} appeared to belong to a dead process",
                     hint="run the command again; do not remove files from the state folder while requests wait",
                 ) from error
             if not waited:
@@ -335,7 +335,7 @@ class Queue:
                 quota = all(each.reason is Reason.QUOTA for each in outcome.obstacles)
                 raise NoRoom(
                     f"{'no share' if quota else 'nothing is free'} for {request}: {reasons}",
-                    hint=f"ask why with: tranche explain {request}",
+                    hint=f"see why with: tranche explain {request}",
                 )
             ahead = self._ahead_of(ticket) or 0
             with interruptible():
@@ -343,7 +343,7 @@ class Queue:
             if not self._sleep(ticket, bell, deadline):
                 raise WaitTimeout(
                     f"{request} got no share within {patience.seconds:g} s: {reasons}",
-                    hint=f"ask why with: tranche explain {request}",
+                    hint=f"see why with: tranche explain {request}",
                 )
 
     def _await_continued(self, pid: int, bell: WakeupPipe, refuse_over: Callable[[], None]) -> None:

@@ -361,12 +361,12 @@ def _method(message: Mapping[str, Any]) -> str:
     """What the client wants; UsageError for what this version does not know."""
     if type(message.get("version")) is not int or message["version"] != VERSION:
         raise UsageError(
-            f"the service speaks version {VERSION} of its messages, and this tranche version {message.get('version')!r}",
+            f"the service uses version {VERSION} of the protocol, and this tranche uses version {message.get('version')!r}",
             hint="use the version of Tranche that the service runs",
         )
     method = str(message.get("method"))[:_LONGEST_OPTION]
     if method not in ("run", "extend", "ledger"):
-        raise UsageError(f"the service has no method {method!r}", hint="it has three: run, extend and ledger")
+        raise UsageError(f"the service has no method {method!r}", hint="its methods are run, extend and ledger")
     if method == "ledger" and (unknown := sorted(map(str, set(message) - {"version", "method", "parameters"}))):
         raise UsageError(f"the service does not know these fields of the request: {one_line(', '.join(unknown))}")
     return method
@@ -409,7 +409,7 @@ def _parse(message: Mapping[str, Any]) -> tuple[Request, str, WaitLimit, bool]:
                 )
             seconds = None if timeout is None else float(timeout)
             if seconds is not None and not 0 <= seconds < _LONGEST_WAIT_SECONDS:
-                raise UsageError(f"a wait of {timeout} s is not possible")
+                raise UsageError(f"the timeout {timeout} s is out of range")
             named: Mapping[str, Any] = {str(name): text for name, text in options.items()}
             return parse_request(**named), command[:LONGEST_COMMAND], WaitLimit(wait=wait, seconds=seconds), cdi
     raise UsageError("the request lacks a field, or a field has the wrong type")

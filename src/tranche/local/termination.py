@@ -75,7 +75,7 @@ def taking_back(places: StateFolder, allocation: Allocation) -> ReleasePreview:
         )
     if not sees_processes_of(keeper.namespace):
         raise GpuBusy(
-            f"allocation {allocation.id} is held by processes of another PID namespace, which cannot be seen from here",
+            f"allocation {allocation.id} is held by processes in another PID namespace, which cannot be seen from here",
             hint="run the command on the machine itself, outside any container",
         )
     remains = remains_of(places, allocation.id, keeper)

@@ -57,7 +57,7 @@ def _refuse_cut(part: FractionalShare, gpu: GpuState) -> None:
     if part.slot is None and gpu.mig_enabled:
         raise VerificationFailed(
             f"{gpu.label}: the share is a part of the uncut GPU, but MIG mode is on now",
-            hint="run the command again when no share of the GPU is left",
+            hint="run the command again after all shares of the GPU have ended",
         )
 
 
@@ -73,8 +73,8 @@ def _mps(
     record = _serving(part, gpus[part.gpu_uuid], records)
     if record.uid != uid and not record.every_user:
         raise MpsUserRefused(
-            f"the MPS daemon of {record.device_uuid} serves user {record.uid}: a program of user {uid} would wait forever",
-            hint="run the command as that user, or wait until no share of the device is left",
+            f"the MPS daemon of {record.device_uuid} serves user {record.uid}: user {uid}'s program would wait forever",
+            hint="run the command as that user, or wait until all shares of the device have ended",
         )
     return client_environment(str(records.pipes(record.device_uuid)), part.memory, part.compute)
 
@@ -87,7 +87,7 @@ def _serving(part: FractionalShare, gpu: GpuState, records: DaemonRecordStore) -
         state = "is not running" if daemon is None else f"is in state '{daemon.state}'"
         raise VerificationFailed(
             f"{gpu.label}: the MPS daemon that should limit this share {state}, so the command is not started",
-            hint="run the command again when no share of the device is left: Tranche then starts a new daemon",
+            hint="run the command again after all shares of the device have ended: Tranche then starts a new daemon",
         )
     return record
 

@@ -73,7 +73,7 @@ def test_the_impossible_is_refused_by_name(request_: Request, error: type[Tranch
 
 
 def test_a_ceiling_on_a_share_needs_a_shared_gpu() -> None:
-    with pytest.raises(SharingUnavailable, match="no GPU of this cluster is shared"):
+    with pytest.raises(SharingUnavailable, match="no GPU in this cluster is shared"):
         claim_spec(parse_request(gpu="0.5", compute="50"))
 
 

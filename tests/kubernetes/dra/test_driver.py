@@ -203,7 +203,7 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
             node.delete("gone")
             assert "was deleted" in await refusal(gone)
             node.allocate("gone", "gpu-0-1g-5gb-3", uid="another")
-            assert "now has uid another, but uid uid-gone was asked for" in await refusal(gone)
+            assert "now has uid another, but the kubelet asked for uid uid-gone" in await refusal(gone)
             assert "does not have" in await refusal(node.allocate("odd", "gpu-0-1g-5gb-9"))
             across = await refusal(node.allocate("both", "gpu-0-1g-5gb-5", "gpu-0-2g-10gb-4"))
             assert "was allocated gpu-0-1g-5gb-5 and gpu-0-2g-10gb-4, which cannot exist together" in across
@@ -213,7 +213,7 @@ def test_the_last_line_refuses_what_a_scheduler_got_wrong_and_leaves_the_others(
                 "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/bare", {"metadata": {"uid": "uid-bare"}}
             )
             bare = node.allocate("bare")
-            assert "no allocated device of gpu.tranche.dev" in await refusal(bare)
+            assert "allocated no device from gpu.tranche.dev" in await refusal(bare)
             assert node.node.machine.machine.total_change_calls() == calls
             (held,) = node.allocations
             assert held.keeper == ClaimKeeper("team", "first", "uid-first")

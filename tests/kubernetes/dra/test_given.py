@@ -54,7 +54,7 @@ def accepted(*names: str, **consumed: str) -> tuple[GivenDevice, ...]:
         (
             {"memory": "-4Gi"},
             SharingUnavailable,
-            "was allocated -4294967296 of memory of gpu-0-shared: the minimum is",
+            "was allocated -4294967296 of memory on gpu-0-shared: the minimum is",
         ),
         ({"memory": "4294967297"}, SharingUnavailable, "in steps of 1048576"),
         ({"memory": "900Gi"}, SharingUnavailable, "the device has only"),
@@ -66,7 +66,7 @@ def accepted(*names: str, **consumed: str) -> tuple[GivenDevice, ...]:
         (
             {"memory": "4Gi", "turns": "1"},
             SharingUnavailable,
-            "was allocated 1 of turns of gpu-0-shared: the device has none",
+            "was allocated 1 of turns on gpu-0-shared: the device has none",
         ),
     ],
 )

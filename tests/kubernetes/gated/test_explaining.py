@@ -157,7 +157,7 @@ def test_a_pod_that_can_never_be_chosen_for_is_told_why(
     found = explain_gated(pod, pod.by_gate, fleet_of(n1=a100s(1)))
     assert (found.status, found.message) == (
         WaitStatus.IMPOSSIBLE,
-        f"it will stay gated forever: {pod.gate_problem}",
+        f"it will remain gated forever: {pod.gate_problem}",
     )
     assert found.remedies
 

@@ -37,7 +37,7 @@ CONFIG_MAP = "/api/v1/namespaces/tranche/configmaps/layouts"
 
 @dataclass
 class ManagedNode:
-    """A node of the cluster; `now` is the machine's monotonic clock in seconds, and stands still.
+    """A node in the cluster; `now` is the machine's monotonic clock in seconds, and stands still.
 
     `wants_reset` is what the driver says of its GPUs.
     """

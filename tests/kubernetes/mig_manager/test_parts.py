@@ -77,11 +77,11 @@ mig-configs:
     - {device-filter: "0x233010DE", devices: [0, 1, 2, 3], mig-enabled: true, mig-devices: {1g.10gb: 7}}
 """
     assert source(text).select("ours", a100s(2).node).name == "ours"
-    with pytest.raises(GpuNotFound, match="names GPU 1, but this machine has 1"):
+    with pytest.raises(GpuNotFound, match="names GPU 1, but this machine has only 1 GPU"):
         source(text).select("ours", a100s(1).node)
-    with pytest.raises(GpuNotFound, match="matches no GPU of this machine"):
+    with pytest.raises(GpuNotFound, match="matches no GPU on this machine"):
         source(text).select("ours", view_of(gpu("A30-24GB")).node)
-    with pytest.raises(GpuNotFound, match="matches no GPU of this machine"):
+    with pytest.raises(GpuNotFound, match="matches no GPU on this machine"):
         source(text).select("ours", view_of(uncuttable_gpu()).node)
 
 

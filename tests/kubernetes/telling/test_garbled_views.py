@@ -64,7 +64,7 @@ def test_a_lease_tells_of_the_node_of_its_name_alone() -> None:
     assert told_from_lease(lease).node == "cpu"
     other = replace(lease, holder="gpu-1", annotations={**lease.annotations, "tranche.dev/node": "gpu-1"})
     assert told_node(other) == "cpu"
-    with pytest.raises(UsageError, match="the lease of another node"):
+    with pytest.raises(UsageError, match="another node's lease"):
         told_from_lease(other)
     long = lease_of(json.dumps(SOME), "n" * 240)
     assert told_node(long) == told_node(replace(long, holder="")) == "n" * 240

@@ -176,7 +176,7 @@ class ActionHandler:
             return ONLY_SHOWS
         action = action_of(kind, fields)
         if action is None:
-            return RefusalReason(HTTPStatus.NOT_FOUND, "there is no action of that name")
+            return RefusalReason(HTTPStatus.NOT_FOUND, "there is no action with that name")
         why = self._keys.spend(fields.get("key", ""), session, action.name, fields.get("plan", ""))
         return RefusalReason(HTTPStatus.FORBIDDEN, f"nothing was done: {why}") if why else action
 

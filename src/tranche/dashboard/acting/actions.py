@@ -138,7 +138,7 @@ class ReleaseAction(DashboardAction):
             return ActionPlan((), (), digest, command, refused)
         return ActionPlan(
             (*_ending(found), *_given_back(allocation, seen.view.node)),
-            (f"It was given to: {allocation.command}", "Slices stay on their GPU, idle, for the next request."),
+            (f"It was given to: {allocation.command}", "Slices are kept on their GPU, idle, for the next request."),
             _of_share(found),
             f"{command} --terminate" if found.pids else command,
             ends=_ended(found.pids),

@@ -260,7 +260,7 @@ class ClusterPages(GatedRequestHandler):
         posted, viewer, view = request.method == "POST", request.scope["viewer"], request.scope["view"]
         fields = await form_of(request, _LONGEST_FORM) if posted else request.query_params
         if fields is None:
-            raise UsageError("that form is not one of this page")
+            raise UsageError("this page has no such form")
         action = ClusterAction.asked(fields)
         node = view.snapshot.nodes.get(action.node)
         if node is None:

@@ -42,7 +42,7 @@ _UNREAD = "What its agent tells cannot be read."
 _NOT_MANAGED = "Its agent cuts no GPUs by layouts: it runs without the MIG manager."
 _TOO_MANY = "Its agent has more layouts than it can tell, so what one would do is not known."
 _SHORT = "There was too much to tell: of the processes on a device one alone is named."
-_TURNS = "Nodes of this cluster change their layouts in turns: the agent waits for its own."
+_TURNS = "Nodes in this cluster change their layouts in turns: the agent waits for its own."
 _RIVAL = "Another MIG manager is on this node: while it is, the agent changes nothing."
 _ANEW = "The agent looks and decides anew when the label is set; pods that start until then are in the way, too."
 

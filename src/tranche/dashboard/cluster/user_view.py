@@ -30,7 +30,7 @@ _MOST_OUTLOOKS = 32
 _PACE_SECONDS = 0.25
 
 _SEES_NOTHING = (
-    "You may list neither the nodes of this cluster nor the pods of a namespace that has something here. The role "
+    "You may list neither the nodes in this cluster nor the pods of a namespace that has something here. The role "
     "'researcher' of the chart shows nodes; whoever may list the pods of a namespace sees its names."
 )
 _SEES_OWN_NODES = "You may not list nodes, so the page shows only nodes with pods that you may list."

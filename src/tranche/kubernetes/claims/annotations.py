@@ -113,7 +113,7 @@ def _refuse_unknown(annotations: Mapping[str, str]) -> None:
             raise UsageError(
                 f"'{name}' is not a Tranche annotation",
                 hint=did_you_mean(name, known)
-                or (f"annotations of pods: {_joined([each for each in known if DOMAIN in each])}"),
+                or (f"Tranche's pod annotations are: {_joined([each for each in known if DOMAIN in each])}"),
             )
 
 

@@ -234,7 +234,7 @@ def _share(
     alternatives = alone | parts | last
     if not alternatives:
         raise SharingUnavailable(
-            f"no GPU of this cluster is shared in a way that can serve {request}",
+            f"no GPU in this cluster is shared in a way that can serve {request}",
             hint="ask for an amount with --gpu-memory, or drop --compute",
         )
     if len(alternatives) == 1:

@@ -52,7 +52,7 @@ def given_devices(
         UsageError: it asks for access without having anything, or two of its devices cannot both be there.
     """
     if claim.ref.uid != wanted.uid:
-        raise AllocationUnknown(f"{wanted} now has uid {claim.ref.uid}, but uid {wanted.uid} was asked for")
+        raise AllocationUnknown(f"{wanted} now has uid {claim.ref.uid}, but the kubelet asked for uid {wanted.uid}")
     if claim.allocated is None:
         raise AllocationUnknown(f"{wanted} is not allocated")
     found = []
@@ -72,11 +72,11 @@ def given_devices(
             why = "the device has none" if shown is None else shown.why_not(amount)
             if why:
                 raise SharingUnavailable(
-                    f"{wanted} was allocated {amount} of {name} of {each.device}: {why}", hint=_ANEW
+                    f"{wanted} was allocated {amount} of {name} on {each.device}: {why}", hint=_ANEW
                 )
         found.append(GivenDevice(each, device.grant(each.consumed)))
     if not found:
-        raise AllocationUnknown(f"{wanted} has no allocated device of {DRIVER}")
+        raise AllocationUnknown(f"{wanted} was allocated no device from {DRIVER}")
     for one, other in combinations(found, 2):
         if parts_of_one_device(one.grant, other.grant):
             name = one.allocated.device

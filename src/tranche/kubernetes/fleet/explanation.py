@@ -86,7 +86,7 @@ def explain_pod(pod: FleetPod, fleet: Fleet) -> FleetExplanation:
         return FleetExplanation(str(pod), status, message, wanted, remedies=advice, notes=tuple(_notes(demands, fleet)))
     if pod.node and pod.limits and not pod.claims and not pod.templates:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(pod.limits.items()))
-        message = f"it has {counts} from the device plugin of node {pod.node}, and no claim"
+        message = f"it has {counts} from the device plugin on node {pod.node}, and no claim"
         return FleetExplanation(str(pod), WaitStatus.HAS, message, wanted)
     foreign = next((each.foreign for each in demands if each.foreign), "")
     if foreign or (not demands and not pod.templates and not pod.claims):

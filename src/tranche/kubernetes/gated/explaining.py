@@ -76,7 +76,7 @@ def explain_gated(pod: FleetPod, request: Request | None, fleet: GateFleet) -> F
     if not pod.gated:
         return _chosen(pod, wanted, fleet, notes)
     if request is None or pod.gate_problem:
-        message = f"it will stay gated forever: {pod.gate_problem}"
+        message = f"it will remain gated forever: {pod.gate_problem}"
         return FleetExplanation(str(pod), WaitStatus.IMPOSSIBLE, message, wanted, remedies=(_MADE_ANEW,), notes=notes)
     if not fleet.views:
         word = fleet.last_word or f"{_THEN} its share"

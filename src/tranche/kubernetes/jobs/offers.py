@@ -31,7 +31,7 @@ async def share_backend(api: ApiConnection) -> AllocationBackend:
         if nodes is None or any(map(handed_out, nodes)):
             return backend
         raise ClaimsUnavailable(
-            "no node of this cluster hands out shares on demand",
+            "no node in this cluster hands out shares on demand",
             hint="ask the cluster's administrator to install Tranche's chart with dra.enabled and controller.enabled, or "
             "request static slices: nvidia.com/mig-<profile>",
         )

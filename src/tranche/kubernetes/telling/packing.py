@@ -23,7 +23,7 @@ def packed(data: Any, most: int = MOST_BYTES) -> str:
     """Equal data give equal text; ValueError if the data have more bytes than that, which no one would read."""
     text = json.dumps(data, separators=(",", ":"), sort_keys=True).encode()
     if len(text) > most:
-        raise ValueError(f"it is too long: {len(text):,} bytes of {most:,}")
+        raise ValueError(f"it is too long: {len(text):,} bytes, more than {most:,}")
     return base64.b64encode(gzip.compress(text, mtime=0)).decode()
 
 

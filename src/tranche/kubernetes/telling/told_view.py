@@ -245,7 +245,7 @@ def told_from_lease(lease: Lease) -> ViewReport:
     """An agent's report; UsageError if it is unreadable or cannot be true. Then nothing is known of the node."""
     try:
         if lease.annotations[NODE] != told_node(lease):
-            raise ValueError("it is the lease of another node")
+            raise ValueError("it is another node's lease")
         view = credible(view_from_dict(unpacked(lease.annotations[_VIEW])))
         marked = frozenset(lease.annotations.get(_MARKED, "").split(",")) & view.changing
         short = lease.annotations.get(_SHORT) == "true"

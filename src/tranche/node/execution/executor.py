@@ -295,7 +295,7 @@ def _partly_undone(error: TrancheError, left: Sequence[TrancheError]) -> Tranche
     """The error of a plan that could not be undone everywhere."""
     found = type(error)(
         f"{error.message}; undoing the change failed too, so parts of it remain: {_in_words(left)}",
-        hint="see what is there with: tranche gpus, then apply a layout again",
+        hint="list the instances with: tranche gpus; then apply a layout again",
     )
     found.gpu_uuid = error.gpu_uuid
     return found

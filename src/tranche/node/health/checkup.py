@@ -184,7 +184,7 @@ def check_leftovers(recovery_needed: bool, view: NodeView) -> Iterator[Finding]:
             text = (
                 f"the command of allocation {allocation.id} has ended; {keeper} may be part of it, and keeps the share"
             )
-            hint = "root can check, and releases the share if not: sudo tranche ps"
+            hint = "to check, and to release the share if the process is not part of the command, run: sudo tranche ps"
             yield Finding("shares", Status.WARN, text, hint)
         for slot in missing_instances(view, allocation):
             text = f"allocation {allocation.id} holds {slot}, which does not exist"
@@ -205,7 +205,7 @@ def check_pods(allocations: Sequence[Allocation]) -> Iterator[Finding]:
 
 def check_strays(daemons: Sequence[str], groups: Sequence[Path]) -> Iterator[Finding]:
     """What a lost state folder left: MPS daemons, by device UUID, and control groups with memory limits."""
-    hint = "take it over, or end it if no share needs it, with: tranche ps"
+    hint = "run tranche ps: it takes this over, or ends it if no share needs it"
     for device_uuid in daemons:
         text = f"an MPS daemon of device {device_uuid} is running, but its record was lost"
         yield Finding("mps", Status.WARN, text, hint)
@@ -417,7 +417,7 @@ def _refused(path: str, error: OSError) -> TrancheError:
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return LedgerUnavailable(
-            f"{path} has no room: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
-            hint="make room on its file system",
+            f"{path} is almost full: less than {_ROOM // 2**20} MiB or {_FILES} files are left",
+            hint="free up space on its file system",
         )
     return LedgerUnavailable(f"{path} cannot be used: {error.strerror}", hint=_CHOOSE)

@@ -63,7 +63,7 @@ class MemoryGroupManager:
 
         parent = own_group()
         if parent is None:
-            raise HardwareError("there is no control group of version 2 to limit the memory of")
+            raise HardwareError("the driver's memory limits need cgroup v2, which is not available here")
         group = MemoryGroup(
             allocation.id,
             parent / f"{_NAME}{allocation.id}",

@@ -57,7 +57,8 @@ def _turn(places: StateFolder, seconds: float | None) -> FileLock:
         holder = lock_holder(places.decision_lock) or LockHolder(0, 0.0)
         if seconds is not None and holder.seconds < seconds / 2:
             raise WaitTimeout(
-                f"other processes were deciding, and this one got no turn within {seconds:.0f} s; {holder} is deciding now",
+                f"other processes held the decision lock, and this one did not get it within {seconds:.0f} s; "
+                f"{holder} holds it now",
                 hint="run the command again when fewer requests arrive at once",
             ) from error
         raise _slow(holder) from error

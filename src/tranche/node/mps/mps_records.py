@@ -323,7 +323,7 @@ def _decode(text: str) -> DaemonRecord:
     known = {name: data[name] for name in DaemonRecord._fields if name in data}
     record = DaemonRecord(**known)
     if any(type(value) is not type(like) for value, like in zip(record, _LIKE, strict=True)):
-        raise TypeError("a field has a value of another kind")
+        raise TypeError("a field has the wrong type")
     if not record.gpu_uuid or not record.device_uuid:
         raise ValueError("no device is named")
     _ = record.slot, record.mode_before

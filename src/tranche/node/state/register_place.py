@@ -84,7 +84,7 @@ def _point(home: Path, chosen: Path) -> Path:
 def _elsewhere(found: Path, chosen: Path) -> PermissionDenied:
     return PermissionDenied(
         f"this machine's register is in {found}: a second one in {chosen} would not know what the first has granted",
-        hint="leave --state-dir and TRANCHE_STATE_DIR out; with sudo where the register is root's",
+        hint="omit --state-dir and TRANCHE_STATE_DIR; use sudo if root owns the register",
     )
 
 

@@ -42,7 +42,7 @@ class StateFolder:
         if others or (self.state_dir.stat().st_mode & 0o002):
             found = f"it contains {', '.join(others[:3])}" if others else "all users can write to it"
             raise LedgerUnavailable(
-                f"{self.state_dir} is not a folder of Tranche's own: {found}",
+                f"{self.state_dir} does not belong to Tranche alone: {found}",
                 hint="an agent needs its own state folder: name one that contains nothing else",
             )
 

@@ -79,7 +79,7 @@ def _mode(path: Path) -> int:
 
 _LIMIT = 2**16
 """In bytes: a path or a name is shorter."""
-_MAKE_ROOM = "make room on its file system"
+_MAKE_ROOM = "free up space on its file system"
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFREG: "a file",

@@ -156,7 +156,9 @@ def fault_shared(
     """A fatal fault hit the programs of an allocation. It may be a neighbour's: MPS does not say which program caused it."""
     from tranche.core.events import FaultShared
 
-    message = "a fatal fault of one program has ended the CUDA contexts of all that share the device by MPS"
+    message = (
+        "a fatal fault in one program has ended the CUDA contexts of all programs that share the device through MPS"
+    )
     _write(db, time, FaultShared(device_uuid), f"{message} {device_uuid}", cause, allocation_id=allocation.id)
 
 
@@ -213,7 +215,7 @@ def policy_changed(db: sqlite3.Connection, time: float, gpu_uuid: str, what: str
     """The administrator set how a GPU may be shared, or all others (empty UUID); `what` names them in the message."""
     from tranche.core.events import PolicyChanged
 
-    message = f"{what}: " + ("no word any more" if use is None else f"sharing={use}")
+    message = f"{what}: " + ("sharing policy removed" if use is None else f"sharing={use}")
     _write(db, time, PolicyChanged(gpu_uuid, None if use is None else str(use)), message, gpu_uuid=gpu_uuid)
 
 

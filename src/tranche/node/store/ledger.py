@@ -68,7 +68,7 @@ class Ledger:
             except PermissionError as error:
                 raise no_permission(f"the ledger {path}") from error
             except OSError as error:
-                raise LedgerUnavailable(f"cannot make the state folder {path.parent}: {error.strerror}") from error
+                raise LedgerUnavailable(f"cannot create the state folder {path.parent}: {error.strerror}") from error
             _refuse_strange(path)
             if os.path.exists(StateFolder(path.parent).socket):
                 with suppress(OSError):  # the ledger is there, or cannot be made, which SQLite reports
@@ -360,7 +360,7 @@ def _explained(path: Path) -> Iterator[None]:
                 raise LedgerUnavailable(f"the ledger {path} is a folder, not a file") from error
             raise LedgerUnavailable(
                 f"the ledger {path} cannot be written: {text}",
-                hint="make room on its file system: it cannot create more files"
+                hint="free up space or inodes on its file system: no more files can be created"
                 if no_files_left(path.parent)
                 else "make the state folder writable for root",
             ) from error
@@ -368,7 +368,7 @@ def _explained(path: Path) -> Iterator[None]:
             raise _emptied(path) from error
         if "malformed" in text or "no such table" in text or "no such column" in text:
             raise LedgerCorrupt(f"the ledger {path} is damaged: {text}", hint=_MOVE_AWAY) from error
-        hint = "make room on its file system"
+        hint = "free up space on its file system"
         hint = hint if "full" in text or "disk I/O" in text else ""
         raise LedgerUnavailable(f"the ledger {path} cannot be used: {text}", hint=hint) from error
     except sqlite3.DatabaseError as error:

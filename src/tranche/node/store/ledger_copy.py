@@ -131,6 +131,6 @@ def _copy(database: bytes, log: bytes, memory: sqlite3.Connection) -> None:
         except (OSError, sqlite3.OperationalError) as error:
             reason = error
     raise LedgerUnavailable(
-        f"there is no room for the copy of the ledger that this command reads: {reason}",
-        hint=f"make room in {tempfile.gettempdir()}, or name another folder with TMPDIR",
+        f"there is no space for the copy of the ledger that this command reads: {reason}",
+        hint=f"free up space in {tempfile.gettempdir()}, or name another folder with TMPDIR",
     )

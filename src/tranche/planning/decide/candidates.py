@@ -153,8 +153,9 @@ def check_possible(view: NodeView, request: Request) -> None:
     if count + lost < gpus_needed(request) <= count + lost + len(refused):
         texts = dict.fromkeys(answer.text for answer in refused)
         raise SharingUnavailable(
-            f"{request} asks for {gpus_needed(request)} GPUs, but this machine has {count} that could serve one of its shares; "
-            f"any other {'; '.join(texts)}",
+            f"{request} asks for {gpus_needed(request)} GPUs, but only {count} GPU{'s' if count != 1 else ''} "
+            f"on this machine can serve one of its shares; "
+            f"every other GPU {'; '.join(texts)}",
             hint="ask for fewer GPUs",
         )
     if gpus_needed(request) > count + lost:
@@ -186,7 +187,7 @@ def _no_gpu(request: Request, gpus: Sequence[GpuState]) -> TrancheError:
     if not gpus:
         return GpuNotFound("this machine has no GPU", hint="try a simulated machine: tranche sim create p4d.24xlarge")
     names = ", ".join(dict.fromkeys(gpu.name for gpu in gpus))
-    return GpuNotFound(f"no GPU of this machine is a '{request.gpu_model}'; it has: {names}")
+    return GpuNotFound(f"no GPU on this machine is a '{request.gpu_model}'; it has: {names}")
 
 
 def _impossible(
@@ -198,23 +199,23 @@ def _impossible(
         texts = dict.fromkeys(each.text for each in refused)
         whole_only = all(each.reason is Reason.POLICY for each in refused)
         return SharingUnavailable(
-            f"no GPU of this machine serves {request}: {'; '.join(texts)}",
+            f"no GPU on this machine serves {request}: {'; '.join(texts)}",
             hint=_A_WHOLE_GPU if whole_only else _way_out(request, known),
         )
     if isinstance(request.demand, MigSlice):
         offered = sorted({p.name for gpu in gpus for p in gpu.profiles if p.starts})
         if not offered:
             return ProfileUnknown(
-                f"no GPU of this machine can be cut into {request.demand.profile}: none has MIG",
+                f"no GPU on this machine can be cut into {request.demand.profile}: none has MIG",
                 hint=_A_WHOLE_GPU,
             )
         return ProfileUnknown(
-            f"no GPU of this machine can be cut into {request.demand.profile}",
+            f"no GPU on this machine can be cut into {request.demand.profile}",
             hint="it offers " + ", ".join(map(str, offered)),
         )
     largest = max(gpu.usable_memory for gpu in gpus)
     return DoesNotFit(
-        f"{request} is more than any GPU of this machine has; the largest has {format_memory(largest)} for programs",
+        f"{request} is more than any GPU on this machine has; the largest has {format_memory(largest)} for programs",
         hint="ask for less, or for several whole GPUs with --gpus N",
     )
 

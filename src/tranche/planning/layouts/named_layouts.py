@@ -121,7 +121,7 @@ class LayoutList:
         """The layout of that name for that machine; the ConfigMap wins.
 
         Raises LayoutInvalid for a malformed ConfigMap, LayoutUnknown for a name that neither has, MigNotSupported for a layout
-        that cuts GPUs on a machine without MIG, GpuNotFound for one that matches no GPU of the machine.
+        that cuts GPUs on a machine without MIG, GpuNotFound for one that matches no GPU on the machine.
         """
         if self.broken:
             raise LayoutInvalid(self.broken, hint=self.hint)
@@ -175,13 +175,14 @@ def _check_meant_for(layout: Layout, node: NodeState, source: str) -> None:
         absent = sorted(set(entry.devices or ()) - present)
         if absent and any(entry.matches_product(gpu) for gpu in node):
             raise GpuNotFound(
-                f"layout '{layout.name}' names GPU {', '.join(map(str, absent))}, but this machine has {len(present)}",
+                f"layout '{layout.name}' names GPU {', '.join(map(str, absent))}, "
+                f"but this machine has only {len(present)} GPU{'s' if len(present) != 1 else ''}",
                 hint=f"correct 'devices' in ConfigMap {source}",
             )
     matched = [(gpu, spec) for gpu in node if (spec := layout.spec_for(gpu)) is not None]
     if not matched:
         raise GpuNotFound(
-            f"layout '{layout.name}' matches no GPU of this machine",
+            f"layout '{layout.name}' matches no GPU on this machine",
             hint=f"correct 'device-filter' and 'devices' in ConfigMap {source}, or choose another layout",
         )
     if any(spec.mig_enabled for _, spec in matched) and not any(gpu.mig_capable for gpu, _ in matched):
@@ -237,7 +238,5 @@ def _by_number(number: int, gpu: GpuState) -> ProfileName:
     numbered = ", ".join(f"{each.id} ({each.name})" for each in gpu.profiles if each.id is not None)
     raise ProfileUnknown(
         f"{gpu.label} ({gpu.name}) has no profile with the number {number}",
-        hint=f"its numbers are {numbered}"
-        if numbered
-        else "what it can be cut into is not known while MIG mode is off",
+        hint=f"its numbers are {numbered}" if numbered else "its profiles are unknown while MIG mode is off",
     )

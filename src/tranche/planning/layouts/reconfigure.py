@@ -200,6 +200,6 @@ def _check_profiles(node: NodeState, spec: LayoutSpec, purpose: str) -> None:
     for name, _ in spec.slices:
         if offered and name.gpu_instance not in offered:
             raise ProfileUnknown(
-                f"{purpose}: no GPU of this machine offers the profile {name.gpu_instance}",
+                f"{purpose}: no GPU on this machine offers the profile {name.gpu_instance}",
                 hint="they offer: " + ", ".join(map(str, offered)),
             )

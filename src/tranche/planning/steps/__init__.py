@@ -59,7 +59,7 @@ def step_from_dict(data: Mapping[str, Any]) -> Step:
         raise PlanInvalid(f"a step of the plan cannot be read: {data!s:.200}") from error
     if step is None:
         raise PlanInvalid(
-            f"the plan has a step of unknown action {data['action']!r}",
+            f"the plan has a step with the unknown action {data['action']!r}",
             hint="this version of Tranche cannot carry it out; use the version that made the plan",
         )
     return step

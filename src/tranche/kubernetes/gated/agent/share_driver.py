@@ -156,7 +156,7 @@ class GatedSharePreparer:
         if choice is None:
             raise AllocationUnknown(
                 f"the controller chose no share on this node for {keeper}",
-                hint="create the pod with the scheduling gate tranche.dev/share; see: tranche explain pod/NAME",
+                hint="create the pod with the scheduling gate tranche.dev/share; see why with: tranche explain pod/NAME",
             )
         return choice.grants
 

@@ -194,7 +194,7 @@ def _why_not_by_labels(pod: ClusterPod, node: FleetNode) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SpreadState:
-    """Topology spread: all nodes of the cluster, and the pods that run or are about to, each with its node.
+    """Topology spread: all nodes in the cluster, and the pods that run or are about to, each with its node.
 
     Only constraints that must hold (`DoNotSchedule`) keep a pod from a node. As in the scheduler's default, all nodes that the
     pod's node selector and affinity allow count, even with taints.

@@ -206,7 +206,7 @@ def _of(node: KubeNode, *, served: bool) -> Iterator[tuple[Status, str, str]]:
         "this is normal for half a minute after the GPUs change; after that, kubectl get events "
         f"--field-selector=involvedObject.name={node.name} names the GPU and the XID"
         if served
-        else "the kubelet lists resources of a removed agent, none allocatable, until it restarts"
+        else "until it restarts, the kubelet lists a removed agent's resources with 0 allocatable"
     )
     counted, allocatable = gpu_counts(node.capacity), gpu_counts(node.allocatable)
     for resource, capacity in sorted(counted.items()):
