@@ -17,7 +17,10 @@ import tranche
 from tests.local.test_service import DROP, HALF, OTHER, SharedMachine
 from tests.machines import machine_in, needs_root, readable_folder, wait_until
 from tests.support.in_process import NOBODY
-from tranche.core.errors import NoRoom, PermissionDenied
+from tranche.core.errors import NoRoom, PermissionDenied, UsageError
+from tranche.local import client
+from tranche.node.state import connection
+from tranche.node.state.connection import VERSION
 
 pytestmark = needs_root
 
@@ -95,3 +98,32 @@ def test_commands_and_waiting_requests_go_on_while_the_files_are_replaced(
     shared.serve()
     assert shared.run("run", "-q", *HALF, "--", "true")[0] == 0
     assert shared.shares() == []
+
+
+@pytest.fixture(params=[-1, 1])
+def other_version(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[SharedMachine]:
+    """A service of today, and clients that speak an earlier or a later version of its messages."""
+    with readable_folder() as folder, machine_in(folder, "A100-40GB") as machine:
+        machine.cache = folder / "cache"
+        shared = SharedMachine(machine)
+        shared.serve()
+        for module in (client, connection):
+            monkeypatch.setattr(module, "VERSION", VERSION + request.param)
+        try:
+            yield shared
+        finally:
+            shared.end()
+
+
+def test_a_client_of_another_version_is_told_so(other_version: SharedMachine) -> None:
+    for arguments in (
+        ("run", *HALF, "--", "true"),
+        ("extend", "feedbeef", "1m"),
+        ("release", "feedbeef"),
+        ("ps",),
+        ("explain", *HALF),
+    ):
+        code, out, err = other_version.run(*arguments)
+        assert (code, out) == (UsageError.exit_code, ""), arguments
+        assert f"the service speaks version {VERSION} of its messages" in err, arguments
+        assert "use the version of Tranche that the service runs" in err
