@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from tests.local.sessions import HALF, OpenSession, Session, ended, opening, sha
 from tests.local.test_fractions import end_daemons
 from tests.local.test_lost_terminal import leader_of_a_terminal
 from tests.machines import TRANCHE, TestMachine, machine_in, needs_root, readable_folder, wait_until
+from tests.node.processes import isolated
 from tests.simulator.cuda_programs import PREAMBLE
 from tests.support.in_process import NOBODY
 from tests.support.length import some_of
-from tranche.core.errors import GpuBusy, OutputUnwritable, TooManyGpus, UsageError
+from tranche.core.errors import GpuBusy, OutputUnwritable, ServiceUnavailable, TooManyGpus, UsageError
+from tranche.local.child import Launch
+from tranche.local.hold import hold
 from tranche.node.processes.processes import children_of, process_at
 
 
@@ -422,3 +426,16 @@ def test_a_program_on_the_device_belongs_to_the_share(session: Session, machine:
     session.end()
     wait_until(lambda: process_at(pid) is None)
     wait_until(lambda: ended(machine))
+
+
+@isolated
+def test_a_share_that_is_lost_before_the_holder_runs_is_an_error_with_words() -> None:
+    """As when the service is killed at that moment: the launcher has parted from the caller's stderr by then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    def run(line: Sequence[str], launch: Launch) -> int:
+        launch.starting({"CUDA_VISIBLE_DEVICES": "MIG-1"})
+        os._exit(ServiceUnavailable.exit_code)
+
+    with pytest.raises(ServiceUnavailable, match="lost before this session had it"):
+        hold(run, str, 1)

@@ -16,6 +16,7 @@ from tranche.core.request import MigSlice, Request
 from tranche.core.state import GpuState, MigMode
 from tranche.node.held import HeldAllocation
 from tranche.node.host import Host
+from tranche.node.locks.locks import FileLock
 from tranche.planning.decide.allocate import decide
 from tranche.planning.steps import Step
 from tranche.planning.steps.plan import Plan
@@ -371,3 +372,28 @@ def test_a_restart_of_the_machine_frees_everything_and_forgets_the_instances(tmp
             return modes, instances, len(view.allocations), len(view.owned), len(host.waiters()), left
 
     assert in_child(look) == ([MigMode.ENABLED, MigMode.DISABLED], 0, 0, 0, 0, [])
+
+
+def test_no_lock_of_a_freed_share_stays(a100: Node) -> None:
+    """Killed after the row was removed and before the file was: the next decision removes the file, and no lock that is held."""
+
+    def victim() -> None:
+        with a100.host() as host:
+            ticket = host.enqueue(SMALL, command="work", pid=os.getpid())
+            held = start_share(host, ticket, lambda view: decide(view, SMALL))
+            assert isinstance(held, HeldAllocation)
+            host.boundary = die
+            host.release(held.allocation.id, why="test")
+
+    child = Child(victim)
+    assert child.wait() == -signal.SIGKILL
+    child.end()
+
+    def after() -> tuple[set[str], set[str]]:
+        with a100.host() as host, FileLock(host.places.allocation("feedbeef")):
+            before = host.places.allocations()
+            with host.deciding():
+                return before, host.places.allocations()
+
+    before, left = in_child(after)
+    assert (len(before), left) == (2, {"feedbeef"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import socket
 import stat
 import sys
@@ -36,8 +37,7 @@ from tranche.node.store.ledger import make_private
 _UNIT = "tranche.service"
 _FIRST_PASSED = 3
 """The descriptor of systemd's first socket (sd_listen_fds(3))."""
-_NEEDED_LATER = ("pynvml", "tranche.core.events", "tranche.hardware.control_groups", "tranche.hardware.nvml")
-"""What the process of each request needs: the service imports it once for all."""
+_LAYERS = ("core", "planning", "hardware", "node", "documents", "local")
 
 
 @click.group(cls=TrancheGroup, invoke_without_command=True)
@@ -98,8 +98,7 @@ def _serve(settings: Settings) -> None:
     def open_for(uid: int) -> AbstractContextManager[Host]:
         return open_host(settings, uid=uid)
 
-    for each in _NEEDED_LATER:
-        importlib.import_module(each)
+    _import_everything()
     make_private(places.ledger)
     with lock, _passed_socket() or listen(places.socket) as listener:
         if os.geteuid() == 0:
@@ -111,6 +110,17 @@ def _serve(settings: Settings) -> None:
             )
         RunService(listener, lock, places.ledger, open_for, lambda line: say(f"tranche: {line}")).serve()
         say("tranche: the service is ending; running commands keep their shares")
+
+
+def _import_everything() -> None:
+    """Import all that the process of a request may need, once for all of them.
+
+    An upgrade replaces the files while requests wait and run: what they imported then would not fit what they have.
+    """
+    for layer in _LAYERS:
+        package = importlib.import_module(f"tranche.{layer}")
+        for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(each.name)
 
 
 def _warn_of_closed_folders() -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from tranche.core.errors import SharingUnavailable, UsageError
+from tranche.core.errors import SharingUnavailable, UsageError, all_errors
 from tranche.core.sharing import Sharing
 from tranche.local.background import empty, open_files, pass_signals_to
 from tranche.local.child import HELD, Launch
@@ -72,6 +72,7 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
     `run` is `tranche run`. This returns twice: in the caller's process when the share is held, or there is none, and in the
     launcher when the share has ended. Raises UsageError if no session would end it; in the caller's process SharingUnavailable
     for a share whose limits reach a command alone, and OSError if the variables cannot be written: the share is given back then.
+    Raises the launcher's error, in other words, if that came after the grant and before the holder ran.
     """
     session = os.pidfd_open(session_end())
     inherited = open_files()
@@ -87,7 +88,7 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
         return run(line, Launch(HELD, partial(_part_from_caller, there, inherited - {session})))
     there.close()
     pass_signals_to(launcher)
-    variables = _variables(here, session, launcher)
+    parted, variables = _variables(here, session, launcher)
     limited = variables is not None and f":{Sharing.MEMORY_LIMITS}:" in variables.get(PARTS, "")
     answer = b""
     if variables is not None and not limited:
@@ -107,6 +108,9 @@ def hold(run: Callable[[Sequence[str], Launch], int], text_of: Callable[[Mapping
     if answer:
         raise OSError(answer[0], os.strerror(answer[0]))
     code = os.waitstatus_to_exitcode(status)
+    kind = next((each for each in all_errors() if each.exit_code == code), None)
+    if parted and variables is None and kind is not None and not os.isatty(2):  # the launcher could not say it
+        raise kind("the share was lost before this session had it", hint="run the command again")
     return code if code >= 0 else 128 - code
 
 
@@ -162,8 +166,8 @@ def _part_from_caller(link: socket.socket, inherited: Collection[int], variables
         link.sendall(json.dumps(dict(variables)).encode() + b"\n")
 
 
-def _variables(link: socket.socket, session: int, launcher: int) -> Mapping[str, str] | None:
-    """The share's variables when the holder runs; None if the launcher ended without one.
+def _variables(link: socket.socket, session: int, launcher: int) -> tuple[bool, Mapping[str, str] | None]:
+    """Whether the launcher parted from the caller, and the share's variables if the holder runs then.
 
     The end of the session ends the launcher: without a terminal, no signal tells this process of it.
     """
@@ -178,7 +182,7 @@ def _variables(link: socket.socket, session: int, launcher: int) -> Mapping[str,
             continue
         chunk = link.recv(1 << 16)
         if not chunk:
-            return None
+            return bool(received), None
         received += chunk
     found: dict[str, str] = json.loads(received[:-1])
-    return found
+    return True, found

@@ -70,6 +70,7 @@ class Recovery:
             with self._machine.ledger.write() as db:
                 records.remove_waiter(db, waiter_id)
         self._clear_places_of_waiters()
+        self._clear_locks_of_shares()
         # Sessions begin under the decision lock, so none is between making its file and locking it.
         for path in self._machine.places.sessions():
             if not is_held(path):
@@ -80,6 +81,13 @@ class Recovery:
         for waiter_id in self._machine.places.waiters():
             if remove_if_free(self._machine.places.waiter(waiter_id)):
                 drop_state_file(self._machine.places.wakeup_pipe(waiter_id))
+
+    def _clear_locks_of_shares(self) -> None:
+        """Remove the locks of shares without a row: a kill came before the row was written, or after it was removed."""
+        with self._machine.ledger.read() as db:
+            known = {each.id for each in register.allocations(db)}
+        for allocation_id in self._machine.places.allocations() - known:
+            remove_if_free(self._machine.places.allocation(allocation_id))
 
     def forget_gone_instances(self, view: NodeView, working: frozenset[str]) -> NodeView:
         """Drop Tranche's instances from the ledger that are no longer on their GPU, after a reset, a reboot or another tool.

@@ -74,6 +74,11 @@ class StateFolder:
         """Held by `tranche run` and by its workload, which inherits it."""
         return self._locks / "allocations" / allocation_id
 
+    def allocations(self) -> set[str]:
+        """The ids of all allocations with files."""
+        folder = self._locks / "allocations"
+        return {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+
     def waiter(self, waiter_id: str) -> Path:
         """Held while a request waits."""
         return self._locks / "waiters" / waiter_id
