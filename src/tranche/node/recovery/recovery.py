@@ -10,7 +10,6 @@ the share stands, nothing can be cut in its place. Once the kubelet runs, it rep
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from tranche.node.execution.host_context import HostContext
 from tranche.node.locks.locks import is_held, remove_if_free
 from tranche.node.processes.keeping import RemainingProcesses, remains_of
 from tranche.node.processes.processes import Process
+from tranche.node.state.session import boot_clock
 from tranche.node.state.state_file import drop_state_file
 from tranche.node.store import chronicle, journal, records, register
 from tranche.node.store.ledger import Ledger
@@ -146,7 +146,7 @@ _MARGIN_SECONDS = 2.0
 
 def _ended_by(allocation: Allocation, now: float) -> float:
     """When the command of an ended share ended at the latest: before the machine's start, if the share is older."""
-    booted = now - time.clock_gettime(time.CLOCK_BOOTTIME)
+    booted = now - boot_clock()
     return booted if allocation.created < booted - _MARGIN_SECONDS else now
 
 
