@@ -87,7 +87,7 @@ def test_any_process_in_a_slice_is_work_and_none_elsewhere() -> None:
     assert not look(*cut(*PROCESS), utilization=0.0)
     assert not look(*cut(*OTHER))
     for unknown in ({"lost": True}, {"processes_known": False}, {"instances": ()}, {"processes": PROCESS}):
-        assert not look(empty, replace(gpu, **unknown)), unknown  # type: ignore[arg-type]
+        assert not look(empty, replace(gpu, **unknown)), unknown
     assert not look(WholeGpu(gpu.uuid), gpu, 0.0), "a cut GPU is no whole one"
 
 

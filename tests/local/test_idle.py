@@ -6,11 +6,14 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import pynvml
 import pytest
 
 from tests.local import test_service
@@ -20,12 +23,12 @@ from tests.machines import TestMachine, machine_in, needs_root, readable_folder,
 from tests.node.machines import Node, node_of
 from tests.node.processes import isolated
 from tests.support.in_process import NOBODY
-from tranche.core.allocation import WholeGpu
 from tranche.core.idle import LOOK_SECONDS, IdlePolicy
 from tranche.core.profile import parse_profile
 from tranche.core.request import MigSlice, Request, WholeGpus
 from tranche.core.state import GpuState
 from tranche.hardware import nvml_instances
+from tranche.local import watches
 from tranche.local.child import HELD
 from tranche.local.idle import IdleWatch
 from tranche.local.queue import Queue
@@ -54,7 +57,6 @@ class Watched:
         gpu = self.host.observe_gpu(self.held.allocation.grants[0].gpu_uuid)
         return gpu.instances[0].compute_instances[0].uuid if gpu.instances else gpu.uuid
 
-    @property
     def idle(self) -> int | None:
         """For how long others see it idle."""
         return self.host.view().idle.get(self.held.allocation.id)
@@ -75,9 +77,9 @@ class Watched:
 
 
 @contextmanager
-def watched(folder: Path, request: Request = SLICE, command: str = HELD) -> Iterator[Watched]:
+def watched(folder: Path, request: Request = SLICE, command: str = HELD, gpus: int = 1) -> Iterator[Watched]:
     clock = [10_000.0]
-    node = node_of(folder, "A100-40GB")
+    node = node_of(folder, *["A100-40GB"] * gpus)
     with node.host(boot_clock=lambda: clock[0]) as host:
         held = Queue(host).acquire(request, command=command, pid=os.getpid(), patience=WaitLimit(wait=False))
         yield Watched(node, host, held, clock)
@@ -87,18 +89,18 @@ def watched(folder: Path, request: Request = SLICE, command: str = HELD) -> Iter
 def test_a_share_without_programs_is_idle_after_the_period_and_its_holder_told_once(tmp_path: Path) -> None:
     with watched(tmp_path) as share:
         share.look_for(AFTER)
-        assert (share.idle, share.said) == (None, [])
+        assert (share.idle(), share.said) == (None, [])
         share.look()
-        assert share.idle == AFTER
+        assert share.idle() == AFTER
         share.look_for(600)
-        assert share.idle == AFTER + 600
+        assert share.idle() == AFTER + 600
         (told,) = share.said
         assert told.startswith("this share has been idle for 30m: ")
         assert told.endswith(f"tranche release {share.held.allocation.id}")
         share.clock[0] += 3 * LOOK_SECONDS
-        assert share.idle is None, "nobody has looked since"
+        assert share.idle() is None, "nobody has looked since"
         share.look()
-        assert share.idle is None, "the period began again"
+        assert share.idle() is None, "the period began again"
         assert share.ended == []
 
 
@@ -107,14 +109,14 @@ def test_a_share_without_programs_is_idle_after_the_period_and_its_holder_told_o
 def test_a_program_on_the_device_ends_the_period(tmp_path: Path, request_: Request) -> None:
     with watched(tmp_path, request_) as share:
         share.look_for(AFTER + 120)
-        assert share.idle is not None
+        assert share.idle() is not None
         with share.node.machine.attached(share.device):
             share.look()
-            assert share.idle is None
+            assert share.idle() is None
         share.look_for(AFTER)
-        assert share.idle is None
+        assert share.idle() is None
         share.look_for(120)
-        assert share.idle is not None
+        assert share.idle() is not None
         assert len(share.said) == 2, "once for each period"
 
 
@@ -124,18 +126,25 @@ def test_a_program_that_computes_nothing_does_not_use_a_whole_gpu_and_is_looked_
         with share.node.machine.attached(share.device, utilization=4):
             pauses = {share.look(10.0) for _ in range(AFTER // 10 + 2)}
         assert pauses == {10.0}
-        assert share.idle is not None
+        assert share.idle() is not None
         assert share.look() == LOOK_SECONDS
         with share.node.machine.attached(share.device, utilization=5):
             assert share.look() == LOOK_SECONDS
-        assert share.idle is None
+        assert share.idle() is None
+
+
+@isolated
+def test_work_on_one_of_several_gpus_uses_the_share(tmp_path: Path) -> None:
+    with watched(tmp_path, Request(WholeGpus(2)), gpus=2) as share, share.node.machine.attached(share.device):
+        share.look_for(2 * AFTER)
+        assert share.idle() is None
 
 
 @isolated
 def test_a_program_in_a_slice_uses_it_whatever_it_computes(tmp_path: Path) -> None:
     with watched(tmp_path) as share, share.node.machine.attached(share.device, utilization=0):
         share.look_for(2 * AFTER)
-        assert share.idle is None
+        assert share.idle() is None
 
 
 def lose(share: Watched, patch: pytest.MonkeyPatch) -> None:
@@ -144,7 +153,7 @@ def lose(share: Watched, patch: pytest.MonkeyPatch) -> None:
 
 def unlist(share: Watched, patch: pytest.MonkeyPatch) -> None:
     def fail(handle: object) -> None:
-        raise nvml_instances.pynvml.NVMLError(nvml_instances.pynvml.NVML_ERROR_UNKNOWN)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
     patch.setattr(nvml_instances, "_PROCESS_LISTS", (fail, *nvml_instances._PROCESS_LISTS[1:]))
 
@@ -172,9 +181,9 @@ def test_one_look_that_cannot_tell_begins_the_period_again(
             share.look()
         share.node.machine.clear_injections()
         share.look_for(AFTER)
-        assert share.idle is None
+        assert share.idle() is None
         share.look()
-        assert share.idle == AFTER
+        assert share.idle() == AFTER
 
 
 @isolated
@@ -190,7 +199,26 @@ def test_a_process_of_another_share_is_told_from_one_that_names_none(tmp_path: P
                     assert share.watch._of_another(grant, program.pid) is (what == "another")
                 finally:
                     program.kill()
-        assert isinstance(grant, WholeGpu)
+        with subprocess.Popen(["sleep", "600"]) as server, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(share.host.daemons.records, "find", lambda gpu, slot: SimpleNamespace(pid=os.getpid()))
+            try:
+                assert share.watch._of_another(grant, server.pid), "it serves all shares of the device"
+            finally:
+                server.kill()
+
+
+def test_a_driver_that_hangs_does_not_hold_up_the_end_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "_LONGEST_SECONDS", 0.01)
+    hangs, answered = threading.Event(), threading.Event()
+
+    def look() -> float:
+        hangs.set()
+        answered.wait()
+        return LOOK_SECONDS
+
+    with watches.watching_idle(lambda: look):
+        assert hangs.wait(60)
+    answered.set()
 
 
 @isolated
@@ -198,9 +226,9 @@ def test_a_warning_comes_five_minutes_before_an_idle_hold_ends(tmp_path: Path) -
     with watched(tmp_path) as share:
         share.want(IdlePolicy(2700, ends=True))
         share.look_for(2400)
-        assert (share.idle, share.said) == (None, [])
+        assert (share.idle(), share.said) == (None, [])
         share.look()
-        assert share.idle == 2400
+        assert share.idle() == 2400
         assert share.said == [
             "this hold has been idle for 40m: Tranche ends it in 5m, unless a program works on its GPU before"
         ]
@@ -233,7 +261,7 @@ def test_a_command_is_never_ended_because_it_is_idle(tmp_path: Path) -> None:
     with watched(tmp_path, command="python load_data.py") as share:
         share.want(IdlePolicy(600, ends=True))
         share.look_for(7200)
-        assert share.idle is not None
+        assert share.idle() is not None
         assert share.ended == []
         assert "ends" not in "".join(share.said)
         assert share.said[0].endswith("--terminate")

@@ -54,7 +54,8 @@ def who_goes_first(order: FairOrder, uid: int, ahead: Iterable[int], user_name: 
 
 def idle_holders(answer: Explanation, view: NodeView) -> tuple[Allocation, ...]:
     """The idle shares that are in the way of a waiting request."""
-    ids = {id for each in answer.answers.obstacles for id in each.allocation_ids}
+    waits = answer.granted is None and answer.impossible is None
+    ids = {id for each in answer.answers.obstacles for id in each.allocation_ids} if waits else set[str]()
     return tuple(each for each in view.allocations if each.id in ids and each.id in view.idle)
 
 

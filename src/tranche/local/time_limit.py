@@ -60,7 +60,7 @@ class TimeLimit:
     ) -> None:
         self.why = ""
         """Why the command was told to end, in words; "" before."""
-        self._deciding = threading.Lock()
+        self._ending = threading.RLock()
         self._host, self._allocation, self._workload = host, allocation, workload
         self._warn, self._warnings, self._grace, self._clock = warn, warnings, grace, clock
         self._seconds = allocation.request.time_limit or 0
@@ -95,7 +95,8 @@ class TimeLimit:
 
     def end_orphans(self) -> None:
         """When the time is over and the command has ended, end what the command left."""
-        until = self._clock() + self._grace
+        with self._ending:  # an idle hold may be ending still
+            until = self._clock() + self._grace
         while self.over and self._clock() < until and (orphans := self._workload.orphans()):
             if not self._end_processes([each.pid for each in orphans]):
                 return
@@ -128,12 +129,13 @@ class TimeLimit:
 
     def end_idle(self, why: str) -> None:
         """End a hold that is idle, with its programs, as at its time limit; `why` in words."""
-        if self._begin_to_end(why, "this hold is idle") and (pids := self._command_and_its_processes()):
-            self._cleared = self._end_processes(pids)
+        with self._ending:
+            if self._begin_to_end(why, "this hold is idle") and (pids := self._command_and_its_processes()):
+                self._cleared = self._end_processes(pids)
 
     def _begin_to_end(self, why: str, said: str) -> bool:
         """Say what happens now; False if the command was told to end before."""
-        with self._deciding:
+        with self._ending:
             if self.over:
                 return False
             self.why = why

@@ -167,7 +167,7 @@ def _watch(
 
 
 def _looking(
-    name: str, look: Callable[[float], float | None], first: float = _LOOK_SECONDS
+    name: str, look: Callable[[float], float | None], first: float = _LOOK_SECONDS, patience: float | None = None
 ) -> AbstractContextManager[None]:
     """Call `look` in a thread beside the block, again and again: it takes the last pause and returns the next, None to end."""
 
@@ -179,7 +179,7 @@ def _looking(
             with suppress(Exception):  # a failed look must not end the command, and is repeated
                 pause = look(pause)
 
-    return beside(name, watch)
+    return beside(name, watch, patience)
 
 
 @contextmanager
@@ -212,12 +212,13 @@ def watching_use(
 
 
 _LONGEST_SECONDS = 60.0
+_BRIEF_SECONDS = 1.0
 
 
 def watching_idle(begin: Callable[[], Callable[[], float]]) -> AbstractContextManager[None]:
     """Call what `begin` returns, from another thread, a minute after the block began, and again after the seconds it returns.
 
-    `begin` is called as late, because most commands have ended by then.
+    `begin` is called as late, because most commands have ended by then. A driver that hangs does not hold up the block's end.
     """
     looks: list[Callable[[], float]] = []
 
@@ -225,7 +226,7 @@ def watching_idle(begin: Callable[[], Callable[[], float]]) -> AbstractContextMa
         looks[:] = looks or [begin()]
         return looks[0]()
 
-    return _looking("idle", look, _LONGEST_SECONDS)
+    return _looking("idle", look, _LONGEST_SECONDS, _BRIEF_SECONDS)
 
 
 @contextmanager
