@@ -209,15 +209,17 @@ def test_a_process_of_another_share_is_told_from_one_that_names_none(tmp_path: P
 
 def test_a_driver_that_hangs_does_not_hold_up_the_end_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "_LONGEST_SECONDS", 0.01)
-    hangs, answered = threading.Event(), threading.Event()
+    hangs, answered, returned = threading.Event(), threading.Event(), threading.Event()
 
     def look() -> float:
         hangs.set()
-        answered.wait()
+        answered.wait(30)
+        returned.set()
         return LOOK_SECONDS
 
     with watches.watching_idle(lambda: look):
         assert hangs.wait(60)
+    assert not returned.is_set()
     answered.set()
 
 
@@ -244,6 +246,9 @@ def test_use_after_the_warning_keeps_the_hold_and_a_new_policy_warns_first(tmp_p
     with watched(tmp_path) as share:
         share.want(IdlePolicy(2700, ends=True))
         share.look_for(2460)
+        share.want(IdlePolicy(2700))
+        share.look_for(600)
+        assert share.ended == [], "the administrator thought better of it"
         with share.node.machine.attached(share.device):
             share.look_for(300)
         share.want(IdlePolicy())
