@@ -78,7 +78,7 @@ class IdleWatch:
         elif not self._told:
             how = "" if self._allocation.command == HELD else " --terminate"
             self._tell(
-                f"this share has been idle for {idle}: if you need it no longer, give it back with: tranche release "
+                f"this share has been idle for {idle}: if you no longer need it, give it back with: tranche release "
                 f"{self._allocation.id}{how}"
             )
             self._told = True
